@@ -17,8 +17,8 @@ from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, Side, in_turn
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.app.backfill_run import BackfillRequest, Engine, backfill, build_terms
-from kiln.pipelines.archive.transform import build_frame_row
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress
+from kiln.pipelines.decode.frame_row import build_frame_row
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles

@@ -21,7 +21,7 @@ from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.stack.kafka_broker import Say, start_broker
 from kiln.pipelines.app.supervisor import build_damage_location, read_progress_report, read_topics
-from kiln.pipelines.decode.decoder import compute_column_identities, is_lasting
+from kiln.pipelines.decode.identities import compute_column_identities
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.delta.reading_faults import build_missing_files_error
 from kiln.pipelines.delta.rows import read_rows
@@ -37,7 +37,7 @@ from kiln.pipelines.recovery import (
 )
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
-from kiln.pipelines.sink.transform import read_stored_identities
+from kiln.pipelines.sink.rows import read_stored_identities
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
@@ -52,8 +52,7 @@ def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, .
         texts = (batch.column(name).to_pylist() for name in columns[:3])
         for network, message_id, verdict, observed_at in zip(*texts, times, strict=True):
             is_signed = verdict == _SIGNED
-            identities = compute_column_identities(network, message_id, is_signed, observed_at, "", horizon)
-            yield identities[:1] if is_lasting(message_id, is_signed) else identities
+            yield compute_column_identities(network, message_id, is_signed, observed_at, "", horizon)
 
 
 _SIGNED: Final = VERDICT_NAMES[Verdict.VALID]

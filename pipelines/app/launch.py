@@ -28,7 +28,7 @@ from kiln.pipelines.runtime.session import create_session
 from kiln.pipelines.sink import query as sink
 from kiln.pipelines.updates import query as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
-from kiln.pipelines.updates.transform import SeparatorConfig
+from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 from kiln.schemas.wire.message_id import parse_message_id_rule
 from kiln.schemas.wire.topic_table import BundleSet

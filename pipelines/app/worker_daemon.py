@@ -15,7 +15,6 @@ import pyarrow
 import pyspark.worker
 from pyspark.daemon import manager
 
-import kiln.pipelines.archive.core_task
 import kiln.pipelines.archive.transform
 import kiln.pipelines.batch.processor
 import kiln.pipelines.batch.transform

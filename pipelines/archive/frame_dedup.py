@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from kiln.pipelines.archive.transform import DecodeResult
+from kiln.pipelines.archive.record_decoder import DecodeResult
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile, rewrite_file
 from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key, contains, overlap

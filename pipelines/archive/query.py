@@ -20,27 +20,16 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.archive.core_task import build_archive_task
 from kiln.pipelines.archive.frame_dedup import FrameDedup
-from kiln.pipelines.archive.transform import (
-    ARCHIVE_OUTPUT,
-    DECODE_RESULT,
-    DECODED_DDL,
-    FAULT,
-    OUTPUT_DDL,
-    PARTS,
-    ArchiveOutput,
-    DecodeResult,
-    build_decode_task,
-    deduplicate_messages,
-    write_messages,
-)
+from kiln.pipelines.archive.record_decoder import DECODE_RESULT, FAULT, PARTS, DecodeResult
+from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, ArchiveOutput, build_stages
 from kiln.pipelines.decode.breaker import DecodeBreaker, check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.deduplication import DedupSteps
 from kiln.pipelines.runtime.kafka import write_topic
-from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, write_in_order
+from kiln.pipelines.runtime.query_context import QueryContext, write_in_order
 from kiln.pipelines.runtime.table_writer import TableOutput
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
@@ -54,15 +43,11 @@ def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker)
     check_samples()
     session = context.new_session("archive")
     context.lake.create(QUERIES["archive"].tables)
-    dedup = context.find_dedup_store("archive")
-    if dedup is not None:  # one machine: the tasks of the source drop copies, and write files
-        task, schema = build_archive_task(decoding, context.lake, dedup), OUTPUT_DDL
-    else:  # a cluster: Spark's state drops copies, and a second stage writes files
-        task, schema = build_decode_task(decoding, context.lake), DECODED_DDL
-    rows = session.readStream.format(context.register_source("archive", session, task)).schema(schema).load()
-    if dedup is None:
-        rows = deduplicate_messages(rows, context.dedup_retention)
-    write = _ArchiveWriter(context, decoding, breaker, is_deduplicated=dedup is None).write
+    steps = context.find_deduplication("archive").accept_once(build_stages(decoding, context.lake))
+    source = context.register_source("archive", session, steps.source_task)
+    decoded = session.readStream.format(source).schema(steps.source_schema).load()
+    rows = steps.deduplicate(decoded)
+    write = _ArchiveWriter(context, steps, breaker).write
     return (
         rows.writeStream.queryName("archive")
         .foreachBatch(write_in_order(write, context.find_durable_checkpoint("archive")))
@@ -75,16 +60,12 @@ def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker)
 class _ArchiveWriter:
     """Writer of the micro-batches."""
 
-    def __init__(
-        self, context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker, *, is_deduplicated: bool
-    ) -> None:
-        """Create the writer. `is_deduplicated`: the rows are those of `deduplicate_messages`, not of OUTPUT_DDL."""
+    def __init__(self, context: QueryContext, steps: DedupSteps, breaker: DecodeBreaker) -> None:
         self._context = context
-        self._decoding = decoding
+        self._steps = steps
         self._breaker = breaker
         self._clock = context.create_clock("archive")
         self._checkpoint = Checkpoint(context.checkpoints / "archive")
-        self._is_deduplicated = is_deduplicated
         self._frame_dedup = FrameDedup(context.lake)
         self._tables = context.create_table_writer("archive")
 
@@ -92,10 +73,7 @@ class _ArchiveWriter:
         """Write one micro-batch. Its ids identify a repeat after a crash, table by table (decision 7)."""
         context = self._context
         self._clock.set_time(rows.sparkSession.sparkContext)
-        out = rows
-        if self._is_deduplicated:
-            small = coalesce_small(rows, self._checkpoint.count_records(batch_id))
-            out = write_messages(small, self._decoding, context.lake)
+        out = self._steps.finish(rows, self._checkpoint.count_records(batch_id))
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and a stage must write its files only once
         try:
             summaries = out.where(F.col("kind") != FAULT).collect()

@@ -19,7 +19,7 @@ from kiln.pipelines.batch.offset_range import UpdateFilter, WindowKey
 from kiln.pipelines.batch.windows import ClosedWindow
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.sink.transform import build_batch_rows
+from kiln.pipelines.sink.rows import build_batch_rows
 from kiln.schemas.kafka.records import Origin
 from kiln.schemas.wire.cid import cid_bytes
 

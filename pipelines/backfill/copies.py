@@ -14,14 +14,14 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.archive.core_task import compare_samples
-from kiln.pipelines.archive.transform import (
-    FRAMES,
+from kiln.pipelines.archive.core_samples import compare_samples
+from kiln.pipelines.archive.record_decoder import PartFiles
+from kiln.pipelines.archive.rows import (
     DecodedRecord,
-    PartFiles,
     build_fault_records,
     build_message_row,
     decode_parts,
+    reject_message,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.merged_rows import MERGED_ROWS, MERGED_SCHEMA, MergedRow, MergedRowBuffer, StageOutput
@@ -31,23 +31,24 @@ from kiln.pipelines.decode.decoder import (
     FrameDecoder,
     MessageRef,
     RejectedMessage,
-    is_lasting,
     reject_failed,
     reject_unreadable,
 )
 from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native.core import Core, CoreRows, can_decode
 from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine, turn_off
 from kiln.pipelines.runtime.row_packing import pack
+from kiln.pipelines.sink.rows import QuarantineRow
+from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import find_frame_fault
 from kiln.schemas.kafka.records import QuarantineRecord
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _Batches = Iterator[pa.RecordBatch]
-_Row = tuple[object, ...]
 
 COPY = 5
 """Rank of a copy, after those of known messages: `data` is a packed row of `messages`."""
@@ -74,7 +75,7 @@ def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) ->
     Tasks write rows of `copies` and `quarantine` to files.
     """
     times = {"observed_at", "kafka_timestamp"}
-    names = [column.name for column in FRAMES]
+    names = [column.name for column in TABLES["frames"].columns]
     columns = [F.unix_micros(name).alias(name) if name in times else F.col(name) for name in names]
     return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
 
@@ -99,7 +100,7 @@ class CopyDecoder:
         self._core: Core | None = None
 
     def decode(self, batch: pa.RecordBatch) -> _Batches:
-        """Decode rows of `frames`, in the order of FRAMES with times in µs. Yields MERGED_ROWS."""
+        """Decode rows of `frames`, in the order of the table with times in µs. Yields MERGED_ROWS."""
         self._frames += batch.num_rows
         if not can_decode(self._config, batch.num_rows):
             yield from self._decode_in_python(_list_frames(batch))
@@ -147,7 +148,7 @@ class CopyDecoder:
 
     def _has_difference(self, rows: CoreRows, records: pa.RecordBatch) -> bool:
         """Compare samples with Python's rows. At a difference, the core is turned off."""
-        for record, ours, theirs in compare_samples(rows, records, self._decoder, self._config):
+        for record, ours, theirs in compare_samples(rows, records, self._decoder):
             if ours != theirs:
                 turn_off("the native core and Python decoded a frame into other rows", record.partition, record.offset)
                 return True
@@ -228,8 +229,7 @@ def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
     try:
         row = pack(build_message_row(item))
     except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
-        data = item.envelope.SerializeToString()
-        return reject_failed("archive", error, item.ref, data, item.observed_at)
+        return reject_message(item, error)
     note = UPDATE if item.content.type == "UPDATE" else 0
     note |= REPLAY if item.origin == "REPLAY" else 0
     note |= LASTING if item.verdict is Verdict.VALID and is_lasting(item.message_id, True) else 0
@@ -237,6 +237,6 @@ def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
     return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
 
-def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> _Row:
+def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> QuarantineRow:
     """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
-    return (*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
+    return QuarantineRow(*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kiln.pipelines.archive.transform import FRAMES, build_fault_records, build_frame_row
+from kiln.pipelines.archive.rows import build_fault_records
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.copies import RunTarget, build_quarantine_row
 from kiln.pipelines.backfill.merged_rows import (
@@ -28,10 +28,11 @@ from kiln.pipelines.backfill.merged_rows import (
 )
 from kiln.pipelines.backfill.sources import FilePart, open_parts
 from kiln.pipelines.decode.decoder import MessageRef, RejectedMessage, reject_failed, reject_unreadable
+from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.frame_ranges import Ranges, contains, insert
-from kiln.pipelines.runtime.row_packing import pack, unpack
+from kiln.pipelines.runtime.row_packing import pack
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.kafka.frames import DIRECTIONS, HISTORY, find_frame_fault, read_frame
@@ -46,7 +47,7 @@ sequence."""
 NEW_FRAME = 2
 """Rank of a frame that was read now: `data` is a packed row of `frames`."""
 
-_OBSERVED_AT = next(index for index, column in enumerate(FRAMES) if column.name == "observed_at")
+_FRAME_DECODER = msgspec.msgpack.Decoder(FrameRow)
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def _reject_item(item: UnreadableItem, name: str, at: int) -> RejectedMessage:
 def _add_fault(faults: TableFiles, fault: RejectedMessage, *, of_frame: bool = True) -> None:
     for record in build_fault_records(fault):
         row = build_quarantine_row(fault, record)
-        faults.add(row if of_frame else (None, None, *row[2:]), len(record.data))
+        faults.add(row if of_frame else row._replace(kafka_partition=None, kafka_offset=None), len(record.data))
 
 
 def _merge_frame(partition: int, offset: int, stamp: int, frame: Frame) -> MergedRow | RejectedMessage:
@@ -190,8 +191,8 @@ def _write_partition(target: RunTarget) -> Callable[[_Batches], _Batches]:
                     insert(ranges, row.at, row.at)
                 elif not contains(ranges, row.at):
                     insert(ranges, row.at, row.at)
-                    frame = unpack(row.data)
-                    (inside if frame[_OBSERVED_AT] in target.span else outside).add(frame, len(row.data))
+                    frame = _FRAME_DECODER.decode(row.data)
+                    (inside if frame.observed_at in target.span else outside).add(frame, len(row.data))
         yield encode_outputs(*outputs, StageOutput(inside.close(), outside.close()))
 
     return rows

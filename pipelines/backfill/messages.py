@@ -12,11 +12,10 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.archive.transform import (
-    MESSAGES,
+from kiln.pipelines.archive.rows import (
+    MessageRow,
     build_fault_records,
     decode_data,
-    restore_tip_pairs,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.copies import LASTING, REPLAY, UPDATE, RunTarget, build_quarantine_row
@@ -34,11 +33,9 @@ from kiln.pipelines.decode.decoder import (
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.runtime.row_packing import unpack
 from kiln.schemas.kafka.records import Origin
 
 _Batches = Iterator[pa.RecordBatch]
-_Row = tuple[object, ...]
 
 RUN_MESSAGE = 1
 """Rank of a message that the run has from an earlier chunk. By rank, the known rows of a message come before its
@@ -54,8 +51,6 @@ CANDIDATE = "candidate"
 """The kind of a row that holds an `UpdateMessage`."""
 STAGE_OUTPUT = "output"
 """The kind of a row that holds a `StageOutput`."""
-
-_OBSERVED_AT = next(index for index, column in enumerate(MESSAGES) if column.name == "observed_at")
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -152,14 +147,16 @@ def _select_partition(
                     continue
                 message.add(row)
             for packed_row in message.select_rows():
-                message_row, fault = restore_tip_pairs(unpack(packed_row)), None
-                is_inside = message_row[_OBSERVED_AT] in target.span
+                message_row = _MESSAGE_DECODER.decode(packed_row)
+                is_inside = message_row.observed_at in target.span
                 if decoder is not None:
-                    message_row, fault = decode_data(message_row, decoder)
+                    decoded = decode_data(message_row, decoder)
+                    if isinstance(decoded, MessageRow):
+                        message_row = decoded
+                    elif is_inside:
+                        for record in build_fault_records(decoded):
+                            faults.add(build_quarantine_row(decoded, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(packed_row))
-                if fault is not None and is_inside:
-                    for record in build_fault_records(fault):
-                        faults.add(build_quarantine_row(fault, record), len(record.data))
             for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
@@ -175,6 +172,7 @@ _CANDIDATE_SCHEMA = pa.schema(
     [("kind", pa.string()), ("network", pa.string()), ("stream", pa.string()), ("data", pa.binary())]
 )
 _CopyMatcher = Callable[[int, int], bool]
+_MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
 
 
 class _MessageGroup:
@@ -229,7 +227,7 @@ class _MessageGroup:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = _UPDATE_DECODER.decode(copy.data)
+            update = _MESSAGE_DECODER.decode(copy.data)
             yield UpdateMessage(
                 network=copy.network,
                 origin=update.origin,
@@ -237,8 +235,8 @@ class _MessageGroup:
                 author=update.from_peer,
                 topic=update.topic,
                 model=update.model,
-                stream=update.stream,
-                tip=update.tip,
+                stream=update.stream or "",
+                tip=update.tip or "",
                 observed_at=copy.at,
                 position=MessageRef(copy.partition, copy.offset, copy.position),
                 data=update.data,
@@ -246,33 +244,6 @@ class _MessageGroup:
                 is_first=bool(self._kept),
                 live=live,
             )
-
-
-class _UpdateMessageRow(msgspec.Struct, array_like=True):
-    """The leading columns of a packed row of `messages` that holds an UPDATE."""
-
-    message_id: str
-    network: str
-    origin: Origin
-    topic: str
-    topic_source: str
-    type: str
-    from_peer: str | None
-    seqno: bytes | None
-    stream: str
-    tip: str
-    model: str | None
-    sep: None
-    batch_cid: None
-    query_id: None
-    tips: None
-    ts: None
-    ver: None
-    ipfs_ver: None
-    data: bytes
-
-
-_UPDATE_DECODER = msgspec.msgpack.Decoder(_UpdateMessageRow)
 
 
 def _mark_columns(

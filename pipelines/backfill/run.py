@@ -44,7 +44,7 @@ from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import TimeBounds, count_rows_at_most, create_empty, read_rows
 from kiln.pipelines.runtime.kafka import Broker, read_range
-from kiln.pipelines.updates.transform import SeparatorConfig
+from kiln.pipelines.updates.separators import SeparatorConfig
 
 LIVE_TABLES: Final = ("frames", "messages", "updates", "batches", "streams")
 """Live tables that a run reads."""

@@ -21,9 +21,9 @@ from kiln.pipelines.backfill.merged_rows import (
     read_groups,
 )
 from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, UpdateMessage, decode_candidate
-from kiln.pipelines.decode.decoder import is_lasting
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.delta.files import TableFiles
-from kiln.pipelines.updates.transform import (
+from kiln.pipelines.updates.separators import (
     KnownSeparators,
     SeparatorConfig,
     build_claims,

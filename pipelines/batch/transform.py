@@ -45,8 +45,14 @@ def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
             partitions = batch.column("partition").unique().to_pylist()
             rows = []
             for partition in partitions:
-                columns = _list_columns(batch, None if len(partitions) == 1 else partition)
-                rows.append((partition, *pack_offset_range(read_offset_range(*columns, update_filter))))
+                records = batch
+                if len(partitions) > 1:
+                    records = batch.filter(pc.equal(batch.column("partition"), partition))
+                offsets, stamps, values = (
+                    records.column(name).to_numpy(zero_copy_only=False).tolist()
+                    for name in ("offset", "stamp", "value")
+                )
+                rows.append((partition, *pack_offset_range(read_offset_range(offsets, stamps, values, update_filter))))
             if not rows:
                 continue
             fields = zip(zip(*rows, strict=True), _OFFSET_RANGES_SCHEMA, strict=True)
@@ -54,12 +60,3 @@ def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
             yield pa.RecordBatch.from_arrays(arrays, schema=_OFFSET_RANGES_SCHEMA)
 
     return read
-
-
-def _list_columns(batch: pa.RecordBatch, partition: int | None) -> tuple[list[int], list[int], list[bytes | None]]:
-    """List offsets, stamps and values of the rows of one partition, or of all."""
-    rows = batch if partition is None else batch.filter(pc.equal(batch.column("partition"), partition))
-    offsets, stamps, values = (
-        rows.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("offset", "stamp", "value")
-    )
-    return offsets, stamps, values

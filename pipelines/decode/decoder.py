@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from itertools import islice
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, PROCESSING_FAILED, describe
 from kiln.schemas.dht.announcement import read_datagram
@@ -41,7 +40,7 @@ from kiln.schemas.wire.identity import (
     estimate_id_cost,
     peer_text,
 )
-from kiln.schemas.wire.message_id import CONTENT_PREFIXES, MessageIdRule
+from kiln.schemas.wire.message_id import MessageIdRule
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 from kiln.schemas.wire.signing_policy import Policy, match_policy
 from kiln.schemas.wire.topic_table import BundleSet, TopicSource, TopicTable, negotiate_table, resolve_topic
@@ -195,7 +194,7 @@ class FrameDecoder:
 
     def __init__(self, config: DecodeConfig) -> None:
         self.config = config
-        self._cache: dict[_Key, _Verification] = {}
+        self._cache: dict[_Key, _Verified] = {}
         self._cached_bytes = 0
 
     def decode(
@@ -267,36 +266,20 @@ class FrameDecoder:
                 continue
             ref = MessageRef(partition, offset, index)
             try:
-                judged = self._verify_cached(message, bridge_verdict, network, origin, agreed.table)
+                item, item_cost = self._verify_cached(message, bridge_verdict, network, origin, agreed.table)
             except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
                 data, key = message.SerializeToString(), build_frame_key(frame)
                 items.append(reject_failed("decode", error, ref, data, observed_at, key))
                 continue
-            cost += judged.cost
-            copy = judged.copy
-            if judged.stage:
-                stage, reason, detail, author = judged[:4]
-                data = message.SerializeToString() if reason in _WHOLE_MESSAGE_REASONS else message.data
+            cost += item_cost
+            if isinstance(item, RejectedMessage):
+                data = message.SerializeToString() if item.reason in _WHOLE_MESSAGE_REASONS else message.data
                 key = build_frame_key(frame)
-                items.append(RejectedMessage(ref, stage, reason, detail, data, observed_at, key, author, copy))
+                items.append(item._replace(ref=ref, data=data, observed_at=observed_at, frame=key))
                 continue
+            is_own = getattr(message, "from") == local_peer != b""
             items.append(
-                DecodedMessage(
-                    ref,
-                    copy.message_id,
-                    copy.network,
-                    origin,
-                    judged.topic,
-                    judged.topic_source,
-                    judged.separator,
-                    judged.verdict,
-                    remote,
-                    observed_at,
-                    message,
-                    judged.content,
-                    copy,
-                    getattr(message, "from") == local_peer != b"",
-                )
+                item._replace(ref=ref, remote_peer=remote, observed_at=observed_at, envelope=message, own=is_own)
             )
         if unread:
             detail = f"{unread} of {count} messages are not read: the others used up the CPU budget of one RPC"
@@ -317,118 +300,108 @@ class FrameDecoder:
             return []
         table = negotiate_table(frame.hello_in, frame.hello_out, self.config.bundles).table
         network, origin, publisher = frame.network, _ORIGINS[frame.origin], peer_text(frame.local_peer)
+        observed_at = frame.observed_at // 1000
         published: list[DecodedMessage] = []
         for index, (message, verdict) in enumerate(zip(messages, verdicts, strict=False)):
             if verdict not in (Verdict.VALID, Verdict.UNSIGNED):
                 continue
-            judged = self._verify_cached(message, verdict, network, origin, table)
-            if judged.stage or judged.content.type != "BATCH_UPDATE":
+            item, _ = self._verify_cached(message, verdict, network, origin, table)
+            if isinstance(item, RejectedMessage) or item.content.type != "BATCH_UPDATE":
                 continue
-            published.append(
-                DecodedMessage(
-                    MessageRef(partition, offset, index),
-                    judged.copy.message_id,
-                    judged.copy.network,
-                    origin,
-                    judged.topic,
-                    judged.topic_source,
-                    judged.separator,
-                    judged.verdict,
-                    publisher,
-                    frame.observed_at // 1000,
-                    message,
-                    judged.content,
-                    own=True,
-                )
-            )
+            ref = MessageRef(partition, offset, index)
+            sent = item._replace(ref=ref, remote_peer=publisher, observed_at=observed_at, envelope=message)
+            published.append(sent._replace(copy=None, own=True))
         return published
 
     def _verify_cached(
         self, message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable
-    ) -> _Verification:
+    ) -> _Verified:
         data = message.SerializeToString()
         if len(data) > self._MAX_MESSAGE_SIZE:
             return _verify(message, bridge_verdict, network, origin, table, self.config)
         key = (data, bridge_verdict, network, origin, table)
-        judged = self._cache.get(key)
-        if judged is None:
+        verified = self._cache.get(key)
+        if verified is None:
             self._cached_bytes += len(data)
             if len(self._cache) >= self._MAX_CACHED or self._cached_bytes > self._MAX_CACHED_BYTES:
                 self._cache.clear()
                 self._cached_bytes = len(data)
-            judged = self._cache[key] = _verify(message, bridge_verdict, network, origin, table, self.config)
-        return judged
+            verified = self._cache[key] = _verify(message, bridge_verdict, network, origin, table, self.config)
+        return verified
 
 
 _Key = tuple[bytes, int, str, Origin, TopicTable]
 
 
-class _Verification(NamedTuple):
-    """Result for a message, independent of its position. A fault has a stage."""
+class _Verified(NamedTuple):
+    """What all copies of a message have in common, and the CPU that a copy costs.
 
-    stage: str
-    reason: str
-    detail: str
-    author: str
-    copy: MessageCopy
-    topic: str = ""
-    topic_source: TopicSource = "name"
-    separator: Separator | None = None
-    verdict: Verdict = Verdict.NOT_CHECKED
-    content: PubsubMessage = PubsubMessage("UPDATE")
-    cost: int = 0  # nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST)
+    `item`: without position, peer, time and bytes. `cost`: nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST).
+    """
+
+    item: DecodedMessage | RejectedMessage
+    cost: int
+
+
+_NO_REF: Final = MessageRef(0, 0, None)
+_NO_ENVELOPE: Final = Message()  # one of a frame would keep the whole frame in memory
 
 
 def _verify(
     message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable, config: DecodeConfig
-) -> _Verification:
+) -> _Verified:
     """Verify and read a message. `network`: the frame's."""
     name = resolve_topic(message, table)
     # no bridge gives this verdict: a window whose batches are published must not hold unverifiable messages
     unverifiable = bridge_verdict == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
-    message_id_ = _compute_id(message, "" if isinstance(name, Rejected) else name, config.message_ids, unverifiable)
+    if unverifiable and not config.message_ids.by_content:
+        message_id = compute_unverified_id(message)
+    else:
+        message_id = config.message_ids.describe(message, "" if isinstance(name, Rejected) else name)
+        message_id = UNVERIFIED + message_id if unverifiable else message_id
     cost = estimate_id_cost(message)
     if isinstance(name, Rejected):
-        return _Verification(
-            "topic",
-            name.reason,
-            name.detail,
-            "",
-            MessageCopy(network, message_id_, VERDICT_NAMES[bridge_verdict]),
-            cost=cost,
-        )
+        unknown = MessageCopy(network, message_id, VERDICT_NAMES[bridge_verdict])
+        return _Verified(_reject_copy(unknown, "topic", name), cost)
     topic = parse_topic(name) if config.ceramic else None
-    if topic is not None:
-        network = topic.network
-    copy = MessageCopy(network, message_id_, VERDICT_NAMES[bridge_verdict])
-    if unverifiable:
-        verdict, reason = Verdict.UNVERIFIABLE, ""
-    else:
-        verdict, reason, signature_cost = check_signature(
-            message, name, bridge_verdict, config.policy(network, origin, name)
-        )
+    copy = MessageCopy(network if topic is None else topic.network, message_id, VERDICT_NAMES[bridge_verdict])
+    verdict, reason = Verdict.UNVERIFIABLE, ""
+    if not unverifiable:
+        policy = config.policy(copy.network, origin, name)
+        verdict, reason, signature_cost = check_signature(message, name, bridge_verdict, policy)
         cost += signature_cost
     if reason:
-        return _Verification("signature", reason, "", "", copy, cost=cost)
+        return _Verified(_reject_copy(copy, "signature", Rejected(reason, "")), cost)
     if unverifiable and not message.HasField("data"):
-        detail = "a copy of a message without its data, which the log lacks"
-        return _Verification(HISTORY, METADATA_ONLY, detail, "", copy, cost=cost)
+        missing = Rejected(METADATA_ONLY, "a copy of a message without its data, which the log lacks")
+        return _Verified(_reject_copy(copy, HISTORY, missing), cost)
     try:
         content = read_message(message.data, config.batch_typ) if config.ceramic else _DATA
     except PROCESSING_ERRORS as error:  # pure; caught here too, because the breaker counts failures by author
-        author = _get_signer(message, verdict) or ""
-        return _Verification("decode", PROCESSING_FAILED, describe(error), author, copy, cost=cost)
+        author, failed = get_signer(message, verdict) or "", Rejected(PROCESSING_FAILED, describe(error))
+        return _Verified(_reject_copy(copy, "decode", failed, author), cost)
     if isinstance(content, Rejected):
-        author = _get_signer(message, verdict) or ""
-        return _Verification("message", content.reason, content.detail, author, copy, cost=cost)
-    source: TopicSource = "name" if message.HasField("topic") else "index"
-    return _Verification("", "", "", "", copy, name, source, topic.separator if topic else None, verdict, content, cost)
+        return _Verified(_reject_copy(copy, "message", content, get_signer(message, verdict) or ""), cost)
+    decoded = DecodedMessage(
+        ref=_NO_REF,
+        message_id=message_id,
+        network=copy.network,
+        origin=origin,
+        topic=name,
+        topic_source="name" if message.HasField("topic") else "index",
+        separator=topic.separator if topic is not None else None,
+        verdict=verdict,
+        remote_peer="",
+        observed_at=0,
+        envelope=_NO_ENVELOPE,
+        content=content,
+        copy=copy,
+    )
+    return _Verified(decoded, cost)
 
 
-def _compute_id(message: Message, topic: str, rule: MessageIdRule, unverifiable: bool) -> str:
-    if not unverifiable:
-        return rule.describe(message, topic)
-    return UNVERIFIED + rule.describe(message, topic) if rule.by_content else compute_unverified_id(message)
+def _reject_copy(copy: MessageCopy, stage: str, why: Rejected, author: str = "") -> RejectedMessage:
+    return RejectedMessage(_NO_REF, stage, why.reason, why.detail, b"", 0, author=author, copy=copy)
 
 
 def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) -> DecodedMessage | RejectedMessage:
@@ -455,18 +428,18 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
     envelope = Message(data=item.value, seqno=sequence, topic=topic)
     setattr(envelope, "from", publisher)
     return DecodedMessage(
-        ref,
-        f"bep50/{item.target.hex()}/{sequence.hex()}",
-        frame.network,
-        _ORIGINS[frame.origin],
-        topic,
-        "name",
-        announcement.separator,
-        Verdict.VALID,
-        frame.remote_peer.hex(),
-        observed_at,
-        envelope,
-        content,
+        ref=ref,
+        message_id=f"bep50/{item.target.hex()}/{sequence.hex()}",
+        network=frame.network,
+        origin=_ORIGINS[frame.origin],
+        topic=topic,
+        topic_source="name",
+        separator=announcement.separator,
+        verdict=Verdict.VALID,
+        remote_peer=frame.remote_peer.hex(),
+        observed_at=observed_at,
+        envelope=envelope,
+        content=content,
         previous=tuple(map(cid_text, announcement.previous)),
     )
 
@@ -488,62 +461,9 @@ def check_signature(message: Message, topic: str, bridge_verdict: int, policy: P
     return judgement
 
 
-def get_signer(decoded: DecodedMessage) -> str | None:
+def get_signer(message: Message, verdict: Verdict) -> str | None:
     """Return the peer id of the signer, or None if the message is not signed, whatever `from` claims."""
-    return _get_signer(decoded.envelope, decoded.verdict)
-
-
-def _get_signer(message: Message, verdict: Verdict) -> str | None:
     return peer_text(getattr(message, "from")) if verdict is Verdict.VALID else None
-
-
-def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, bytes]:
-    """Compute the two digests that identify copies of a message; copies agree in at least one of them.
-
-    Copies of a signed message are identified as long as the digests are stored, and so are those of an unverifiable
-    message with author and seqno. An unsigned message, and any message on a network with ids by content, is identified
-    by its bytes. The same bytes may legitimately be sent again (an unsigned QUERY is always the same), so these digests
-    hold only within the horizon. Time is divided into spans of one horizon in two ways, which are half a span apart.
-    Copies less than half a span apart share a span in at least one division; a repeat after a whole horizon shares
-    none.
-
-    Args:
-        decoded: The message.
-        scope: Namespace of the digests.
-        horizon: Deduplication horizon of unsigned messages, µs.
-    """
-    signed = decoded.verdict is Verdict.VALID
-    return compute_column_identities(decoded.network, decoded.message_id, signed, decoded.observed_at, scope, horizon)
-
-
-def compute_column_identities(
-    network: str, message_id_: str, signed: bool, observed_at: int, scope: str, horizon: int
-) -> tuple[bytes, bytes]:
-    """Compute the digests of `compute_identities` from columns of the table `messages`. `observed_at`: µs."""
-    start = f"{scope}\n{network}\n{message_id_}"
-    if is_lasting(message_id_, signed):
-        digest = blake2b(start.encode(), digest_size=16).digest()
-        return digest, digest
-    early = observed_at // horizon
-    late = (observed_at + horizon // 2) // horizon
-    return (
-        blake2b(f"{start}\n{early}".encode(), digest_size=16).digest(),
-        blake2b(f"{start}\n{late}".encode(), digest_size=16).digest(),
-    )
-
-
-def is_lasting(message_id_: str, signed: bool) -> bool:
-    """Return true if copies of a message are identified while digests are stored, not only within a horizon."""
-    if signed:
-        return not message_id_.startswith(CONTENT_PREFIXES)
-    return message_id_.startswith(UNVERIFIED) and not message_id_.startswith(CONTENT_PREFIXES, len(UNVERIFIED))
-
-
-def compute_fault_identity(fault: RejectedMessage) -> bytes:
-    """Compute the digest of a fault. Faults have no copies, so each is stored, but only once for a frame that was
-    written twice (docs/design/contracts.md, Frame)."""
-    where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
-    return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()
 
 
 def build_frame_key(frame: Frame) -> bytes:

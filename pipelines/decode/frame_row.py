@@ -1,4 +1,4 @@
-"""Conversion of rows of the table `frames` to Frames."""
+"""Conversion of Frames to rows of the table `frames`, and back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from kiln.schemas.kafka.frames import BEP50, DIRECTIONS, ORIGINS
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import raw_peer
+from kiln.schemas.wire.identity import peer_text, raw_peer
 
 
 class FrameRow(NamedTuple):
@@ -35,8 +35,42 @@ class FrameRow(NamedTuple):
     dialled: bool | None = None
 
 
+def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> FrameRow:
+    """Build the row of a frame. `stamp`: the broker's, µs."""
+    protocol, payload = frame.protocol, frame.payload
+    has_record = not payload and frame.HasField("dialled")  # of its connection
+    return FrameRow(
+        network=frame.network,
+        connection=frame.connection,
+        direction=DIRECTIONS[frame.direction],
+        local_peer=_format_peer(frame.local_peer, protocol),
+        remote_peer=_format_peer(frame.remote_peer, protocol),
+        protocol=protocol,
+        observed_at=frame.observed_at // 1000,
+        sequence=frame.sequence,
+        payload=payload,
+        hello_in=frame.hello_in,
+        hello_out=frame.hello_out,
+        verdicts=frame.verdicts,
+        origin=ORIGINS[frame.origin],
+        remote_address=frame.remote_address,
+        declared_length=frame.declared_length,
+        kafka_partition=partition,
+        kafka_offset=offset,
+        kafka_timestamp=stamp,
+        agent=(frame.agent or None) if has_record else None,
+        end_reason=(frame.end_reason or None) if has_record else None,
+        dialled=frame.dialled if has_record else None,
+    )
+
+
+def _format_peer(raw: bytes, protocol: str) -> str:
+    """Format a peer id as text. The only text form of a node id of the BitTorrent DHT is hex."""
+    return raw.hex() if protocol == BEP50 else peer_text(raw)
+
+
 def parse_frame_row(row: FrameRow) -> Frame:
-    """Build the Frame of a row, to the µs: the reverse of `pipelines.archive.transform.build_frame_row`."""
+    """Build the Frame of a row, to the µs: the reverse of `build_frame_row`."""
     return Frame(
         network=row.network,
         connection=row.connection,

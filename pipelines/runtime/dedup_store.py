@@ -20,7 +20,6 @@ from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import Location
 from kiln.schemas.kafka.records import Epoch
 
 FILE_NAME: Final = "dedup.sqlite"
@@ -45,39 +44,6 @@ class DedupStoreConfig:
     path: str
     span: int
     durable: bool = False
-
-
-def find_dedup_store(checkpoint: Location, master: str, span: int, *, durable: bool) -> DedupStoreConfig | None:
-    """Return the file of a query with this checkpoint.
-
-    Args:
-        checkpoint: The query's checkpoint.
-        master: Spark's.
-        span: Retention, µs.
-        durable: The file must survive a power cut.
-
-    Returns:
-        None if the deduplication state is in Spark's state, because tasks may run on machines without the file.
-
-    Raises:
-        KilnError: The query has its deduplication state in the other of the two places.
-    """
-    if checkpoint.folder is None:
-        return None
-    path, state = checkpoint.folder / FILE_NAME, checkpoint.folder / "state"
-    if master.startswith("local"):
-        if state.exists():
-            raise KilnError(
-                f"the deduplication state of the query is in Spark's state ({state}), which a query with spark.master "
-                f"{master} does not use. Run the query on the cluster, or restart it from scratch (RUNBOOK, State)"
-            )
-        return DedupStoreConfig(str(path), span, durable)
-    if path.exists():
-        raise KilnError(
-            f"the deduplication state of the query is in the file {path}, which executors of {master} do not have. Run "
-            "the query with spark.master = local[*], or restart it from scratch (RUNBOOK, State)"
-        )
-    return None
 
 
 class DedupStoreError(KilnError):

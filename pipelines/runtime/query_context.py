@@ -16,7 +16,7 @@ from kiln.conf.process.location import Location
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, find_dedup_store
+from kiln.pipelines.runtime.deduplication import Deduplication, find_deduplication
 from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
@@ -71,14 +71,10 @@ class QueryContext:
             self.lake, DeltaRsCommits(self.lake, durable=self.durable), Checkpoint(self.checkpoints / query)
         )
 
-    def find_dedup_store(self, query: str) -> DedupStoreConfig | None:
-        """Return the deduplication file of a query, as `find_dedup_store` of `dedup_store` does.
-
-        Its retention is twice `dedup_retention`, as with Spark's operators: after a downtime, records may be read that
-        much later.
-        """
+    def find_deduplication(self, query: str) -> Deduplication:
+        """Return the deduplication of a query, as `find_deduplication` of `deduplication` does."""
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
-        return find_dedup_store(checkpoint, master, 2 * self.dedup_retention, durable=self.durable)
+        return find_deduplication(checkpoint, master, self.dedup_retention, durable=self.durable)
 
     def find_durable_checkpoint(self, query: str) -> DurableCheckpoint | None:
         """Return the query's checkpoint if it must be synced, which is never the case in an object store."""
@@ -124,20 +120,6 @@ class QueryContext:
 _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """Settings that disable code generation. With it, Spark would compile classes for each query, although a micro-batch
 has few rows and little work in the JVM."""
-
-
-def coalesce_small(rows: DataFrame, records: int | None) -> DataFrame:
-    """Coalesce the rows of a small micro-batch into one partition, because each task has a startup cost and writes a
-    file.
-
-    `records`: number of records that the micro-batch reads, if known.
-    """
-    return rows.coalesce(1) if is_small(records, 20_000) else rows
-
-
-def is_small(records: int | None, small: int) -> bool:
-    """Return true if a micro-batch is known to read fewer than `small` records."""
-    return records is not None and records < small
 
 
 _write_locks: Final = defaultdict[str, Lock](Lock)

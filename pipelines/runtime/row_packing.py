@@ -3,43 +3,37 @@ a digest and bytes instead of the columns of a table (decisions 10 and 18)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
 
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(list[object])
+_Row = TypeVar("_Row", covariant=True)
 
 
-class PackedRow(NamedTuple):
-    """A row before or after deduplication; from Spark's operator it comes without identities and position."""
+class UniqueRow(NamedTuple, Generic[_Row]):
+    """A row of which one copy is accepted; from Spark's operator it comes without identities and position."""
 
     kind: str
-    """name of a table, or one that the next stage defines"""
+    """name of a table, or one that the query defines"""
     identities: tuple[bytes, ...]
     """digests that identify the row, checked in turn"""
     position: str
     """position of the source of the row"""
-    row: Sequence[object]
+    row: _Row
     size: int
     """approximate size of the payload, bytes"""
 
 
 def pack(row: object) -> bytes:
-    """Pack a row into bytes."""
+    """Pack a row into bytes: a NamedTuple or an array-like struct becomes a list of its fields."""
     return _encoder.encode(row)
 
 
-def unpack(data: bytes) -> list[object]:
-    """Unpack a row. Tuples become lists, and maps become lists of pairs."""
-    return _decoder.decode(data)
-
-
-def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
+def pack_rows(items: Iterable[UniqueRow[object]], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
     """Pack rows for Spark's operators.
 
     Args:
@@ -57,13 +51,20 @@ def pack_rows(items: Iterable[PackedRow], identities: Sequence[str], seen_at: in
     yield from buffer.drain()
 
 
-def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[PackedRow]:
-    """Unpack the rows that Spark's operator has accepted, from the columns kind and data."""
+def unpack_rows(batches: Iterable[pa.RecordBatch], types: Mapping[str, type[object]]) -> Iterator[UniqueRow[object]]:
+    """Unpack the rows that Spark's operator has accepted, from the columns kind and data.
+
+    `types`: of a row, by kind.
+    """
+    decoders = {kind: msgspec.msgpack.Decoder(row_type) for kind, row_type in types.items()}
     for batch in batches:
         for kind, data in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-            yield PackedRow(kind, (), "", unpack(data), len(data))
+            yield UniqueRow(kind, (), "", decoders[kind].decode(data), len(data))
 
 
 def build_packed_ddl(identities: Sequence[str]) -> str:
     """Build Spark's schema of the columns of `pack_rows`, as for `mapInArrow`."""
     return ", ".join(["kind string", *(f"{name} binary" for name in identities), "data binary", "seen_at timestamp"])
+
+
+_encoder: Final = msgspec.msgpack.Encoder()

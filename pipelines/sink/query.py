@@ -20,25 +20,19 @@ from kiln.pipelines.batch.log_time import LogTimeFile, set_log_times
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.tables import read_files, read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.query_context import QueryContext, coalesce_small, write_in_order
+from kiln.pipelines.runtime.query_context import QueryContext, write_in_order
 from kiln.pipelines.runtime.table_writer import TableOutput
+from kiln.pipelines.sink.rows import LOG_TIME, RECEIVED_ROWS, LogTimeRow
 from kiln.pipelines.sink.transform import (
-    DECODED_DDL,
-    LOG_TIME,
-    OUTPUT_DDL,
     OUTPUT_TABLES,
-    RECEIVED_ROWS,
     SinkOutput,
-    build_decode_task,
-    build_sink_task,
-    deduplicate_rows,
+    build_stages,
     exclude_own_batches,
     join_verified_separators,
     quarantine_contradicted_tips,
     read_log_times,
     read_received_tips,
     select_received_tips,
-    write_tables,
 )
 
 _REFERENCE_TABLES = ("publications", "streams")
@@ -49,14 +43,10 @@ def start(context: QueryContext) -> StreamingQuery:
     """Start the query."""
     session = context.new_session("sink")
     context.lake.create(OUTPUT_TABLES)
-    dedup = context.find_dedup_store("sink")
-    if dedup is not None:  # one machine: the tasks of the source drop repeats, and write files
-        task, schema = build_sink_task(context.lake, dedup), OUTPUT_DDL
-    else:  # a cluster: Spark's state drops repeats, and a second stage writes files
-        task, schema = build_decode_task(), DECODED_DDL
-    rows = session.readStream.format(context.register_source("sink", session, task, tasks=_TASKS)).schema(schema).load()
-    if dedup is None:
-        rows = deduplicate_rows(rows, context.dedup_retention)
+    steps = context.find_deduplication("sink").accept_once(build_stages(context.lake))
+    source = context.register_source("sink", session, steps.source_task, tasks=_TASKS)
+    decoded = session.readStream.format(source).schema(steps.source_schema).load()
+    rows = steps.deduplicate(decoded)
     log_time_file = LogTimeFile(context.checkpoints / "sink" / "clock.json", lambda: read_log_times(context.lake))
     clock, checkpoint = context.create_clock("sink"), Checkpoint(context.checkpoints / "sink")
     tables = context.create_table_writer("sink")
@@ -64,9 +54,7 @@ def start(context: QueryContext) -> StreamingQuery:
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
         set_log_times(rows.sparkSession.sparkContext, log_time_file.read_start(batch_id))
-        out = rows
-        if dedup is None:
-            out = write_tables(coalesce_small(rows, checkpoint.count_records(batch_id)), context.lake)
+        out = steps.finish(rows, checkpoint.count_records(batch_id))
         out.persist(StorageLevel.DISK_ONLY)  # received tips are read again, and a stage must write its files only once
         try:
             summaries = out.where(F.col("kind") != RECEIVED_ROWS).collect()
@@ -74,7 +62,7 @@ def start(context: QueryContext) -> StreamingQuery:
             files: dict[str, list[DataFile]] = {}
             for row in summaries:
                 if row.kind == LOG_TIME:
-                    partition, at = msgspec.msgpack.decode(bytes(row.data), type=tuple[int, int])
+                    partition, at = msgspec.msgpack.decode(bytes(row.data), type=LogTimeRow)
                     stamps[partition] = max(at, stamps.get(partition, 0))
                 else:
                     for file in msgspec.msgpack.decode(bytes(row.data), type=SinkOutput).files:

@@ -5,7 +5,7 @@ Most copies of a message give the same rows as the first one, which the core det
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -18,8 +18,8 @@ from kiln.pipelines.decode.decoder import (
     MessageCopy,
     MessageRef,
     RejectedMessage,
-    is_lasting,
 )
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, leave_all, take_records
 from kiln.pipelines.native.library import find_engine, turn_off
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
@@ -156,52 +156,24 @@ def _compute_same(item: DecodedMessage, horizon: int) -> bytes:
 def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:
     """Build messages from the core's columns. `batch`: the RECORDS that they are in."""
     records = messages.column("row")
-    refs = [batch.column(name).take(records).to_pylist() for name in ("partition", "offset")]
-    refs.append(messages.column("message_index").to_pylist())
-    separators = (messages.column(name).to_pylist() for name in ("separator_key", "separator_value"))
-    contents = (messages.column(name).to_pylist() for name in _CONTENT_COLUMNS)
-    envelopes = (messages.column(name).to_pylist() for name in _ENVELOPE_COLUMNS)
-    return [
-        DecodedMessage(
-            MessageRef(*ref),
-            message_id,
-            network,
-            origin,
-            topic,
-            source,
-            None if separator[0] is None else Separator(*separator),
-            Verdict(verdict),
-            remote,
-            observed_at,
-            Message.FromString(envelope),
-            PubsubMessage(*content),
-            MessageCopy(network, message_id, VERDICT_NAMES[given]),
-            own == 1,
-        )
-        for ref, separator, content, (
-            message_id,
-            network,
-            origin,
-            topic,
-            source,
-            given,
-            verdict,
-            remote,
-            observed_at,
-            envelope,
-            own,
-        ) in zip(
-            zip(*refs, strict=True),
-            zip(*separators, strict=True),
-            zip(*contents, strict=True),
-            zip(*envelopes, strict=True),
-            strict=True,
-        )
-    ]
+    positions = (batch.column(name).take(records).to_pylist() for name in ("partition", "offset"))
+    columns = {name: messages.column(name).to_pylist() for name in messages.schema.names}
+    contents = (columns[name] for name in ("type", "stream", "tip", "model", "sep", "batch"))
+    given = map(VERDICT_NAMES.__getitem__, columns["given_verdict"])
+    separators = zip(columns["separator_key"], columns["separator_value"], strict=True)
+    fields: dict[str, Iterable[object]] = {
+        "ref": map(MessageRef, *positions, columns["message_index"]),
+        **{name: columns[name] for name in _SAME},
+        "separator": (None if separator[0] is None else Separator(*separator) for separator in separators),
+        "verdict": map(Verdict, columns["verdict"]),
+        "envelope": map(Message.FromString, columns["envelope"]),
+        "content": map(PubsubMessage, *contents),
+        "copy": map(MessageCopy, columns["network"], columns["message_id"], given),
+        "own": (own == 1 for own in columns["own"]),
+        "previous": [()] * messages.num_rows,
+    }
+    return list(map(DecodedMessage._make, zip(*(fields[name] for name in DecodedMessage._fields), strict=True)))
 
 
-_CONTENT_COLUMNS: Final = ("type", "stream", "tip", "model", "sep", "batch")
-_ENVELOPE_COLUMNS: Final = (
-    *("message_id", "network", "origin", "topic", "topic_source", "given_verdict", "verdict", "remote_peer"),
-    *("observed_at", "envelope", "own"),
-)
+_SAME: Final = ("message_id", "network", "origin", "topic", "topic_source", "remote_peer", "observed_at")
+"""Fields that have the values of the columns of these names"""

@@ -18,18 +18,9 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import write_records
 from kiln.pipelines.runtime.progress_marker import ProgressMarker
-from kiln.pipelines.runtime.query_context import QueryContext, is_small, write_in_order
-from kiln.pipelines.updates.transform import (
-    SeparatorConfig,
-    build_decode_task,
-    build_select_task,
-    deduplicate_updates,
-    sort_by_capture_time,
-    sort_copies,
-)
-from kiln.pipelines.updates.update_rows import COPIES_DDL, ROWS_DDL
-
-_SMALL = 2_000  # number of records up to which one task is as fast as several
+from kiln.pipelines.runtime.query_context import QueryContext, write_in_order
+from kiln.pipelines.updates.separators import SeparatorConfig
+from kiln.pipelines.updates.transform import SMALL, build_stages
 
 
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
@@ -44,29 +35,20 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     session = context.new_session("updates")
     checkpoint = Checkpoint(context.checkpoints / "updates")
     replaced_epoch = checkpoint.replaced_epoch
-    dedup = context.find_dedup_store("updates")
     differences = session.sparkContext.accumulator(0)
-    decode = build_decode_task(decoding, separating, replaced_epoch, differences.add)
-    source = context.register_source("updates", session, decode, small=_SMALL)
-    copies = session.readStream.format(source).schema(COPIES_DDL).load()
-    stream = copies
-    if dedup is None:  # a cluster: Spark's state drops repeats
-        stream = deduplicate_updates(copies, context.dedup_retention, context.broker.prefix)
+    prefix = context.broker.prefix
+    stages = build_stages(decoding, separating, prefix, replaced_epoch, differences.add)
+    steps = context.find_deduplication("updates").accept_by_rule(stages)
+    source = context.register_source("updates", session, steps.source_task, small=SMALL)
+    copies = session.readStream.format(source).schema(steps.source_schema).load()
+    stream = steps.deduplicate(copies)
 
     clock = context.create_clock("updates")
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
-        # One task selects and writes: repeats depend on the order of announcements, a micro-batch has few new updates,
-        # and a shuffle by key costs more than it saves. A small micro-batch has one task anyway, and each operation on
-        # a DataFrame costs 10 to 30 ms of planning.
-        if dedup is None:
-            rows = sort_by_capture_time(rows.coalesce(1))
-        else:
-            if not is_small(checkpoint.count_records(batch_id), _SMALL):
-                rows = rows.repartition(1)  # several tasks decode
-            rows = sort_copies(rows).mapInArrow(build_select_task(dedup, context.broker.prefix), ROWS_DDL)
+        rows = steps.finish(rows, checkpoint.count_records(batch_id))
         if batch_id == 0 and replaced_epoch is not None:
             rows.write.format("noop").mode("append").save()  # runs the tasks, which fill the deduplication state
         else:

@@ -22,7 +22,8 @@ from hostile.scene import MEMORY, MIB, Latencies, attacked, is_grafted
 from kafka import KafkaConsumer, KafkaProducer
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.pipelines.decode.decoder import DecodeConfig
-from kiln.pipelines.updates.transform import SeparatorConfig, decode_records
+from kiln.pipelines.updates.separators import SeparatorConfig
+from kiln.pipelines.updates.transform import build_copies
 from kiln.schemas.kafka.records import Epoch, decode_block, decode_stream
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
@@ -80,7 +81,7 @@ class _Updates:
                     }
                     batch = pa.RecordBatch.from_pydict(columns)
                     config, separating = DecodeConfig(), SeparatorConfig(fetch=True)
-                    for row in decode_records(iter([batch]), config, separating, Epoch("updates", 0)):
+                    for row in build_copies(iter([batch]), config, separating, Epoch("updates", 0)):
                         if row.topic == "wanted" and row.identity not in emitted:
                             emitted.add(row.identity)
                             self.wanted += 1

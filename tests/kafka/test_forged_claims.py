@@ -39,7 +39,7 @@ from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.repeats import select_updates
-from kiln.pipelines.updates.transform import SeparatorConfig
+from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Epoch, UpdateRecord, decode_batch, decode_stream, decode_update
 from kiln.schemas.kafka.topics import TOPICS
@@ -172,7 +172,7 @@ class Kiln:
         }
         streams = StreamsTopic(f"{self.prefix}streams", (self.address,), tuple(security(self.address).items()))
         batches = iter([pa.RecordBatch.from_pydict(columns)])
-        made = updates.decode_records(batches, DecodeConfig(), SeparatorConfig(streams, self._fetch), self._epoch())
+        made = updates.build_copies(batches, DecodeConfig(), SeparatorConfig(streams, self._fetch), self._epoch())
         rows, changed = select_updates(sorted(made, key=lambda row: (row.observed_at, row.ref)), self._state)
         self._state.update(changed)
         for row in rows:
@@ -226,7 +226,8 @@ class Kiln:
         read = [{"topic": name, **record._asdict()} for name, records in topics.items() for record in records]
         batch = pa.RecordBatch.from_pylist(read)
         rows: dict[str, dict[tuple[bytes, ...], Sequence[object]]] = {}
-        for item in sink.decode_records(iter([batch])):
+        for item in sink.read_records(iter([batch])):
+            assert isinstance(item.row, tuple)
             rows.setdefault(item.kind, {}).setdefault(item.identities, item.row)
         for name in set(rows) & set(TABLES):
             lake.create((name,))

@@ -15,8 +15,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kiln.pipelines.archive import core_task, transform
-from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, DECODE_RESULT, FAULT, ArchiveOutput, DecodeResult
+from kiln.pipelines.archive import record_decoder, transform
+from kiln.pipelines.archive.core_samples import compare_samples
+from kiln.pipelines.archive.record_decoder import DECODE_RESULT, FAULT, DecodeResult
+from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, ArchiveOutput
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native import core, library
@@ -26,6 +28,7 @@ from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.pipelines.updates import transform as updates
 from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.message_reader import MessageReader
+from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.pipelines.updates.update_rows import UpdateRow
 from kiln.schemas.kafka.records import Epoch, SeparatorRecord, WaitedTip
 
@@ -63,8 +66,8 @@ def archive(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> dict[str
     """All that a task of `archive` writes and returns, in a form that compares."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-engines-")))
-        for module in (core_task, transform):
-            stack.enter_context(patch.object(module, "get_batch_time", lambda: NOW))
+        stack.enter_context(patch.object(transform, "get_batch_time", lambda: NOW))
+        for module in (record_decoder, transform):
             stack.enter_context(patch.object(module, "get_task_epoch", lambda: EPOCH))
         lake = Lake(str(folder / "lake"))
         lake.create(_TABLES)
@@ -72,7 +75,7 @@ def archive(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> dict[str
         stack.callback(dedup_store._open_store.cache_clear)
         rows = [
             row
-            for batch in core_task.build_archive_task(config, lake, dedup)(iter(batches))
+            for batch in transform.build_archive_task(config, lake, dedup)(iter(batches))
             for row in batch.to_pylist()
         ]
         return _collect(rows, folder)
@@ -125,22 +128,22 @@ class _SomeStreams:
 
 
 SEPARATING = (
-    updates.SeparatorConfig(),
-    updates.SeparatorConfig(fetch=True),
-    updates.SeparatorConfig(StreamsTopic("streams", ()), fetch=True),
-    updates.SeparatorConfig(StreamsTopic("streams", ()), fetch=True, believe=False),
+    SeparatorConfig(),
+    SeparatorConfig(fetch=True),
+    SeparatorConfig(StreamsTopic("streams", ()), fetch=True),
+    SeparatorConfig(StreamsTopic("streams", ()), fetch=True, believe=False),
 )
 
 
 def update(
     batches: Sequence[pa.RecordBatch],
     config: DecodeConfig,
-    separating: updates.SeparatorConfig,
+    separating: SeparatorConfig,
     count_difference: Callable[[int], None] = updates.ignore_difference,
 ) -> list[UpdateRow]:
     """All rows of a task of `updates`."""
     with patch.object(updates, "open_known_streams", lambda topic: _SomeStreams()):
-        return list(updates.decode_records(iter(batches), config, separating, EPOCH, count_difference))
+        return list(updates.build_copies(iter(batches), config, separating, EPOCH, count_difference))
 
 
 def find_differences(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> list[str]:
@@ -201,7 +204,7 @@ def check_records(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> No
         decoder, reader = core.Core(config), MessageReader(config, updates.ignore_difference)
         for batch in batches:
             for rows in decoder.archive(batch):
-                for record, ours, theirs in core_task.compare_samples(rows, batch, FrameDecoder(config), config):
+                for record, ours, theirs in compare_samples(rows, batch, FrameDecoder(config)):
                     assert ours == theirs, f"record {record.partition}/{record.offset}"
             with patch.object(library, "_turned_off", []):
                 list(reader.read(batch))

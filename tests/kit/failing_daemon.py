@@ -16,8 +16,8 @@ import kiln.pipelines.app.worker_daemon  # noqa: F401 - imported for the workers
 from kiln.pipelines.archive import transform as archive
 from kiln.pipelines.batch import offset_range as stretch
 from kiln.pipelines.decode import decoder as decode
-from kiln.pipelines.sink import transform as sink
-from kiln.pipelines.updates import transform as updates
+from kiln.pipelines.sink import rows as sink
+from kiln.pipelines.updates import row_builder as updates
 from kiln.schemas.wire.cid import compute_cid
 from kiln.schemas.wire.streamid import StreamID
 

@@ -14,8 +14,9 @@ from deltalake import write_deltalake
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.archive.control_rows import build_control_rows, read_control_rpc
-from kiln.pipelines.archive.transform import build_copy_row, build_frame_row, build_message_row
+from kiln.pipelines.archive.rows import build_copy_row, build_message_row
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, get_signer
+from kiln.pipelines.decode.frame_row import build_frame_row
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.items import Item
@@ -134,7 +135,7 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage], *, in_
             | {
                 "origin": item.origin,
                 "message_id": item.message_id,
-                "from_peer": get_signer(item),
+                "from_peer": get_signer(item.envelope, item.verdict),
                 "separator_key": key,
             }
             | {"separator_value": value, "separator_source": source, "log_time": clock}

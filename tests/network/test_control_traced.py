@@ -17,9 +17,8 @@ from typing import Any  # JSON
 import pytest
 import trio
 
-from kiln.pipelines.archive.control_rows import CONTROLS, SUBSCRIPTIONS, build_control_rows, read_control_rpc
+from kiln.pipelines.archive.control_rows import build_control_rows, read_control_rpc
 from kiln.pipelines.decode.decoder import DecodeConfig
-from kiln.schemas.delta.tables import Column
 from kiln.schemas.kafka.frames import DIRECTIONS
 from kiln.schemas.wire.identity import peer_bytes
 from kiln.schemas.wire.topic_table import BundleSet
@@ -49,13 +48,9 @@ def rows(bridge: Running, peer: str) -> Iterator[tuple[str, int, Row]]:
         if rpc is None:
             continue
         built = build_control_rows(frame, rpc, DecodeConfig(bundles=BUNDLES), 0, 0)
-        for columns, entries in ((SUBSCRIPTIONS, built.subscriptions), (CONTROLS, built.controls)):
-            for each in entries:
-                yield DIRECTIONS[frame.direction], frame.sequence, _named(columns, each)
-
-
-def _named(columns: tuple[Column, ...], row: tuple[object, ...]) -> Row:
-    return {column.name: value for column, value in zip(columns, row, strict=True)}
+        rows = [row._asdict() for row in built.subscriptions] + [row._asdict() for row in built.controls]
+        for row in rows:
+            yield DIRECTIONS[frame.direction], frame.sequence, row
 
 
 def held(bridge: Running, peer: str, traces_first: bool) -> Iterator[Entry]:

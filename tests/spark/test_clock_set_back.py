@@ -6,17 +6,20 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from kiln.conf.process.location import parse_location
+from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.deduplication import StateDeduplication
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_in_order
-from kiln.pipelines.runtime.row_packing import unpack
-from kiln.pipelines.sink.transform import DECODED_DDL, build_decode_task, deduplicate_rows
+from kiln.pipelines.sink.rows import StreamsRow
+from kiln.pipelines.sink.transform import build_stages
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
 
 pytest_plugins = ["kit.local_spark"]
@@ -54,13 +57,14 @@ def run(spark: SparkSession, folder: Path, times: Sequence[int], uptimes: Sequen
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
-        taken = [unpack(bytes(row.data)) for row in rows.collect() if row.kind == "streams"]
-        found.append(sorted(str(row[1]) for row in taken))
+        taken = [bytes(row.data) for row in rows.collect() if row.kind == "streams"]
+        found.append(sorted(msgspec.msgpack.decode(data, type=StreamsRow).stream for data in taken))
 
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", "1")
     records = session.readStream.schema(RECORDS).option("maxFilesPerTrigger", 1).parquet(str(source))
-    rows = deduplicate_rows(records.mapInArrow(build_decode_task(), DECODED_DDL), REMEMBERED)
+    steps = StateDeduplication(REMEMBERED).accept_once(build_stages(Lake(str(folder / "lake"))))
+    rows = steps.deduplicate(records.mapInArrow(steps.source_task, steps.source_schema))
     query = (
         rows.writeStream.foreachBatch(write_in_order(write))
         .option("checkpointLocation", str(checkpoint.path))

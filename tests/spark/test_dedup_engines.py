@@ -18,28 +18,22 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.conf.process.location import parse_location
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.archive import transform as archiving
-from kiln.pipelines.archive.core_task import build_archive_task
-from kiln.pipelines.archive.transform import (
-    ARCHIVE_OUTPUT,
-    DECODE_RESULT,
-    FAULT,
-    ArchiveOutput,
-    DecodeResult,
-)
+from kiln.pipelines.archive.record_decoder import DECODE_RESULT, FAULT, DecodeResult
+from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, ArchiveOutput
 from kiln.pipelines.batch.log_time import set_log_times
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
+from kiln.pipelines.runtime.deduplication import Deduplication, DedupSteps, FileDeduplication, StateDeduplication
 from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.pipelines.sink import transform as sinking
 from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_OUTPUT
 from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
 from kiln.pipelines.updates import transform as selecting
-from kiln.pipelines.updates.transform import SeparatorConfig
-from kiln.pipelines.updates.update_rows import COPIES_DDL, ROWS_DDL
+from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, decode_update
 from kiln.schemas.queries import QUERIES
 from kit.decoder_package import install_decoders
@@ -50,8 +44,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 NOW, SPAN = 1_800_000_000_000_000, 86_400_000_000
 FRAMES = {"partition": pa.int32(), "offset": pa.int64(), "stamp": pa.int64(), "value": pa.binary()}
 HOW, SEPARATING = DecodeConfig("either"), SeparatorConfig()
-Ways = tuple[Callable[[DataFrame], DataFrame], Callable[[DataFrame], DataFrame]]
-"""What stands before the micro-batch, and what the micro-batch does."""
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +63,20 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def micro_batches(
-    spark: SparkSession, source: Path, checkpoint: Path, ways: Ways, take: Callable[[DataFrame], None]
+    spark: SparkSession, source: Path, checkpoint: Path, steps: DedupSteps, take: Callable[[DataFrame], None]
 ) -> None:
     """Runs a query over the files, each a micro-batch. `take` is given what the micro-batch made."""
-    begun, ended = ways
     clock = MicroBatchClock(lambda: NOW, lambda: 0, Checkpoint(parse_location(checkpoint)).watermark + SPAN)
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
         set_log_times(rows.sparkSession.sparkContext, {})
-        take(ended(rows))
+        take(steps.finish(rows, None))
 
     schema = spark.read.parquet(str(source)).schema
     records = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
     query = (
-        begun(records)
+        steps.deduplicate(records.mapInArrow(steps.source_task, steps.source_schema))
         .writeStream.foreachBatch(write_in_order(write))
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
@@ -106,8 +97,8 @@ def remembered(folder: Path) -> DedupStoreConfig:
     return DedupStoreConfig(str(folder / FILE_NAME), 2 * SPAN)
 
 
-def as_is(rows: DataFrame) -> DataFrame:
-    return rows
+def deduplication(by: str, memory: DedupStoreConfig) -> Deduplication:
+    return FileDeduplication(memory) if by == "file" else StateDeduplication(SPAN)
 
 
 class Archived(NamedTuple):
@@ -138,20 +129,9 @@ def archive(by: str, spark: SparkSession, frames: Path, folder: Path, how: Decod
                 faults[bytes(row.key)] += 1
                 quarantined.append(decode_quarantine(bytes(row.value)))
 
-    ways: dict[str, Ways] = {
-        "file": (
-            lambda records: records.mapInArrow(build_archive_task(how, lake, memory), archiving.OUTPUT_DDL),
-            as_is,
-        ),
-        "Spark": (
-            lambda records: archiving.deduplicate_messages(
-                records.mapInArrow(archiving.build_decode_task(how, lake), archiving.DECODED_DDL), SPAN
-            ),
-            lambda rows: archiving.write_messages(rows, how, lake),
-        ),
-    }
+    steps = deduplication(by, memory).accept_once(archiving.build_stages(how, lake))
     checkpoint = folder / "checkpoint"
-    micro_batches(spark, frames, checkpoint, ways[by], take)
+    micro_batches(spark, frames, checkpoint, steps, take)
     assert (checkpoint / "state").exists() == (by == "Spark")
     named = {name: [file for file in files if file.table == name] for name in ("frames", "copies", "messages")}
     return Archived(lake, named, faults, quarantined)
@@ -199,15 +179,6 @@ def decoders(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> s
     return "worker_decoders"
 
 
-def decoded(records: DataFrame) -> DataFrame:
-    return records.mapInArrow(selecting.build_decode_task(HOW, SEPARATING), COPIES_DDL)
-
-
-def selected_by(memory: DedupStoreConfig) -> Ways:
-    task = selecting.build_select_task(memory)
-    return decoded, lambda rows: selecting.sort_copies(rows.repartition(1)).mapInArrow(task, ROWS_DDL)
-
-
 @pytest.mark.parametrize("by", ["file", "Spark"])
 def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, seen: dict[str, object]) -> None:
     memory = remembered(tmp_path / "checkpoint")
@@ -219,11 +190,8 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
             update = decode_update(bytes(row.value))
             found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1
 
-    def deduplicated(records: DataFrame) -> DataFrame:
-        return selecting.deduplicate_updates(decoded(records), SPAN)
-
-    ways: Ways = selected_by(memory) if by == "file" else (deduplicated, as_is)
-    micro_batches(spark, frames, tmp_path / "checkpoint", ways, take)
+    steps = deduplication(by, memory).accept_by_rule(selecting.build_stages(HOW, SEPARATING))
+    micro_batches(spark, frames, tmp_path / "checkpoint", steps, take)
     assert len(found) > 50
     assert set(found.values()) == {1}
     same(seen, "updates", found)
@@ -239,7 +207,8 @@ def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFa
     def take(rows: DataFrame) -> None:
         made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
 
-    micro_batches(spark, frames, folder, selected_by(memory), take)
+    steps = FileDeduplication(memory).accept_by_rule(selecting.build_stages(HOW, SEPARATING))
+    micro_batches(spark, frames, folder, steps, take)
     types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
     for number in range(2):
         rows = [
@@ -262,17 +231,8 @@ def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: d
             if row.kind == SINK_OUTPUT:
                 files.extend(msgspec.msgpack.decode(bytes(row.data), type=SinkWrote).files)
 
-    ways: Ways = (
-        (lambda records: records.mapInArrow(sinking.build_sink_task(lake, memory), sinking.OUTPUT_DDL), as_is)
-        if by == "file"
-        else (
-            lambda records: sinking.deduplicate_rows(
-                records.mapInArrow(sinking.build_decode_task(), sinking.DECODED_DDL), SPAN
-            ),
-            lambda rows: sinking.write_tables(rows, lake),
-        )
-    )
-    micro_batches(spark, twice, tmp_path / "checkpoint", ways, take)
+    steps = deduplication(by, memory).accept_once(sinking.build_stages(lake))
+    micro_batches(spark, twice, tmp_path / "checkpoint", steps, take)
     found = rows_of(lake, [file for file in files if file.table == "updates"], "network", "origin", "message_id")
     found += rows_of(lake, [file for file in files if file.table == "tips"], "network", "stream", "tip")
     assert set(found.values()) == {1}

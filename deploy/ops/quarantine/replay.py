@@ -26,13 +26,8 @@ from kiln.deploy.ops.quarantine.frames import (
     read_frames,
     select_messages,
 )
-from kiln.pipelines.decode.decoder import (
-    DecodeConfig,
-    DecodedMessage,
-    RejectedMessage,
-    compute_column_identities,
-    compute_identities,
-)
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage
+from kiln.pipelines.decode.identities import compute_column_identities, compute_identities
 from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.proto.kiln.frame_pb2 import Frame

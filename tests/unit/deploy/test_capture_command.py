@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kiln.deploy.cli.app import run_command
-from kiln.pipelines.archive.transform import FRAMES, build_frame_row
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder
+from kiln.pipelines.decode.frame_row import build_frame_row
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture, write_capture
 from kiln.schemas.captures.kiln_capture import build_frames, survey_capture
@@ -66,7 +66,7 @@ def original(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lake = Lake(str(tmp_path / "lake"))
     lake.create(("frames",))
     rows = [build_frame_row(0, number, 0, frame) for number, frame in enumerate(frames_of(path))]
-    named = [dict(zip((column.name for column in FRAMES), row, strict=True)) for row in rows]
+    named = [row._asdict() for row in rows]
     others = [{**named[2], "protocol": "ceramic-log"}, {**named[2], "declared_length": 5_000_000}]
     append(lake, "frames", [*named, *others])
     return path

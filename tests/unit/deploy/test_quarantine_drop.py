@@ -21,8 +21,8 @@ from kiln.deploy.cli.quarantine import format_data
 from kiln.deploy.ops.quarantine import dropping
 from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.deploy.query.ask import query_lake
-from kiln.pipelines.archive.transform import FRAMES, build_frame_row
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
+from kiln.pipelines.decode.frame_row import build_frame_row
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import TableFile
@@ -93,7 +93,7 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     cut.payload = b"\xff\xff"
     for each in (*frames, cut):
         row = build_frame_row(0, each.sequence, 0, each)
-        append(found, "frames", [dict(zip((column.name for column in FRAMES), row, strict=True))])
+        append(found, "frames", [row._asdict()])
     for part in (frames[:1], [*frames[1:], cut]):
         rows: list[dict[str, object]] = []
         for each in part:

@@ -28,9 +28,11 @@ from kiln.deploy.ops.quarantine.replay import (
 )
 from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
 from kiln.deploy.query.ask import query_lake
-from kiln.pipelines.archive.transform import FRAMES, MESSAGES, build_frame_row, build_message_row
+from kiln.pipelines.archive.rows import build_message_row
 from kiln.pipelines.decode import decoder
-from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, compute_identities, decode
+from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
+from kiln.pipelines.decode.frame_row import build_frame_row
+from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, select_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -92,7 +94,10 @@ class World:
         self._known: set[bytes] = set()
 
     def take(self, frames: Iterable[Frame], how: DecodeConfig) -> None:
-        stored, good, bad = (RowBuffer(build_arrow_schema(columns)) for columns in (FRAMES, MESSAGES, QUARANTINE))
+        stored, good, bad = (
+            RowBuffer(build_arrow_schema(columns))
+            for columns in (TABLES["frames"].columns, TABLES["messages"].columns, QUARANTINE)
+        )
         for each in frames:
             self._offset += 1
             key = (each.connection, int(each.direction), each.sequence)
@@ -123,7 +128,7 @@ class World:
         """All but stamps and coordinates."""
         names = [
             column.name
-            for column in MESSAGES
+            for column in TABLES["messages"].columns
             if column.name not in ("kafka_partition", "kafka_offset", "message_index", "origin", "remote_peer")
             and column.name != "observed_at"
         ]
@@ -275,7 +280,7 @@ def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
 def test_a_frame_comes_out_of_its_row_as_it_went_in() -> None:
     original = frame(7, message(1), verdicts=b"\1")
     original.remote_address, original.declared_length = b"\x04\x7f\0\0\1", 5
-    stored = RowBuffer(build_arrow_schema(FRAMES))
+    stored = RowBuffer(build_arrow_schema(TABLES["frames"].columns))
     stored.add(build_frame_row(3, 4, 5, original))
     with duckdb.connect() as connection:
         connection.register("frames", pa.Table.from_batches(stored.drain()))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
@@ -19,42 +20,26 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kiln.pipelines.archive import transform
+from kiln.pipelines.archive.record_decoder import DECODE_RESULT, FAULT, PARTS, DecodeResult, decode_records
+from kiln.pipelines.archive.rows import FaultRow, MessageRow, build_copy_row, build_fault_rows, build_message_row
 from kiln.pipelines.archive.transform import (
     ARCHIVE_OUTPUT,
-    COPIES,
-    DECODE_RESULT,
-    FAULT,
-    FRAMES,
     IDENTITIES,
-    MESSAGES,
-    PARTS,
+    PACKED_TYPES,
     ArchiveOutput,
-    DecodeResult,
-    OutputWriter,
-    build_copy_row,
-    build_fault_rows,
-    build_frame_row,
-    build_message_row,
-    build_message_rows,
-    decode_records,
-    unpack_message_rows,
+    build_stages,
 )
 from kiln.pipelines.decode.breaker import AuthorTally
-from kiln.pipelines.decode.decoder import (
-    DecodeConfig,
-    DecodedMessage,
-    FrameDecoder,
-    RejectedMessage,
-    compute_fault_identity,
-    compute_identities,
-    decode,
-)
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage, decode
+from kiln.pipelines.decode.frame_row import build_frame_row
+from kiln.pipelines.decode.identities import compute_fault_identity, compute_identities
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.frame_ranges import build_range_key
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, filter_new_copies
-from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack
+from kiln.pipelines.runtime.row_packing import pack_rows, unpack_rows
 from kiln.schemas.delta.tables import TABLES, Column
 from kiln.schemas.kafka.frames import DIRECTIONS, MAX_MESSAGES, read_frame
 from kiln.schemas.kafka.records import Epoch, decode_quarantine, parse_quarantine_key
@@ -118,8 +103,7 @@ def to_arrow(columns: tuple[Column, ...], *rows: tuple[object, ...]) -> pa.Recor
 
 
 def test_a_frame_is_in_its_row_byte_for_byte() -> None:
-    row = named(FRAMES, build_frame_row(3, 77, 1_800_000_000_000_000, frame()))
-    assert TABLES["frames"].columns == FRAMES
+    row = named(TABLES["frames"].columns, build_frame_row(3, 77, 1_800_000_000_000_000, frame()))
     assert row == {
         "network": "mainnet",
         "connection": b"0123456789abcdef",
@@ -161,7 +145,7 @@ def test_a_frame_is_in_its_row_byte_for_byte() -> None:
     ],
 )
 def test_a_column(fields: dict[str, object], column: str, found: object) -> None:
-    assert named(FRAMES, build_frame_row(0, 0, 0, frame(**fields)))[column] == found
+    assert named(TABLES["frames"].columns, build_frame_row(0, 0, 0, frame(**fields)))[column] == found
 
 
 @given(
@@ -182,14 +166,16 @@ def test_a_column(fields: dict[str, object], column: str, found: object) -> None
 def test_whatever_is_a_frame_has_a_row_that_arrow_takes(fields: dict[str, object]) -> None:
     made = frame(**fields)
     assert not isinstance(read_frame(made.SerializeToString()), Rejected)
-    (row,) = to_arrow(FRAMES, build_frame_row(0, 0, 0, made)).select(["payload", "sequence"]).to_pylist()
+    (row,) = (
+        to_arrow(TABLES["frames"].columns, build_frame_row(0, 0, 0, made)).select(["payload", "sequence"]).to_pylist()
+    )
     assert row == {"payload": fields["payload"], "sequence": fields["sequence"]}
 
 
 def test_a_length_beyond_a_bigint_does_not_stop_the_query() -> None:
     read = read_frame(frame(declared_length=2**63).SerializeToString())
     if not isinstance(read, Rejected):
-        to_arrow(FRAMES, build_frame_row(0, 0, 0, read))
+        to_arrow(TABLES["frames"].columns, build_frame_row(0, 0, 0, read))
 
 
 # ---------------------------------------------------------------- records in, files and packed rows out
@@ -219,7 +205,7 @@ class PackedRow(NamedTuple):
     kind: str
     early: bytes
     late: bytes
-    row: list[object]
+    row: MessageRow | FaultRow
 
 
 class Made(NamedTuple):
@@ -249,9 +235,14 @@ def batches_of(*records: tuple[int, int, Record]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(arrays, names=list(types))
 
 
+def packed_batch(kind: str, data: bytes) -> pa.RecordBatch:
+    """A row as Spark's operators give it on."""
+    return pa.RecordBatch.from_pydict({"kind": pa.array([kind]), "data": pa.array([data], pa.binary())})
+
+
 def first_packed(batches: Iterator[pa.RecordBatch], how: DecodeConfig, lake: Lake) -> Iterator[pa.RecordBatch]:
-    rows = map(build_message_rows, chain.from_iterable(decode_records(batches, how, lake, TASK)))
-    return pack_rows(chain.from_iterable(rows), IDENTITIES, NOW)
+    with patch.object(transform, "compute_task_digest", lambda: TASK):
+        yield from pack_rows(build_stages(how, lake).decode(batches), IDENTITIES, NOW)
 
 
 def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None = None) -> Made:
@@ -262,14 +253,14 @@ def make(lake: Lake, *records: tuple[int, int, Record], how: DecodeConfig | None
         assert batch.schema.names == ["kind", "early", "late", "data", "seen_at"]
         assert batch.column("seen_at").cast(pa.int64()).to_pylist() == [NOW] * batch.num_rows
         for each in batch.to_pylist():
-            row = unpack(each["data"])
+            (row,) = (item.row for item in unpack_rows([packed_batch(each["kind"], each["data"])], PACKED_TYPES))
             if each["kind"] == DECODE_RESULT:
                 assert each["early"] == each["late"] == TASK
-                (data,) = row
-                assert isinstance(data, bytes)
-                told.append(msgspec.msgpack.decode(data, type=DecodeResult))
+                assert isinstance(row, DecodeResult)
+                told.append(row)
             else:
                 assert not told, "what a task tells of itself comes last"
+                assert isinstance(row, MessageRow | FaultRow)
                 rows.append(PackedRow(each["kind"], each["early"], each["late"], row))
     (passed,) = told
     parts = {table: in_files(lake, [file for file in passed.parts if file.table == table]) for table in PARTS}
@@ -372,7 +363,7 @@ def copies(lake: Lake, made: Frame, bundles: BundleSet = NO_BUNDLES) -> list[dic
     how = DecodeConfig(bundles=bundles)
     items = [item for item in FrameDecoder(how).decode_frame(made, 3, 77) if item.copy is not None]
     found = make(lake, (3, 77, made), how=how).copies
-    assert found == [named(COPIES, build_copy_row(item, made)) for item in items]
+    assert found == [named(TABLES["copies"].columns, build_copy_row(item, made)) for item in items]
     return found
 
 
@@ -385,7 +376,6 @@ def signed(topic: str, data: bytes = b"data", seqno: bytes = b"\0\1", key: Ed255
 def test_every_message_in_a_frame_has_a_row(lake: Lake) -> None:
     messages = [signed(CLAY), Message(data=b"garbage", topic="/ceramic/mainnet"), Message()]
     made = frame(payload=rpc(*messages), verdicts=b"\1\4")
-    assert TABLES["copies"].columns == COPIES
     first, second, third = copies(lake, made)
     assert first == {
         "network": "testnet-clay",
@@ -467,7 +457,7 @@ def heard(*messages: Message, **fields: object) -> Frame:
 
 def test_the_rows_of_a_frame_are_in_the_file(lake: Lake) -> None:
     made = make(lake, (3, 77, frame()))
-    assert made.frames == [named(FRAMES, build_frame_row(3, 77, 1_600_000_000_000_077, frame()))]
+    assert made.frames == [named(TABLES["frames"].columns, build_frame_row(3, 77, 1_600_000_000_000_077, frame()))]
 
 
 def test_a_message_and_a_fault_are_packed_with_what_they_are_known_by(lake: Lake) -> None:
@@ -478,15 +468,15 @@ def test_a_message_and_a_fault_are_packed_with_what_they_are_known_by(lake: Lake
     assert [row.kind for row in made.rows] == ["messages", "messages", FAULT]
     for row, item in zip(made.rows, items, strict=True):
         if isinstance(item, DecodedMessage):
-            assert (row.early, row.late) == compute_identities(item, "", how.unsigned_horizon)
-            assert row.row == unpack(pack(build_message_row(item)))
+            assert {row.early, row.late} == set(compute_identities(item, "", how.unsigned_horizon))
+            assert row.row == build_message_row(item)
         else:
             assert row.early == row.late == compute_fault_identity(item)
             ((_, expected),) = build_fault_rows(item)
-            assert row.row == list(expected)
-    reason, author, key, value = made.rows[2].row
-    assert isinstance(key, bytes)
-    assert isinstance(value, bytes)
+            assert row.row == expected
+    fault = made.rows[2].row
+    assert isinstance(fault, FaultRow)
+    reason, author, key, value = fault
     assert (reason, author) == ("invalid_json", peer_text(compute_peer_id(ANNA)))
     assert parse_quarantine_key(key)[:3] == (3, 77, 2)
     assert decode_quarantine(value).data == b"garbage"
@@ -519,7 +509,8 @@ def test_a_file_is_asked_for_every_copy(lake: Lake, tmp_path: Path) -> None:
     remembered = DedupStoreConfig(str(tmp_path / "remembered"), 1_000)
     later, earlier = (5, 90, heard(UPDATE, sequence=8)), (3, 77, heard(UPDATE))
     for records in ([later], [earlier, later], [earlier]):
-        chunks = decode_records(batches_of(*records), DecodeConfig("either"), lake, TASK, every_copy=True)
+        decoded = decode_records(batches_of(*records), DecodeConfig("either"), lake, TASK, native_core=False)
+        chunks = (list(chunk.items) for chunk in decoded)
         new = chain.from_iterable(filter_new_copies(chunks, remembered, 0, Epoch("q", 0)))
         passed = [item.position for item in new if item.kind == "messages"]
         assert passed == (["5/90/0"] if later in records else [])
@@ -531,8 +522,8 @@ def test_chunks_are_small_in_number_and_by_the_frames_that_their_copies_keep_in_
     small = [heard(ASKED, ANSWER, sequence=9 + n) for n in range(1_250)]
     for frames, lengths in ((large, [8, 8, 1]), (small, [1_000, 1_000, 501])):
         records = batches_of(*in_turn(*frames))
-        chunks = list(decode_records(records, DecodeConfig("either"), lake, TASK, every_copy=True))
-        assert list(map(len, chunks)) == lengths
+        chunks = decode_records(records, DecodeConfig("either"), lake, TASK, native_core=False)
+        assert [len(chunk.items) for chunk in chunks] == lengths
 
 
 def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
@@ -605,10 +596,8 @@ class Second(NamedTuple):
 
 
 def write(lake: Lake, *rows: tuple[str, bytes]) -> Second:
-    schema = pa.schema([("kind", pa.string()), ("data", pa.binary())])
-    batches = (pa.RecordBatch.from_pylist([{"kind": kind, "data": data}], schema) for kind, data in rows)
-    writer = OutputWriter(DecodeConfig(), lake)
-    output = chain(writer.write(unpack_message_rows(batches)), writer.finish())
+    batches = (packed_batch(kind, data) for kind, data in rows)
+    output = build_stages(DecodeConfig(), lake).write(batches)
     found = [tuple(row.values()) for batch in output for row in batch.to_pylist()]
     kind, _, value = found.pop()
     assert kind == ARCHIVE_OUTPUT
@@ -623,7 +612,7 @@ def first_stage(lake: Lake, *values: Record) -> list[tuple[str, bytes]]:
 
 def as_read(row: tuple[object, ...]) -> dict[str, object]:
     """A row of `messages` as a file gives it back."""
-    found = named(MESSAGES, row)
+    found = named(TABLES["messages"].columns, row)
     tips = found["tips"]
     return {**found, "tips": list(map(tuple, tips)) if isinstance(tips, list) else None}
 
@@ -636,7 +625,6 @@ def test_messages_are_in_the_file_as_they_were_decoded(lake: Lake) -> None:
         if isinstance(item, DecodedMessage)
     ]
     found = write(lake, *first_stage(lake, sent))
-    assert TABLES["messages"].columns == MESSAGES
     assert found.messages == [as_read(build_message_row(item)) for item in items]
     assert found.messages[1]["tips"] == [(STREAM, TIP)]
     assert found.told.counts == {"UPDATE": 1, "RESPONSE": 1, "QUERY": 1, "KEEPALIVE": 1}
@@ -713,7 +701,7 @@ def test_whatever_a_peer_sends_is_in_the_files_or_in_quarantine(lake: Lake, data
     items = list(decode(sent.SerializeToString(), 3, 77, 0, DecodeConfig("either")))
     found = write(lake, *first_stage(lake, sent))
     (told,) = (value for kind, _, value in found.others if kind == DECODE_RESULT)
-    first: dict[tuple[bytes, bytes], DecodedMessage] = {}
+    first: dict[tuple[bytes, ...], DecodedMessage] = {}
     for item in items:
         if isinstance(item, DecodedMessage):
             first.setdefault(compute_identities(item, "", 120_000_000), item)

@@ -13,14 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.pipelines.archive.transform import FRAMES, build_frame_row
 from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.copies import COPY, CopyDecoder, RunTarget
 from kiln.pipelines.backfill.merged_rows import OUTPUT_RANK, StageOutput
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native import core, library
-from kiln.pipelines.runtime.row_packing import unpack
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit import engines
 
@@ -38,11 +37,9 @@ def read_frames(count: int) -> pa.RecordBatch:
     for offset, (made, _) in enumerate(zip(traffic.frames(), range(count), strict=False)):
         frame = Frame.FromString(made.value)
         rows.append(build_frame_row(1, offset, frame.observed_at // 1000, frame))
-    names = [column.name for column in FRAMES]
-    torn = dict(zip(names, rows[7], strict=True)) | {"remote_peer": "0OIl"}  # not base58
-    rows[7] = tuple(torn.values())
+    rows[7] = rows[7]._replace(remote_peer="0OIl")  # not base58
     columns = [pa.array(values) for values in zip(*rows, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, names=names)
+    return pa.RecordBatch.from_arrays(columns, names=FrameRow._fields)
 
 
 def decode(batches: Sequence[pa.RecordBatch], config: DecodeConfig, target: RunTarget) -> dict[str, object]:
@@ -51,13 +48,15 @@ def decode(batches: Sequence[pa.RecordBatch], config: DecodeConfig, target: RunT
     made = [*(out for batch in batches for out in decoder.decode(batch)), *decoder.finish()]
     rows = [row for batch in made for row in batch.to_pylist()]
     (output,) = [msgspec.msgpack.decode(row["data"], type=StageOutput) for row in rows if row["rank"] == OUTPUT_RANK]
-    copies = [row | {"data": unpack(row["data"])} for row in rows if row["rank"] == COPY]
+    copies = [row | {"data": msgspec.msgpack.decode(row["data"])} for row in rows if row["rank"] == COPY]
     found: dict[str, object] = {
         "messages": sorted(copies, key=lambda row: (row["partition"], row["offset"], row["position"])),
         "frames": output.frames,
     }
     for table in TABLES:
-        files = [pq.read_table(f"{target.run.path}/{file.table}/{file.name}") for file in output.files if file.table == table]
+        files = [
+            pq.read_table(f"{target.run.path}/{file.table}/{file.name}") for file in output.files if file.table == table
+        ]
         found[table] = sorted(map(repr, pa.concat_tables(files).to_pylist())) if files else []
     return found
 

@@ -16,13 +16,12 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time, save_request_streams
-from kiln.pipelines.archive.transform import build_frame_row
 from kiln.pipelines.backfill.chunks import TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, StoppedError, run
 from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
 from kiln.pipelines.backfill.terms import RunTerms, describe_differences
 from kiln.pipelines.decode.decoder import DecodeConfig
-from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
+from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row, parse_frame_row
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.schemas.kafka.frames import BEP50

@@ -10,6 +10,7 @@ from hashlib import blake2b, sha256
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import msgspec
 import pyarrow as pa
@@ -17,17 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kiln.pipelines.archive.transform import (
-    ARCHIVE_OUTPUT,
-    DECODE_RESULT,
-    FAULT,
-    PARTS,
-    ArchiveOutput,
-    DecodeResult,
-    OutputWriter,
-    decode_records,
-)
-from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, compute_identities, decode
+from kiln.pipelines.archive import transform
+from kiln.pipelines.archive.record_decoder import DECODE_RESULT, FAULT, PARTS, DecodeResult
+from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, ArchiveOutput, OutputWriter, build_stages
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, decode
+from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.decode.user_decoder import load_decoder
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
@@ -98,9 +93,10 @@ def archive(folder: Path, config: DecodeConfig, *frames: Frame) -> Written:
         for number, each in enumerate(frames)
     ]
     batch = pa.RecordBatch.from_pylist([dict(zip(RECORDS.names, row, strict=True)) for row in records], RECORDS)
-    chunks = decode_records(iter([batch]), config, lake, b"task")
+    with patch.object(transform, "compute_task_digest", lambda: b"task"):
+        decoded = list(build_stages(config, lake).decode(iter([batch])))
     writer = OutputWriter(config, lake)
-    output = chain(writer.write(chain.from_iterable(chunks)), writer.finish())
+    output = chain(writer.write(decoded), writer.finish())
     out = [row for each in output for row in each.to_pylist()]
     values = {
         kind: [row["value"] for row in out if row["kind"] == kind] for kind in (FAULT, DECODE_RESULT, ARCHIVE_OUTPUT)

@@ -33,10 +33,10 @@ from kiln.pipelines.runtime.dedup_store import (
     DedupStoreState,
     chunk_copies,
     filter_new_copies,
-    find_dedup_store,
     read_dedup_state,
     read_marked_epoch,
 )
+from kiln.pipelines.runtime.deduplication import FileDeduplication, StateDeduplication, find_deduplication
 from kiln.schemas.kafka.records import Epoch
 
 SPAN = 1_000
@@ -202,6 +202,7 @@ sys.path.insert(0, {root!r})
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import parse_location
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
+from kiln.pipelines.runtime.deduplication import FileDeduplication, StateDeduplication, find_deduplication
 from kiln.schemas.kafka.records import Epoch
 from tests.unit.pipelines.test_dedup_store import copy, filter_copies
 
@@ -294,19 +295,20 @@ def test_a_power_cut_leaves_what_was_synced_and_nothing_half_done(sizes: list[in
 
 def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
     checkpoint = parse_location(tmp_path)
-    assert find_dedup_store(checkpoint, "local[4]", SPAN, durable=True) == DedupStoreConfig(
-        str(tmp_path / FILE_NAME), SPAN, True
-    )
-    assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
-    assert find_dedup_store(parse_location("s3://bucket/updates"), "local[4]", SPAN, durable=True) is None
+    file = FileDeduplication(DedupStoreConfig(str(tmp_path / FILE_NAME), 2 * SPAN, True))
+    assert find_deduplication(checkpoint, "local[4]", SPAN, durable=True) == file
+    assert find_deduplication(checkpoint, "spark://a:7077", SPAN, durable=True) == StateDeduplication(SPAN)
+    assert find_deduplication(
+        parse_location("s3://bucket/updates"), "local[4]", SPAN, durable=True
+    ) == StateDeduplication(SPAN)
     (tmp_path / FILE_NAME).touch()
     with pytest.raises(KilnError, match=rf"{FILE_NAME}, which executors of spark://a:7077 do not have"):
-        find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True)
+        find_deduplication(checkpoint, "spark://a:7077", SPAN, durable=True)
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / "state").mkdir()
-    assert find_dedup_store(checkpoint, "spark://a:7077", SPAN, durable=True) is None
+    assert find_deduplication(checkpoint, "spark://a:7077", SPAN, durable=True) == StateDeduplication(SPAN)
     with pytest.raises(KilnError, match=rf"\({tmp_path}/state\), which .* local\[4\] does not use"):
-        find_dedup_store(checkpoint, "local[4]", SPAN, durable=True)
+        find_deduplication(checkpoint, "local[4]", SPAN, durable=True)
 
 
 def test_a_file_that_is_none_is_named(tmp_path: Path) -> None:

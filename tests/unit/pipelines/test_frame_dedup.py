@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pytest
 
 from kiln.pipelines.archive.frame_dedup import FrameDedup
-from kiln.pipelines.archive.transform import DECODE_RESULT, DecodeResult, decode_records
+from kiln.pipelines.archive.record_decoder import DECODE_RESULT, DecodeResult, decode_records
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -66,9 +65,9 @@ class Driver:
         }
         digest = b"%d/%d" % (partition, first)
         made = decode_records(iter([pa.RecordBatch.from_pydict(columns)]), DecodeConfig("none"), self._lake, digest)
-        ((told,),) = (item.row for chunk in made for item in chunk if item.kind == DECODE_RESULT)
-        assert isinstance(told, bytes)
-        return msgspec.msgpack.decode(told, type=DecodeResult)
+        (result,) = (item.row for chunk in made for item in chunk.items if item.kind == DECODE_RESULT)
+        assert isinstance(result, DecodeResult)
+        return result
 
 
 @pytest.fixture

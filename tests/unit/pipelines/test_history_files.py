@@ -10,16 +10,19 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kiln.pipelines.archive.transform import DECODE_RESULT, FAULT, MESSAGES, PARTS, build_message_rows, decode_records
+from kiln.pipelines.archive import transform
+from kiln.pipelines.archive.record_decoder import PARTS
+from kiln.pipelines.archive.rows import FaultRow, MessageRow
+from kiln.pipelines.archive.transform import build_stages
 from kiln.pipelines.backfill import sources
 from kiln.pipelines.backfill.sources import (
     FilePart,
@@ -72,12 +75,13 @@ def rows_of(lake: Lake, found: Iterable[Item]) -> tuple[list[dict[str, object]],
 
     messages: list[dict[str, object]] = []
     faults: Counter[str] = Counter()
-    items = chain.from_iterable(decode_records(records(), DecodeConfig("strict"), lake, b"task"))
-    for item in chain.from_iterable(map(build_message_rows, items)):
-        if item.kind == FAULT:
-            faults[str(item.row[0])] += 1
-        elif item.kind != DECODE_RESULT:
-            messages.append(dict(zip((column.name for column in MESSAGES), item.row, strict=True)))
+    with patch.object(transform, "compute_task_digest", lambda: b"task"):
+        items = list(build_stages(DecodeConfig("strict"), lake).decode(records()))
+    for item in items:
+        if isinstance(item.row, FaultRow):
+            faults[item.row.reason] += 1
+        elif isinstance(item.row, MessageRow):
+            messages.append(item.row._asdict())
     return messages, faults
 
 

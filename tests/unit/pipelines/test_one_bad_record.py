@@ -15,24 +15,29 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kiln.pipelines.archive import record_decoder
+from kiln.pipelines.archive import rows as archive_rows
 from kiln.pipelines.archive import transform as archive
 from kiln.pipelines.archive.control_rows import build_control_rows
-from kiln.pipelines.backfill import messages as history_messages
+from kiln.pipelines.archive.rows import CopyRow, MessageRow, build_message_row
+from kiln.pipelines.backfill import copies as history_copies
 from kiln.pipelines.batch import offset_range as stretch
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode import decoder as decode
 from kiln.pipelines.decode.breaker import AuthorTally
 from kiln.pipelines.decode.decoder import DecodeConfig
-from kiln.pipelines.decode.frame_row import FrameRow
+from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.row_packing import PackedRow
+from kiln.pipelines.runtime.row_packing import UniqueRow
+from kiln.pipelines.sink import rows as sink_rows
 from kiln.pipelines.sink import transform as sink
+from kiln.pipelines.updates import row_builder
 from kiln.pipelines.updates import transform as updates
-from kiln.schemas.delta.tables import TABLES
+from kiln.pipelines.updates.separators import SeparatorConfig, resolve_separator
 from kiln.schemas.kafka.records import (
     Coordinates,
     Epoch,
@@ -106,7 +111,7 @@ def batches_of(*values: bytes, **more: object) -> Iterator[pa.RecordBatch]:
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     made = Lake(str(tmp_path / "lake"))
-    made.create(("frames", *archive.PARTS, "messages", *sink.OUTPUT_TABLES))
+    made.create(("frames", *record_decoder.PARTS, "messages", *sink.OUTPUT_TABLES))
     return made
 
 
@@ -123,8 +128,8 @@ def archive_batches(lake: Lake, batches: Iterator[pa.RecordBatch]) -> Iterator[p
     """The output of a task of the query `archive`."""
     config = DecodeConfig("either")
     writer = archive.OutputWriter(config, lake)
-    chunks = archive.decode_records(batches, config, lake, b"task", every_copy=True)
-    return chain(writer.write(chain.from_iterable(chunks)), writer.finish())
+    chunks = record_decoder.decode_records(batches, config, lake, b"task", native_core=False)
+    return chain(writer.write(item for chunk in chunks for item in chunk.items), writer.finish())
 
 
 def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[bytes, bytes]]]:
@@ -133,12 +138,12 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     rows = [row for batch in archive_batches(lake, batches) for row in batch.to_pylist()]
     files: list[DataFile] = []
     for row in rows:
-        if row["kind"] == archive.DECODE_RESULT:
-            passed = msgspec.msgpack.decode(row["value"], type=archive.DecodeResult)
+        if row["kind"] == record_decoder.DECODE_RESULT:
+            passed = msgspec.msgpack.decode(row["value"], type=record_decoder.DecodeResult)
             files += passed.frames + passed.parts
         elif row["kind"] == archive.ARCHIVE_OUTPUT:
             files += msgspec.msgpack.decode(row["value"], type=archive.ArchiveOutput).messages
-    return files, [(row["key"], row["value"]) for row in rows if row["kind"] == archive.FAULT]
+    return files, [(row["key"], row["value"]) for row in rows if row["kind"] == record_decoder.FAULT]
 
 
 @pytest.mark.parametrize(
@@ -146,9 +151,9 @@ def archived(lake: Lake, *records: Frame) -> tuple[list[DataFile], list[tuple[by
     [
         (decode, "read_message", "decode", b"3/78/0", False, True),
         (decode, "list_messages", "decode", b"3/78", False, True),
-        (archive, "read_frame", "archive", b"3/78", True, False),
-        (archive, "build_frame_row", "archive", b"3/78", True, False),
-        (archive, "build_copy_row", "archive", b"3/78", True, True),
+        (archive_rows, "read_frame", "archive", b"3/78", True, False),
+        (archive_rows, "build_frame_row", "archive", b"3/78", True, False),
+        (archive_rows, "build_copy_row", "archive", b"3/78", True, True),
         (archive, "build_message_row", "archive", b"3/78/0", False, True),
     ],
 )
@@ -207,31 +212,25 @@ def test_a_fault_of_kilns_own_in_a_good_message_counts_for_the_breaker(
 
 
 @pytest.mark.parametrize(
-    ("function", "table", "key"),
+    ("module", "function", "table", "key"),
     [
-        ("build_frame_row", "frames", b"3/78"),
-        ("build_copy_row", "copies", b"3/78/0"),
-        ("build_message_row", "messages", b"3/78/0"),
+        (archive_rows, "build_frame_row", "frames", b"3/78"),
+        (archive_rows, "build_copy_row", "copies", b"3/78/0"),
+        (archive, "build_message_row", "messages", b"3/78/0"),
     ],
 )
 def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
-    function: str, table: str, key: bytes, lake: Lake, monkeypatch: pytest.MonkeyPatch
+    module: object, function: str, table: str, key: bytes, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make = getattr(archive, function)
+    make: Callable[..., FrameRow | CopyRow | MessageRow] = getattr(module, function)
 
-    def beyond_a_bigint(*arguments: object) -> tuple[object, ...]:
-        row: tuple[object, ...] = make(*arguments)
-        is_bad = TIPS[BAD] in repr(arguments)
-        return (
-            tuple(2**70 if is_bad and value == 78 else value for value in row)
-            if table == "frames"
-            else tuple(
-                2**70 if is_bad and name.name == "observed_at" else value
-                for name, value in zip(TABLES[table].columns, row, strict=True)
-            )
-        )
+    def beyond_a_bigint(*arguments: object) -> FrameRow | CopyRow | MessageRow:
+        row = make(*arguments)
+        if TIPS[BAD] not in repr(arguments):
+            return row
+        return row._replace(kafka_offset=2**70) if table == "frames" else row._replace(observed_at=2**70)
 
-    monkeypatch.setattr(archive, function, beyond_a_bigint)
+    monkeypatch.setattr(module, function, beyond_a_bigint)
     files, [(found_key, value)] = archived(lake, *UPDATES)
     assert decode_quarantine(value).reason == "processing_failed"
     assert found_key == (b"3/%d" % 2**70 if table == "frames" else key)
@@ -240,7 +239,7 @@ def test_a_row_that_its_table_cannot_hold_is_quarantined_alone(
 
 def test_entries_that_cannot_be_read_keep_no_message_back(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = failing(build_control_rows, TIPS[BAD], OverflowError("too large"))
-    monkeypatch.setattr(archive, "build_control_rows", fails)
+    monkeypatch.setattr(archive_rows, "build_control_rows", fails)
     sent = [Frame.FromString(each.SerializeToString()) for each in UPDATES]
     for each in sent:
         each.payload += RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=TOPIC)]).SerializeToString()
@@ -254,7 +253,7 @@ def test_what_is_no_fault_of_a_record_stops_the_task(
     error: Exception, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark then tries again; a record is not given up because a disk was full."""
-    monkeypatch.setattr(archive, "build_frame_row", failing(archive.build_frame_row, TIPS[BAD], error))
+    monkeypatch.setattr(archive_rows, "build_frame_row", failing(build_frame_row, TIPS[BAD], error))
     with pytest.raises(type(error)):
         archived(lake, *UPDATES)
     assert not isinstance(error, PROCESSING_ERRORS)
@@ -262,10 +261,10 @@ def test_what_is_no_fault_of_a_record_stops_the_task(
 
 def test_updates_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        updates, "resolve_separator", failing(updates.resolve_separator, STREAMS[BAD], OverflowError("too large"))
+        row_builder, "resolve_separator", failing(resolve_separator, STREAMS[BAD], OverflowError("too large"))
     )
     batches = batches_of(*(frame.SerializeToString() for frame in UPDATES))
-    rows = list(updates.decode_records(batches, DecodeConfig("either"), updates.SeparatorConfig(), Epoch("query", 3)))
+    rows = list(updates.build_copies(batches, DecodeConfig("either"), SeparatorConfig(), Epoch("query", 3)))
     assert [row.topic for row in rows] == ["updates", "quarantine", "updates"]
     fault = decode_quarantine(rows[1].value)
     assert (rows[1].key, fault.stage, fault.reason) == (b"3/78/0", "updates", "processing_failed")
@@ -323,10 +322,11 @@ def test_an_update_as_long_as_a_topic_takes_fits_quarantine(mebibytes: int) -> N
 
 
 def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sink._READERS, "updates", failing(sink._read_update, STREAMS[BAD], OverflowError("x")))
+    fails = failing(sink_rows._read_update, STREAMS[BAD], OverflowError("x"))
+    monkeypatch.setitem(sink_rows._READERS, "updates", fails)
     batches = batches_of(*map(update, range(3)), topic="updates", key=b"key")
     order = ["topic", "partition", "offset", "stamp", "key", "value"]
-    files = written_by_sink(sink.decode_records(each.select(order) for each in batches), lake)
+    files = written_by_sink(sink.read_records(each.select(order) for each in batches), lake)
     assert column(lake, files, "updates", "tip") == [TIPS[0], TIPS[2]]
     assert column(lake, files, "quarantine", "reason") == ["processing_failed"]
     assert column(lake, files, "quarantine", "data") == [update(BAD)]
@@ -334,7 +334,7 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(detail).startswith("record 3/78 of updates: OverflowError")
 
 
-def written_by_sink(rows: Iterable[PackedRow], lake: Lake) -> list[DataFile]:
+def written_by_sink(rows: Iterable[UniqueRow[object]], lake: Lake) -> list[DataFile]:
     told = [row for batch in sink.write_rows(rows, lake, {}) for row in batch.to_pylist()]
     (wrote,) = (row["data"] for row in told if row["kind"] == sink.SINK_OUTPUT)
     return msgspec.msgpack.decode(wrote, type=sink.SinkOutput).files
@@ -342,7 +342,7 @@ def written_by_sink(rows: Iterable[PackedRow], lake: Lake) -> list[DataFile]:
 
 def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None:
     receipts = [("cid", "gossipsub", "topic", None, peers, 1_000_000, None) for peers in (1, 2**70, 3)]
-    files = written_by_sink([PackedRow("publications", (), "", row, 0) for row in receipts], lake)
+    files = written_by_sink([UniqueRow("publications", (), "", row, 0) for row in receipts], lake)
     assert column(lake, files, "publications", "peer_count") == [1, 3]
     (detail,) = column(lake, files, "quarantine", "detail")
     assert "publications" in str(detail)
@@ -350,15 +350,13 @@ def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None
 
 
 def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        history_messages, "build_message_row", failing(archive.build_message_row, TIPS[BAD], ValueError("no"))
-    )
-    rows = [FrameRow._make(archive.build_frame_row(3, 77 + at, 0, frame)) for at, frame in enumerate(UPDATES)]
+    monkeypatch.setattr(history_copies, "build_message_row", failing(build_message_row, TIPS[BAD], ValueError("no")))
+    rows = [build_frame_row(3, 77 + at, 0, frame) for at, frame in enumerate(UPDATES)]
     decoder = decode.FrameDecoder(DecodeConfig("either"))
     found = [
-        history_messages._merge_copy(item)
+        history_copies._merge_copy(item)
         for row in rows
-        for item in history_messages._decode_row(decoder, row).items
+        for item in history_copies._decode_row(decoder, row).items
         if isinstance(item, decode.DecodedMessage)
     ]
     (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))

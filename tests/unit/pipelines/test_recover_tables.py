@@ -15,7 +15,7 @@ from deltalake import CommitProperties
 
 from kiln.conf.process.location import parse_location
 from kiln.deploy.ops.recover import read_message_identities
-from kiln.pipelines.decode.decoder import compute_column_identities
+from kiln.pipelines.decode.identities import compute_column_identities
 from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles

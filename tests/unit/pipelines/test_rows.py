@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.pipelines.archive import transform as archive
+from kiln.pipelines.archive.control_rows import ControlRow, SubscriptionRow
+from kiln.pipelines.archive.rows import CopyRow, MessageRow
+from kiln.pipelines.decode.frame_row import FrameRow
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl, select_columns
-from kiln.pipelines.runtime.row_packing import PackedRow, build_packed_ddl, pack, pack_rows, unpack
+from kiln.pipelines.runtime.row_packing import UniqueRow, build_packed_ddl, pack, pack_rows, unpack_rows
 from kiln.pipelines.sink import transform as sink
+from kiln.pipelines.sink.rows import RECEIVED_COLUMNS, ROW_TYPES, ReceivedTip
 from kiln.schemas.delta.tables import TABLES, Column
 
 PAIR = build_arrow_schema((Column("number", "bigint", ""), Column("data", "binary", "")))
@@ -52,7 +57,7 @@ def test_columns_by_name_come_in_the_order_named() -> None:
 @pytest.mark.parametrize("identities", [archive.IDENTITIES, sink.IDENTITY])
 def test_packed_rows_are_as_spark_is_told(identities: tuple[str, ...]) -> None:
     """Names and types in one order, and no name twice."""
-    item = PackedRow("kind", (b"digest of 16 byt",) * len(identities), "3/77", (1, "a", None, b"\xff"), 1)
+    item = UniqueRow("kind", (b"digest of 16 byt",) * len(identities), "3/77", (1, "a", None, b"\xff"), 1)
     (batch,) = pack_rows([item], identities, 1_700_000_000_123_456)
     types = {"string": pa.string(), "binary": pa.binary(), "timestamp": pa.timestamp("us", tz="UTC")}
     told = [pair.split(" ") for pair in build_packed_ddl(identities).split(", ")]
@@ -62,7 +67,8 @@ def test_packed_rows_are_as_spark_is_told(identities: tuple[str, ...]) -> None:
     assert row["kind"] == "kind"
     assert {row[name] for name in identities} == {b"digest of 16 byt"}
     assert row["seen_at"] == datetime(2023, 11, 14, 22, 13, 20, 123456, tzinfo=UTC)
-    assert unpack(row["data"]) == [1, "a", None, b"\xff"]
+    (unpacked,) = unpack_rows([batch.select(["kind", "data"])], {"kind": list[object]})
+    assert unpacked.row == [1, "a", None, b"\xff"]
 
 
 values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=5) | st.text(max_size=5)
@@ -70,13 +76,34 @@ values = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.binar
 
 @given(st.lists(values | st.lists(st.tuples(st.text(max_size=3), st.text(max_size=3)), max_size=3)))
 def test_a_packed_row_comes_out_as_it_went_in_but_for_tuples(row: list[object]) -> None:
-    assert unpack(pack(tuple(row))) == [
+    assert msgspec.msgpack.decode(pack(tuple(row))) == [
         [list(pair) for pair in value] if isinstance(value, list) else value for value in row
     ]
 
 
+ROWS = {
+    "frames": FrameRow,
+    "copies": CopyRow,
+    "messages": MessageRow,
+    "subscriptions": SubscriptionRow,
+    "controls": ControlRow,
+    **{kind: row for kind, row in ROW_TYPES.items() if kind in TABLES},
+}
+
+
+@pytest.mark.parametrize("table", sorted(ROWS))
+def test_a_row_has_the_columns_of_its_table_in_their_order(table: str) -> None:
+    fields = msgspec.inspect.type_info(ROWS[table])
+    assert isinstance(fields, msgspec.inspect.NamedTupleType)
+    assert [field.name for field in fields.fields] == [column.name for column in TABLES[table].columns]
+
+
+def test_a_received_tip_has_the_columns_that_spark_is_told() -> None:
+    assert list(ReceivedTip._fields) == [column.name for column in RECEIVED_COLUMNS]
+
+
 def test_packed_rows_come_after_as_many_bytes_as_rows_of_a_table() -> None:
-    items = (PackedRow("kind", (b"",), f"0/{at}", (bytes(5 << 20),), 0) for at in range(5))
+    items = (UniqueRow("kind", (b"",), f"0/{at}", (bytes(5 << 20),), 0) for at in range(5))
     assert [batch.num_rows for batch in pack_rows(items, sink.IDENTITY, 0)] == [4, 1]
 
 

@@ -21,18 +21,22 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka_ranges import RECORDS
-from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack, unpack_rows
+from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack_rows
+from kiln.pipelines.sink.rows import (
+    LOG_TIME,
+    RECEIVED_COLUMNS,
+    ROW_TYPES,
+    UpdatesRow,
+    read_record,
+    read_stored_identities,
+)
 from kiln.pipelines.sink.transform import (
     IDENTITY,
-    LOG_TIME,
     OUTPUT_TABLES,
-    RECEIVED_COLUMNS,
     SINK_OUTPUT,
     SinkOutput,
-    _read_record,
     apply_log_time,
-    decode_records,
-    read_stored_identities,
+    read_records,
     write_rows,
 )
 from kiln.schemas.delta.tables import TABLES
@@ -100,7 +104,7 @@ def rows(
 ) -> list[tuple[str, dict[str, object]]]:
     """(table, row by column) of all that a record says; each row must fit its table."""
     found = []
-    for table, identity, row in _read_record(
+    for table, identity, row in read_record(
         topic, 3, offset, now, key, value if isinstance(value, bytes) else encode(value)
     ):
         columns = TABLES[table].columns if table in TABLES else RECEIVED_COLUMNS
@@ -116,7 +120,7 @@ def rows(
 
 def identities(topic: str, value: bytes | Record, key: bytes = b"", offset: int = 77, now: int = NOW) -> list[object]:
     raw = value if isinstance(value, bytes) else encode(value)
-    return [(table, identity) for table, identity, _ in _read_record(topic, 3, offset, now, key, raw)]
+    return [(table, identity) for table, identity, _ in read_record(topic, 3, offset, now, key, raw)]
 
 
 def test_an_update() -> None:
@@ -314,7 +318,7 @@ def test_another_fault_at_the_offset_of_an_earlier_topic_is_another_row() -> Non
     identities = [
         identity
         for fault in (FAULT, FAULT, other)
-        for _, identity, _ in _read_record("quarantine", 0, 0, NOW, build_quarantine_key(1, 2), encode(fault))
+        for _, identity, _ in read_record("quarantine", 0, 0, NOW, build_quarantine_key(1, 2), encode(fault))
     ]
     assert identities[0] == identities[1] != identities[2]
 
@@ -489,7 +493,7 @@ Record6 = tuple[str, int, int, int, bytes | None, bytes | None]
 class PackedRow(NamedTuple):
     table: str
     identity: bytes
-    row: list[object]
+    row: tuple[object, ...]
 
 
 def table_rows(records: Sequence[Record6]) -> list[PackedRow]:
@@ -506,11 +510,12 @@ def batches_of(records: Sequence[Record6]) -> Iterator[pa.RecordBatch]:
 
 def every_row(records: Sequence[Record6]) -> list[PackedRow]:
     found = []
-    for batch in pack_rows(decode_records(batches_of(records)), IDENTITY, NOW):
+    for batch in pack_rows(read_records(batches_of(records)), IDENTITY, NOW):
         assert batch.schema.names == ["kind", "identity", "data", "seen_at"]
         for row in batch.to_pylist():
             assert row["seen_at"] == datetime.fromtimestamp(NOW // 1_000_000, UTC)
-            found.append(PackedRow(row["kind"], row["identity"], unpack(row["data"])))
+            data = msgspec.msgpack.decode(row["data"], type=ROW_TYPES[row["kind"]])
+            found.append(PackedRow(row["kind"], row["identity"], data))
     return found
 
 
@@ -532,9 +537,9 @@ def test_each_row_is_packed_under_the_name_of_its_table() -> None:
         "received",
     ]
     said = [
-        (table, list(row))
+        (table, row)
         for topic, _, offset, at, key, value in records
-        for table, _, row in _read_record(topic, 0, offset, at, key, value)
+        for table, _, row in read_record(topic, 0, offset, at, key, value)
     ]
     assert [(row.table, row.row) for row in found] == said
     assert all(len(row.identity) == 16 for row in found)
@@ -555,11 +560,8 @@ def test_an_empty_record_that_is_no_tick_is_quarantined(topic: str, value: bytes
     assert (found["reason"], found["data"]) == ("record_malformed", b"")
 
 
-LOG_TIME_INDEX = [column.name for column in TABLES["updates"].columns].index("log_time")
-
-
 def log_times(records: Sequence[Record6]) -> list[object]:
-    return [row.row[LOG_TIME_INDEX] for row in table_rows(records) if row.table == "updates"]
+    return [row.row.log_time for row in table_rows(records) if isinstance(row.row, UpdatesRow)]
 
 
 def test_the_time_of_an_update_is_the_greatest_stamp_of_its_partition_so_far() -> None:
@@ -577,7 +579,7 @@ def test_the_clock_of_each_partition_is_told_ticks_included() -> None:
         for n, (partition, stamp, each) in enumerate(stamps)
     ]
     told = [row.row for row in every_row(records) if row.table == LOG_TIME]
-    assert sorted(told) == [[0, 30], [1, 10]]
+    assert sorted(told) == [(0, 30), (1, 10)]
 
 
 def test_the_clock_of_another_micro_batch_is_another_row() -> None:
@@ -588,9 +590,9 @@ def test_the_clock_of_another_micro_batch_is_another_row() -> None:
 
 @pytest.mark.parametrize(("partition", "at", "found"), [(0, 10, 30), (0, 30, 30), (0, 40, 40), (1, 10, 10)])
 def test_log_time_spans_micro_batches_and_never_goes_back(partition: int, at: int, found: int) -> None:
-    ((_, _, row), _) = _read_record("updates", partition, 77, at, b"", GOOD["updates"])
-    moved = apply_log_time(row, {0: 30})
-    assert moved == (*row[:LOG_TIME_INDEX], found, *row[LOG_TIME_INDEX + 1 :])
+    ((_, _, row), _) = read_record("updates", partition, 77, at, b"", GOOD["updates"])
+    assert isinstance(row, UpdatesRow)
+    assert apply_log_time(row, {0: 30}) == row._replace(log_time=found)
 
 
 # ---------------------------------------------------------------- packed rows in, files out
@@ -605,9 +607,11 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
         [{"kind": row.table, "data": pack(row.row)} for row in rows],
         pa.schema([("kind", pa.string()), ("data", pa.binary())]),
     )
-    *others, last = (row for made in write_rows(unpack_rows([batch]), lake, {3: 900}) for row in made.to_pylist())
-    assert [(row["kind"], unpack(row["data"])) for row in others] == [
-        (row.table, row.row) for row in rows if row.table not in OUTPUT_TABLES
+    *others, last = (
+        row for made in write_rows(unpack_rows([batch], ROW_TYPES), lake, {3: 900}) for row in made.to_pylist()
+    )
+    assert [(row["kind"], row["data"]) for row in others] == [
+        (row.table, pack(row.row)) for row in rows if row.table not in OUTPUT_TABLES
     ]
     assert last["kind"] == SINK_OUTPUT
     files = msgspec.msgpack.decode(last["data"], type=SinkOutput).files
@@ -617,8 +621,7 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
         found = pq.read_table(tmp_path / file.table / file.name).cast(arrow)
         expected = [row.row for row in rows if row.table == file.table]
         if file.table == "updates":  # log time is later than the stamps of these records
-            expected = [list(apply_log_time(row, {3: 900})) for row in expected]
-            assert [row[LOG_TIME_INDEX] for row in expected] == [900]
+            expected = [row._replace(log_time=900) for row in expected if isinstance(row, UpdatesRow)]
         columns = [
             pa.array(column, field.type) for column, field in zip(zip(*expected, strict=True), arrow, strict=True)
         ]
@@ -629,7 +632,7 @@ def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     lake.create(OUTPUT_TABLES)
     (batch,) = write_rows((), lake, {})
-    assert [(row["kind"], unpack(row["data"])) for row in batch.to_pylist()] == [(SINK_OUTPUT, [[]])]
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [(SINK_OUTPUT, pack(SinkOutput([])))]
 
 
 def test_the_identities_of_records_are_known_from_their_rows(tmp_path: Path) -> None:
@@ -644,7 +647,7 @@ def test_the_identities_of_records_are_known_from_their_rows(tmp_path: Path) -> 
     batch = pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)], schema=RECORDS
     )
-    decoded = [row for row in decode_records(iter([batch])) if row.kind != LOG_TIME]
+    decoded = [row for row in read_records(iter([batch])) if row.kind != LOG_TIME]
     outputs = [each for batch in write_rows(decoded, lake, {}) for each in batch.to_pylist()]
     (written,) = [each["data"] for each in outputs if each["kind"] == SINK_OUTPUT]
     for number, file in enumerate(msgspec.msgpack.decode(written, type=SinkOutput).files):

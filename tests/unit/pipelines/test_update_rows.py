@@ -19,13 +19,8 @@ from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.updates import transform as module
 from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.repeats import select_updates
-from kiln.pipelines.updates.transform import (
-    KnownSeparators,
-    SeparatedUpdate,
-    SeparatorConfig,
-    decode_records,
-    resolve_separator,
-)
+from kiln.pipelines.updates.separators import KnownSeparators, SeparatedUpdate, SeparatorConfig, resolve_separator
+from kiln.pipelines.updates.transform import build_copies
 from kiln.pipelines.updates.update_rows import COPY_COLUMNS, UpdateRow, read_copies, write_copies
 from kiln.schemas.dht.announcement import Announcement, compute_salt, write_announcement
 from kiln.schemas.dht.items import build_put_fields
@@ -117,7 +112,7 @@ def select(copies: list[UpdateRow], state: dict[bytes, StoredDigest] | None = No
 def rows_with(separating: SeparatorConfig, *values: bytes | None, how: DecodeConfig | None = None) -> list[UpdateRow]:
     batches = [pa.RecordBatch.from_pydict(columns(*values))]
     engines.check_records(batches, how or DecodeConfig(default_policy="either"))
-    return list(decode_records(iter(batches), how or DecodeConfig(default_policy="either"), separating, EPOCH))
+    return list(build_copies(iter(batches), how or DecodeConfig(default_policy="either"), separating, EPOCH))
 
 
 def records(*values: bytes | None) -> list[UpdateRecord]:
@@ -540,6 +535,6 @@ def test_a_task_gives_the_first_copy_of_a_message_in_each_partition() -> None:
     batch = columns(sent, again, sent, sent)
     batch["partition"] = pa.array([3, 3, 3, 4], type=pa.int32())
     batches = iter([pa.RecordBatch.from_pydict(batch)])
-    found = list(decode_records(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH))
+    found = list(build_copies(batches, DecodeConfig(default_policy="either"), SeparatorConfig(), EPOCH))
     assert [row.position for row in found] == ["3/77/0", "3/78/0", "4/80/0"]
     assert len({row.identity for row in found}) == 1

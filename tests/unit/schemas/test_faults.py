@@ -130,7 +130,7 @@ def test_nothing_is_quarantined_at_another_stage() -> None:
         "_reject_frame": 3,
         "QuarantineRecord": 0,
         "build_quarantine_records": 0,
-        "_Verification": 0,
+        "_reject_copy": 1,
     }
     stages = {literal(node, places[name], "stage") for name, node in calls() if name in places} - {None, ""}
     assert {"frame", "hello", "rpc", "topic", "signature", "message", "separator", "batch", "publisher"} <= stages

@@ -13,14 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import VECTORS
-from kiln.pipelines.decode.decoder import (
-    DecodeConfig,
-    DecodedMessage,
-    RejectedMessage,
-    compute_identities,
-    decode,
-    get_signer,
-)
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, decode, get_signer
+from kiln.pipelines.decode.identities import compute_identities
 from kiln.schemas.captures import ceramic_log
 from kiln.schemas.captures.items import LINE_MALFORMED, NO_MESSAGE, LoggedMessage, UnreadableItem
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -304,7 +298,7 @@ def test_what_a_log_tells_is_marked_and_stands_beside_the_verified_message() -> 
     found = good(frame)
     assert found.verdict is Verdict.UNVERIFIABLE
     assert found.message_id == f"unverified/{AUTHOR}/07"
-    assert get_signer(found) is None
+    assert get_signer(found.envelope, found.verdict) is None
     assert found.copy is not None
     assert found.copy.verdict == "unverifiable"
     signed = message_of(frame)

@@ -16,7 +16,7 @@ from kiln.conf.settings.keys import list_keys
 from kiln.conf.settings.model import Kafka
 from kiln.conf.settings.reading import DEFAULT_FILE
 from kiln.pipelines.runtime.query_context import QueryContext
-from kiln.pipelines.sink.transform import _READERS
+from kiln.pipelines.sink.rows import _READERS
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS, Partitions
 from kiln.schemas.queries import QUERIES, QuerySpec

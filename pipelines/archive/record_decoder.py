@@ -1,0 +1,353 @@
+"""First stage of the query `archive`: records of `kiln.frames` to copies of messages, with the native core and in
+Python. All rows but those of `messages` go into files.
+
+Records that the core leaves are decoded in Python, and their rows take the places that they have without the core.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+
+from kiln.pipelines.archive.control_rows import ENTRY_ROW_BYTES, estimate_size
+from kiln.pipelines.archive.core_samples import compare_samples, list_positions
+from kiln.pipelines.archive.rows import (
+    ROW_BYTES,
+    DecodedRecord,
+    FaultRow,
+    build_fault_rows,
+    decode_record,
+    reject_row,
+)
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage
+from kiln.pipelines.decode.frame_row import FrameRow
+from kiln.pipelines.decode.identities import compute_identities
+from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.frame_ranges import FrameRangeFilter, build_range_key
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.native.core import Core, CoreRows, can_decode, take_records
+from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine, turn_off
+from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, CopyColumns
+from kiln.pipelines.runtime.epoch import get_task_epoch
+from kiln.pipelines.runtime.row_packing import UniqueRow
+from kiln.schemas.kafka.frames import DIRECTIONS
+
+_Batches = Iterator[pa.RecordBatch]
+_Faults = list[RejectedMessage]
+
+PARTS: Final = ("copies", "subscriptions", "controls")
+"""Tables whose rows are parts of a frame, at its position."""
+
+MESSAGE: Final = "messages"
+FAULT: Final = "fault"
+DECODE_RESULT: Final = "decode_result"
+"""Kinds of rows: a message, as `DecodedMessage` or `MessageRow`; a `FaultRow`; a `DecodeResult`."""
+
+_NO_ROWS: Final = pa.RecordBatch.from_arrays([], names=[])
+
+
+class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
+    """Result of one decode task."""
+
+    spans: dict[int, tuple[int, int]]
+    """first and last offset, by partition"""
+    frame_ranges: dict[bytes, list[tuple[int, int]]]
+    """the frames in the files, as `kiln.pipelines.delta.frame_ranges.FrameRanges`"""
+    frames: list[DataFile]
+    parts: list[DataFile]
+    """files of the tables in PARTS"""
+    valid_copies: int = 0
+    """copies of valid messages"""
+    entries: dict[str, int] = {}
+    """subscriptions and control entries by kind"""
+    core_differences: int = 0
+    """records that the native core and Python decoded into other rows"""
+
+
+class CopyChunk:
+    """Copies of messages, faults and results, for one transaction of the deduplication file: rows of the core, then
+    those of Python.
+
+    Attributes:
+        messages: Rows of `messages` of the core.
+        items: Rows from Python: a message is a `DecodedMessage`.
+        columns: All of them in the order of their records.
+    """
+
+    def __init__(
+        self,
+        items: Sequence[UniqueRow[object]],
+        rows: Sequence[int] = (),
+        messages: pa.RecordBatch = _NO_ROWS,
+        identities: pa.RecordBatch = _NO_ROWS,
+    ) -> None:
+        """Create the chunk.
+
+        Args:
+            items: Rows from Python.
+            rows: Of the record of each item, in the batch; needed with rows of the core only.
+            messages: Rows of the core.
+            identities: Their digests and positions, and the row of the record of each.
+        """
+        self.messages = messages
+        self.items = items
+        first = [item.identities[0] for item in items]
+        second = [item.identities[1] if len(item.identities) > 1 else None for item in items]
+        positions = [item.position for item in items]
+        self._order: list[int] | None = None
+        if messages.num_rows:
+            early, late, places = (identities.column(name).to_pylist() for name in ("early", "late", "position"))
+            first, second, positions = early + first, late + second, places + positions
+        self.columns = CopyColumns(first, second, positions)
+        if messages.num_rows and items:
+            records = [*identities.column("row").to_pylist(), *rows]
+            self._order = order = sorted(range(len(records)), key=records.__getitem__)  # stable
+            self.columns = CopyColumns(
+                [first[at] for at in order], [second[at] for at in order], [positions[at] for at in order]
+            )
+
+    def restore_order(self, accepted: list[bool]) -> list[bool]:
+        """Return what `select_new` returned for `columns`, in the order of `messages` and `items`."""
+        if self._order is None:
+            return accepted
+        restored = [False] * len(accepted)
+        for at, is_accepted in zip(self._order, accepted, strict=True):
+            restored[at] = is_accepted
+        return restored
+
+
+def decode_records(
+    batches: _Batches, config: DecodeConfig, lake: Lake, task: bytes, *, native_core: bool = True
+) -> Iterator[CopyChunk]:
+    """Decode the records of a task, and write the rows of `frames` and of the tables in PARTS into files.
+
+    Args:
+        batches: Columns partition, offset, stamp and value of RECORDS.
+        config: How to decode.
+        lake: The lake of the files.
+        task: Digest that each attempt of the task shares, and no other task.
+        native_core: Use the native core if there is one.
+
+    Yields:
+        Every copy of a message, because the deduplication file may have accepted a later copy of this task already; the
+        faults; and last the task's `DecodeResult`.
+    """
+    decoder: _RecordDecoder | None = None
+    for batch in batches:
+        if decoder is None:
+            core = Core(config) if native_core and can_decode(config, batch.num_rows) else None
+            decoder = _RecordDecoder(config, lake, core)
+        yield from decoder.decode(batch)
+    if decoder is not None:
+        yield from decoder.finish(task)
+
+
+class _RecordDecoder:
+    """Decoder of the records of one task, and writer of their rows."""
+
+    def __init__(self, config: DecodeConfig, lake: Lake, core: Core | None) -> None:
+        self._core = core
+        self._decoder = FrameDecoder(config)
+        self._rejected: _Faults = []
+        self._frames = _open_files(lake, "frames", self._rejected)
+        self._parts = PartFiles(lake, self._rejected)
+        self._filter = FrameRangeFilter({})
+        self._spans: dict[int, tuple[int, int]] = {}
+        self._valid_copies = self._differences = 0
+        self._items: list[UniqueRow[object]] = []  # from Python, for the next chunk
+        self._bytes = 0
+
+    def decode(self, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
+        """Decode a batch of RECORDS."""
+        self._extend_spans(batch)
+        first = 0
+        for rows in self._core.archive(batch) if self._core is not None else ():
+            if self._find_difference(rows, batch):
+                self._core = None
+                break
+            yield from self._merge(rows, batch) if rows.tables else self._decode_in_python(batch, rows.first, rows.end)
+            first = rows.end
+        yield from self._decode_in_python(batch, first, batch.num_rows)
+
+    def finish(self, task: bytes) -> Iterator[CopyChunk]:
+        """Close the files, and yield the last faults, and the `DecodeResult`."""
+        frames, parts = self._frames.close(), self._parts.close()
+        for fault in self._rejected:
+            self._items += pack_faults(fault)
+        if self._spans:
+            result = DecodeResult(
+                spans=self._spans,
+                frame_ranges=self._filter.accepted,
+                frames=frames,
+                parts=parts,
+                valid_copies=self._valid_copies,
+                entries=self._parts.entries,
+                core_differences=self._differences,
+            )
+            self._items.append(UniqueRow(DECODE_RESULT, (task,), task.hex(), result, 0))
+        yield from self._take_chunk()
+
+    def _extend_spans(self, batch: pa.RecordBatch) -> None:
+        partitions, offsets = batch.column("partition"), batch.column("offset")
+        for partition in pc.unique(partitions).to_pylist():
+            own = offsets.filter(pc.equal(partitions, partition))
+            first, _ = self._spans.get(partition, (own[0].as_py(), 0))
+            self._spans[partition] = first, own[-1].as_py()
+
+    def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
+        """Compare the samples with Python's rows. At a difference, the core is turned off."""
+        for record, ours, theirs in compare_samples(rows, batch, self._decoder):
+            if ours != theirs:
+                self._differences += 1
+                turn_off("the native core and Python decoded a record into other rows", record.partition, record.offset)
+                return True
+        return not find_engine().is_native  # another task of this worker has found one
+
+    def _decode_in_python(self, batch: pa.RecordBatch, first: int, end: int) -> Iterator[CopyChunk]:
+        """Decode consecutive records."""
+        records = batch.slice(first, end - first)
+        columns = (records.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
+        for partition, offset, stamp, value in zip(*columns, strict=True):
+            decoded = decode_record(self._decoder, partition, offset, stamp, value)
+            row = decoded.row
+            is_new = row is not None and self._filter.accept_key(*_build_frame_key(row))
+            self._items += self._write(decoded, len(value or b""), is_new=is_new)
+            if decoded.items:
+                self._bytes += len(value or b"") + ROW_BYTES * len(decoded.items)
+                if len(self._items) >= CHUNK_ROWS or self._bytes >= CHUNK_BYTES:
+                    yield from self._take_chunk()
+
+    def _take_chunk(self) -> Iterator[CopyChunk]:
+        if self._items:
+            yield CopyChunk(self._items)
+            self._items, self._bytes = [], 0
+
+    def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
+        """Decode in Python what the core left, and write the rows of both."""
+        yield from self._take_chunk()
+        tables: Mapping[str, pa.RecordBatch] = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
+        frame_keys, identities = rows.tables[len(TABLES_OF_CORE) :]
+        keys: Iterable[tuple[int, bytes, int]]
+        keys = list(zip(*(frame_keys.column(name).to_pylist() for name in ("row", "key", "sequence")), strict=True))
+        core_rows = [row for row, _, _ in keys]
+        left = [
+            (record, decode_record(self._decoder, record.partition, record.offset, record.stamp, record.value))
+            for record in take_records(batch, rows.left)
+        ]
+        if left:  # each frame is accepted once, in the order of the records
+            python_keys = ((at.row, *_build_frame_key(decoded.row)) for at, decoded in left if decoded.row is not None)
+            keys = sorted([*keys, *python_keys])
+        accepted = {row for row, key, sequence in keys if self._filter.accept_key(key, sequence)}
+        self._valid_copies += tables["messages"].num_rows
+        self._write_tables(tables, [row in accepted for row in core_rows])
+        items: list[UniqueRow[object]] = []
+        item_rows: list[int] = []
+        for record, decoded in left:
+            items += self._write(decoded, len(record.value or b""), is_new=record.row in accepted)
+            item_rows += [record.row] * (len(items) - len(item_rows))
+        yield CopyChunk(items, item_rows, tables["messages"], identities)
+
+    def _write(self, decoded: DecodedRecord, size: int, *, is_new: bool) -> list[UniqueRow[object]]:
+        """Write the rows of a record from Python, unless its frame came before, and return its messages and faults."""
+        if is_new and decoded.row is not None:
+            self._frames.add(decoded.row, size)
+            self._parts.add(decoded)
+        items: list[UniqueRow[object]] = []
+        horizon = self._decoder.config.unsigned_horizon
+        for item in decoded.items:
+            if isinstance(item, DecodedMessage):
+                self._valid_copies += item.copy is not None or not item.own  # a copy is received
+                items.append(UniqueRow(MESSAGE, compute_identities(item, "", horizon), item.ref.text, item, 0))
+            else:
+                items += pack_faults(item)
+        return items
+
+    def _write_tables(self, tables: Mapping[str, pa.RecordBatch], is_new: list[bool]) -> None:
+        """Write the rows of `frames` and its parts from the core, without those of frames that came before."""
+        frames = tables["frames"]
+        parts = {name: tables[name] for name in PARTS}
+        if not all(is_new):
+            mask = pa.array(is_new, pa.bool_())
+            repeated = set(list_positions(frames.filter(pc.invert(mask))))
+            frames = frames.filter(mask)
+            for name, part in parts.items():
+                keep = [position not in repeated for position in list_positions(part)]
+                parts[name] = part.filter(pa.array(keep, pa.bool_()))
+        self._frames.gather(frames)
+        self._parts.gather(parts)
+
+
+class PartFiles:
+    """Writer of the rows of the tables in PARTS."""
+
+    def __init__(self, lake: Lake, rejected: _Faults | None = None) -> None:
+        """`rejected`: receives the faults of rows that their table cannot store; by default `add` or `close` raises."""
+        self._copies, self._subscriptions, self._controls = (_open_files(lake, table, rejected) for table in PARTS)
+        self.entries = Counter[str]()
+        """subscriptions and control entries by kind"""
+
+    def add(self, record: DecodedRecord) -> None:
+        """Add the rows of a record."""
+        for copy in record.copies:
+            self._copies.add(copy, ROW_BYTES)
+        for subscription in record.control.subscriptions:
+            self._subscriptions.add(subscription, ENTRY_ROW_BYTES)
+            self.entries[_name_subscription(subscription.subscribe)] += 1
+        for control in record.control.controls:
+            self._controls.add(control, estimate_size(control))
+            self.entries[control.kind] += 1
+
+    def gather(self, parts: Mapping[str, pa.RecordBatch]) -> None:
+        """Add record batches by table."""
+        self._copies.gather(parts["copies"])
+        self._subscriptions.gather(parts["subscriptions"])
+        self._controls.gather(parts["controls"])
+        for subscribe, count in count_values(parts["subscriptions"].column("subscribe")):
+            self.entries[_name_subscription(bool(subscribe))] += count
+        for kind, count in count_values(parts["controls"].column("kind")):
+            self.entries[str(kind)] += count
+
+    def close(self) -> list[DataFile]:
+        """Close and return all files."""
+        return [file for table in (self._copies, self._subscriptions, self._controls) for file in table.close()]
+
+
+def _open_files(lake: Lake, table: str, rejected: _Faults | None) -> TableFiles:
+    if rejected is None:
+        return TableFiles(lake, table)
+    return TableFiles(lake, table, refuse=lambda row, error: rejected.append(reject_row(table, row, error)))
+
+
+def _name_subscription(subscribe: bool) -> str:
+    return "SUBSCRIBE" if subscribe else "UNSUBSCRIBE"
+
+
+def count_values(column: pa.Array) -> Iterator[tuple[object, int]]:
+    """Count the rows of each value."""
+    for counted in pc.value_counts(column).to_pylist():
+        yield counted["values"], counted["counts"]
+
+
+def _build_frame_key(row: FrameRow) -> tuple[bytes, int]:
+    """Build the key of `FrameRanges` of a frame, and its sequence."""
+    return build_range_key(row.connection, DIRECTIONS.index(row.direction)), row.sequence
+
+
+def pack_faults(item: RejectedMessage) -> Iterator[UniqueRow[FaultRow]]:
+    """Build the rows of a fault for quarantine."""
+    for identity, row in build_fault_rows(item):
+        yield UniqueRow(FAULT, (identity,), item.ref.text, row, len(row.value))
+
+
+def compute_task_digest() -> bytes:
+    """Compute a digest that all attempts of a task share, so that only one attempt counts."""
+    epoch, context = get_task_epoch(), TaskContext.get()
+    partition = 0 if context is None else context.partitionId()
+    return blake2b(f"{epoch.query}/{epoch.batch}/{partition}".encode(), digest_size=16).digest()

@@ -1,0 +1,236 @@
+"""One record of `kiln.frames`, decoded in Python: its messages and faults, and the rows of its parts.
+
+This is the definition of what the native core decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import NamedTuple
+
+from kiln.pipelines.archive.control_rows import NO_CONTROL_ROWS, ControlRows, build_control_rows, read_control_rpc
+from kiln.pipelines.decode.decoder import (
+    DecodedMessage,
+    FrameDecoder,
+    MessageRef,
+    RejectedMessage,
+    build_frame_key,
+    get_signer,
+    reject_failed,
+    reject_unreadable,
+)
+from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
+from kiln.pipelines.decode.identities import compute_fault_identity
+from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.pipelines.decode.user_decoder import STAGE as DECODER_STAGE
+from kiln.pipelines.decode.user_decoder import MessageDecoder
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.frames import RPC_TOO_COSTLY, read_frame
+from kiln.schemas.kafka.records import (
+    MAX_QUARANTINED,
+    Origin,
+    QuarantineRecord,
+    build_quarantine_key,
+    build_quarantine_records,
+    encode,
+)
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import VERDICT_NAMES, peer_text
+
+ROW_BYTES = 500
+"""approximate bytes of a message or of its row, in addition to its data"""
+
+
+class MessageRow(NamedTuple):
+    """A row of the table `messages`, in the order of its columns. Times are µs."""
+
+    message_id: str
+    network: str
+    origin: Origin
+    topic: str
+    topic_source: str
+    type: str
+    from_peer: str | None
+    seqno: bytes | None
+    stream: str | None
+    tip: str | None
+    model: str | None
+    sep: str | None
+    batch_cid: str | None
+    query_id: str | None
+    tips: list[tuple[str, str]] | None
+    ts: int | None
+    ver: str | None
+    ipfs_ver: str | None
+    data: bytes
+    verdict: str
+    remote_peer: str
+    observed_at: int
+    kafka_partition: int
+    kafka_offset: int
+    message_index: int | None
+    decoded: str | None = None
+    """filled by `decode_data`, after deduplication"""
+
+
+class CopyRow(NamedTuple):
+    """A row of the table `copies`, in the order of its columns. Times are µs."""
+
+    network: str
+    message_id: str
+    remote_peer: str
+    observed_at: int
+    verdict: str
+    kafka_partition: int
+    kafka_offset: int
+    message_index: int | None
+
+
+class FaultRow(NamedTuple):
+    """A record for `kiln.quarantine`. `author`: as in `RejectedMessage`."""
+
+    reason: str
+    author: str
+    key: bytes
+    value: bytes
+
+
+class DecodedRecord(NamedTuple):
+    """A decoded record of `kiln.frames`, and the rows of its parts."""
+
+    items: list[DecodedMessage | RejectedMessage]
+    copies: Sequence[CopyRow] = ()
+    control: ControlRows = NO_CONTROL_ROWS
+    row: FrameRow | None = None
+    """of `frames`; `None` if the record is not a Frame, or has no row"""
+
+
+def decode_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> DecodedRecord:
+    """Decode one record. If this fails, the record is a fault of the stage `archive`, and stays in `frames` if it has a
+    row there."""
+    row: FrameRow | None = None
+    try:
+        frame = read_frame(value)
+        if isinstance(frame, Rejected):
+            return DecodedRecord([reject_unreadable(frame, value, partition, offset, stamp)])
+        row = build_frame_row(partition, offset, stamp, frame)
+        return decode_parts(decoder, frame, partition, offset, row)
+    except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
+        fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
+        return DecodedRecord([fault], row=row)
+
+
+def decode_parts(
+    decoder: FrameDecoder, frame: Frame, partition: int, offset: int, row: FrameRow | None = None
+) -> DecodedRecord:
+    """Decode a frame into the rows of its parts. Its messages are decoded even if its control part cannot be read.
+    `row`: its own, if it has one."""
+    rpc = read_control_rpc(frame)  # parsed once for its messages and its control part
+    items = decoder.decode_frame(frame, partition, offset, rpc)
+    copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
+    control = NO_CONTROL_ROWS
+    ref, observed_at = MessageRef(partition, offset, None), frame.observed_at // 1000
+    try:
+        if rpc is not None:
+            control = build_control_rows(frame, rpc, decoder.config, partition, offset)
+        if control.unread:
+            read = len(control.subscriptions) + len(control.controls)
+            detail = f"{read + control.unread} subscriptions and control entries, of which the first {read} are read"
+            key = build_frame_key(frame)
+            items.append(RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, key))  # frame has bytes
+    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
+        items.append(reject_failed("archive", error, ref, frame.payload, observed_at, build_frame_key(frame)))
+    return DecodedRecord(items, copies, control, row)
+
+
+def build_message_row(item: DecodedMessage) -> MessageRow:
+    """Build the row of a valid message."""
+    content, envelope = item.content, item.envelope
+    signer = get_signer(envelope, item.verdict)
+    return MessageRow(
+        message_id=item.message_id,
+        network=item.network,
+        origin=item.origin,
+        topic=item.topic,
+        topic_source=item.topic_source,
+        type=content.type,
+        from_peer=signer,
+        seqno=envelope.seqno if signer else None,
+        stream=content.stream,
+        tip=content.tip,
+        model=content.model,
+        sep=content.sep,
+        batch_cid=content.batch,
+        query_id=content.query_id,
+        tips=list(content.tips.items()) if content.tips is not None else None,
+        ts=content.ts,
+        ver=content.ver,
+        ipfs_ver=content.ipfs_ver,
+        data=envelope.data,
+        verdict=VERDICT_NAMES[item.verdict],
+        remote_peer=item.remote_peer,
+        observed_at=item.observed_at,
+        kafka_partition=item.ref.partition,
+        kafka_offset=item.ref.offset,
+        message_index=item.ref.position,
+    )
+
+
+def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> CopyRow:
+    """Build the row of a received message, valid or not.
+
+    The network is that of the topic, given by name or by index, as in the table `messages`, and without a topic that of
+    the frame.
+
+    Raises:
+        ValueError: The item is no copy.
+    """
+    copy, ref = item.copy, item.ref
+    if copy is None:
+        raise ValueError("a fault of a whole frame, or an announcement in the DHT, is not a copy of a message")
+    remote = item.remote_peer if isinstance(item, DecodedMessage) else peer_text(frame.remote_peer)
+    return CopyRow(copy.network, copy.message_id, remote, item.observed_at, copy.verdict, *ref)
+
+
+def decode_data(row: MessageRow, decoder: MessageDecoder) -> MessageRow | RejectedMessage:
+    """Fill the column `decoded`, or return the fault, with the data of the message."""
+    decoded = decoder.decode(row.data)
+    if isinstance(decoded, str):
+        return row._replace(decoded=decoded)
+    ref = MessageRef(row.kafka_partition, row.kafka_offset, row.message_index)
+    return RejectedMessage(ref, DECODER_STAGE, decoded.reason, decoded.detail, row.data, row.observed_at)
+
+
+def reject_message(item: DecodedMessage, error: Exception) -> RejectedMessage:
+    """Build the fault of a message of which no row can be built."""
+    return reject_failed("archive", error, item.ref, item.envelope.SerializeToString(), item.observed_at)
+
+
+def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedMessage:
+    """Build the fault of a row that its table cannot store. Its data is the payload of the frame or the data of the
+    message; a row of `copies` has none."""
+    values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
+    partition, offset, index = (values.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))
+    data, at = values.get("payload", values.get("data")), values["observed_at"]
+    assert isinstance(partition, int)
+    assert isinstance(offset, int)
+    ref = MessageRef(partition, offset, index if isinstance(index, int) else None)
+    return reject_failed(
+        "archive", error, ref, data if isinstance(data, bytes) else b"", at if isinstance(at, int) else 0
+    )
+
+
+def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, FaultRow]]:
+    """Build the rows of a fault, each with its digest. Bytes that are too many for one record give several, each with a
+    numbered part."""
+    own = compute_fault_identity(item)
+    for number, record in enumerate(build_fault_records(item)):
+        identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
+        yield identity, FaultRow(item.reason, item.author, build_quarantine_key(*item.ref), encode(record))
+
+
+def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
+    """Build the quarantine records of a fault, part by part."""
+    return build_quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)

@@ -1,0 +1,206 @@
+"""Deduplication of a query: by a file on one machine, or by Spark's state on a cluster (decision 10).
+
+A query describes its two stages, one before and one after deduplication, and gets the steps that its plan puts
+together. Both implementations accept the same rows.
+
+    FileDeduplication    source: decode, look up in the file, write                   micro-batch: no step
+    StateDeduplication   source: decode and pack ─ Spark's deduplicating operators ─  micro-batch: unpack, write
+
+The stages of `updates` are different: whether an update is new depends on the order of announcements, so that the file
+is looked up in a single task of the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location
+from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
+from kiln.pipelines.runtime.kafka_ranges import ArrowTask
+from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
+from kiln.pipelines.runtime.row_packing import UniqueRow, build_packed_ddl, pack_rows
+
+_Batches = Iterator[pa.RecordBatch]
+_Row = TypeVar("_Row")
+
+_SMALL: Final = 20_000
+"""records of a micro-batch up to which one task writes its files: each task has a startup cost, and writes a file"""
+
+
+@dataclass(frozen=True)
+class DedupSteps:
+    """The steps of a query around its deduplication."""
+
+    source_task: ArrowTask
+    """RECORDS in, rows of `source_schema` out"""
+    source_schema: str
+    deduplicate: Callable[[DataFrame], DataFrame]
+    """from rows of the source to those of a micro-batch"""
+    finish: Callable[[DataFrame, int | None], DataFrame]
+    """from rows of a micro-batch to the query's output; takes the number of records that it reads, if known"""
+
+
+@dataclass(frozen=True)
+class UniqueStages:
+    """Stages of a query that accepts each row once, by its digests."""
+
+    decode: Callable[[_Batches], Iterator[UniqueRow[object]]]
+    """RECORDS in"""
+    identities: tuple[str, ...]
+    """names of the digests of a row, which are checked in turn"""
+    write: ArrowTask
+    """columns kind and data of accepted rows in, rows of `output_schema` out"""
+    output_schema: str
+    in_one_task: Callable[[DedupStoreConfig], ArrowTask]
+    """builds the task that runs both stages, with the file between them"""
+
+
+@dataclass(frozen=True)
+class SelectedStages(Generic[_Row]):
+    """Stages of a query that accepts a row by a rule, which depends on the order of the rows."""
+
+    decode: Callable[[_Batches], Iterator[_Row]]
+    """RECORDS in"""
+    pack: Callable[[Iterator[_Row], int], _Batches]
+    """takes the rows and the time of the micro-batch, µs"""
+    schema: str
+    """of packed rows"""
+    sort: Callable[[DataFrame], DataFrame]
+    """sorts packed rows in one partition"""
+    select_by_file: Callable[[DedupStoreConfig], ArrowTask]
+    """builds the task that selects from sorted packed rows"""
+    select_by_state: Callable[[DataFrame, int], DataFrame]
+    """selects from packed rows; takes the retention, µs"""
+    sort_selected: Callable[[DataFrame], DataFrame]
+    """sorts selected rows in one partition"""
+    output_schema: str
+    """of selected rows"""
+    small: int
+    """records of a micro-batch up to which its source has one task"""
+
+
+class Deduplication(Protocol):
+    """Deduplication state of a query."""
+
+    def accept_once(self, stages: UniqueStages) -> DedupSteps:
+        """Build the steps of a query that accepts each row once."""
+        ...
+
+    def accept_by_rule(self, stages: SelectedStages[_Row]) -> DedupSteps:
+        """Build the steps of a query that accepts rows by a rule."""
+        ...
+
+
+@dataclass(frozen=True)
+class FileDeduplication:
+    """Deduplication by a file, which all tasks of one machine have open."""
+
+    store: DedupStoreConfig
+
+    def accept_once(self, stages: UniqueStages) -> DedupSteps:
+        return DedupSteps(
+            stages.in_one_task(self.store), stages.output_schema, lambda rows: rows, lambda rows, records: rows
+        )
+
+    def accept_by_rule(self, stages: SelectedStages[_Row]) -> DedupSteps:
+        select = stages.select_by_file(self.store)
+
+        def finish(rows: DataFrame, records: int | None) -> DataFrame:
+            # One task selects: a micro-batch has few new rows, and a shuffle by key costs more than it saves. A small
+            # micro-batch has one task anyway, and each operation on a DataFrame costs 10 to 30 ms of planning.
+            one_task = rows if is_small(records, stages.small) else rows.repartition(1)
+            return stages.sort(one_task).mapInArrow(select, stages.output_schema)
+
+        return DedupSteps(build_decode_task(stages.decode, stages.pack), stages.schema, lambda rows: rows, finish)
+
+
+@dataclass(frozen=True)
+class StateDeduplication:
+    """Deduplication by Spark's state, which any machine can load. `retention`: of a digest, µs.
+
+    The watermark follows the time of the micro-batch (`MicroBatchClock`), so that no row is ever late:
+    `dropDuplicatesWithinWatermark` drops late rows silently, and after an outage Spark reads partitions at different
+    speeds.
+    """
+
+    retention: int
+
+    def accept_once(self, stages: UniqueStages) -> DedupSteps:
+        identities = stages.identities
+
+        def pack(rows: Iterator[UniqueRow[object]], seen_at: int) -> _Batches:
+            return pack_rows(rows, identities, seen_at)
+
+        def deduplicate(rows: DataFrame) -> DataFrame:
+            rows = with_dedup_watermark(rows, self.retention)
+            for identity in identities:
+                rows = rows.dropDuplicatesWithinWatermark([identity])
+            return rows.select("kind", "data")
+
+        def finish(rows: DataFrame, records: int | None) -> DataFrame:
+            few = rows.coalesce(1) if is_small(records, _SMALL) else rows
+            return few.mapInArrow(stages.write, stages.output_schema)
+
+        return DedupSteps(build_decode_task(stages.decode, pack), build_packed_ddl(identities), deduplicate, finish)
+
+    def accept_by_rule(self, stages: SelectedStages[_Row]) -> DedupSteps:
+        return DedupSteps(
+            build_decode_task(stages.decode, stages.pack),
+            stages.schema,
+            lambda rows: stages.select_by_state(rows, self.retention),
+            lambda rows, records: stages.sort_selected(rows.coalesce(1)),
+        )
+
+
+def build_decode_task(
+    decode: Callable[[_Batches], Iterator[_Row]], pack: Callable[[Iterator[_Row], int], _Batches]
+) -> ArrowTask:
+    """Build the task that decodes records, and packs the rows for the next stage. RECORDS in."""
+
+    def run(batches: _Batches) -> _Batches:
+        return pack(decode(batches), get_batch_time())
+
+    return run
+
+
+def is_small(records: int | None, small: int) -> bool:
+    """Return true if a micro-batch is known to read fewer than `small` records."""
+    return records is not None and records < small
+
+
+def find_deduplication(checkpoint: Location, master: str, retention: int, *, durable: bool) -> Deduplication:
+    """Return the deduplication of a query with this checkpoint: on one machine by a file next to the checkpoint, and by
+    Spark's state where tasks may run on machines without the file.
+
+    Args:
+        checkpoint: The query's checkpoint.
+        master: Spark's.
+        retention: Retention of a digest, µs. The file keeps it twice as long, as Spark's operators do: after a
+            downtime, records may be read that much later.
+        durable: The file must survive a power cut.
+
+    Raises:
+        KilnError: The query has its deduplication state in the other of the two places.
+    """
+    if checkpoint.folder is None:
+        return StateDeduplication(retention)
+    path, state = checkpoint.folder / FILE_NAME, checkpoint.folder / "state"
+    if master.startswith("local"):
+        if state.exists():
+            raise KilnError(
+                f"the deduplication state of the query is in Spark's state ({state}), which a query with spark.master "
+                f"{master} does not use. Run the query on the cluster, or restart it from scratch (RUNBOOK, State)"
+            )
+        return FileDeduplication(DedupStoreConfig(str(path), 2 * retention, durable))
+    if path.exists():
+        raise KilnError(
+            f"the deduplication state of the query is in the file {path}, which executors of {master} do not have. Run "
+            "the query with spark.master = local[*], or restart it from scratch (RUNBOOK, State)"
+        )
+    return StateDeduplication(retention)

@@ -1,0 +1,274 @@
+"""Rows of the query `updates` of a decoded message: an update with its separator, requests for blocks, and faults.
+
+If blocks can be fetched, the query requests three kinds in `kiln.wanted`: the genesis of an update whose separator is
+otherwise unknown, and which waits in that topic; each batch that another node announced; and the genesis of an update
+that is emitted under a separator which is only claimed (decision 20).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Final, Protocol
+
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, get_signer, reject_failed
+from kiln.pipelines.decode.identities import compute_fault_identity, compute_identities, is_lasting
+from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
+from kiln.pipelines.updates.repeats import Announcement
+from kiln.pipelines.updates.separators import (
+    KnownSeparators,
+    SeparatorConfig,
+    build_claims,
+    build_false_claim,
+    resolve_separator,
+)
+from kiln.pipelines.updates.update_rows import UpdateRow
+from kiln.schemas.kafka.records import (
+    Coordinates,
+    Epoch,
+    QuarantineRecord,
+    SeparatorRecord,
+    UpdateRecord,
+    WaitedTip,
+    WantedRecord,
+    build_quarantine_key,
+    build_quarantine_records,
+    build_update_key,
+    encode,
+)
+from kiln.schemas.wire.cid import cid_text
+from kiln.schemas.wire.claims import CONTRADICTS_TOPIC, Claims
+from kiln.schemas.wire.streamid import StreamID
+from kiln.schemas.wire.topics import Separator, format_separator, parse_separator
+
+_CLAIM_CHECK: Final = b"?"
+_FALSE_CLAIM: Final = b"!"
+"""Ends of the identities of rows that come in addition to an update or a message: the request for the genesis that
+checks its claim, and the fault that it contradicts the genesis or its topic."""
+
+
+class StreamStates(KnownSeparators, Protocol):
+    """What is known of streams by their geneses."""
+
+    def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+        """Return true if an update waited for the genesis of its stream (network, StreamID), and has since been written
+        to `kiln.updates`."""
+        ...
+
+
+class NoStreams:
+    """No genesis is known."""
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
+        return default
+
+    def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+        return False
+
+
+class RowBuilder:
+    """Builder of the rows of the messages of one task."""
+
+    def __init__(self, config: DecodeConfig, separating: SeparatorConfig, streams: StreamStates, epoch: Epoch) -> None:
+        """Create the builder. `epoch`: of the updates (decision 7)."""
+        self._horizon = config.unsigned_horizon
+        self._separating = separating
+        self._streams = streams
+        self._epoch = epoch
+
+    def build(self, item: DecodedMessage) -> list[UpdateRow]:
+        """Build the rows of a message. If this fails, the message is a fault."""
+        try:
+            if item.content.type == "UPDATE":
+                return list(self._build_update(item))
+            if item.content.type == "BATCH_UPDATE":
+                wanted = _build_wanted_batches(item) if self._separating.fetch else ()
+                return [*self._build_misplaced_batch(item), *wanted]
+        except PROCESSING_ERRORS as error:  # the streams raise sqlite3.Error alone; all else is pure
+            return list(_build_faults(item, error))
+        return []
+
+    def _build_update(self, item: DecodedMessage) -> Iterator[UpdateRow]:
+        content, fetch = item.content, self._separating.fetch
+        stream, tip = content.stream or "", content.tip or ""
+        name = item.network, stream
+        claims = build_claims(item.separator, content.model)
+        separated = resolve_separator(claims, name, self._streams, self._separating)
+        has_waited = separated.source == "genesis" and self._streams.has_waited(name, WaitedTip(item.origin, tip))
+        is_waiting = separated.source is None and fetch
+        update = UpdateRecord(
+            network=item.network,
+            origin=item.origin,
+            separator=_build_separator_record(separated.separator),
+            separator_source=separated.source,
+            stream=stream,
+            tip=tip,
+            from_=get_signer(item.envelope, item.verdict),
+            message_id=item.message_id,
+            epoch=self._epoch,
+            frame=Coordinates(item.ref.partition, item.ref.offset, item.ref.position or 0),
+            observed_at=item.observed_at,
+        )
+        group = _digest(item.origin, item.network, stream)
+        # an announcement that waits for its genesis is no repeat of one with a separator, which may be false
+        announcement = _build_announcement(
+            update, group, is_lasting=is_lasting(item.message_id, True), may_wait=fetch, has_waited=has_waited
+        )
+        if not is_waiting:
+            yield UpdateRow(
+                stream=group,
+                identity=announcement.update,
+                ref=item.ref,
+                topic="updates",
+                key=build_update_key(item.network, update.separator, stream),
+                value=encode(update),
+                observed_at=item.observed_at,
+                announcement=announcement,
+            )
+        if separated.source != "genesis" and fetch:
+            wanted = _build_wanted_genesis(item, update, claims)
+            yield UpdateRow(
+                stream=group,
+                identity=announcement.update if is_waiting else announcement.update + _CLAIM_CHECK,
+                ref=item.ref,
+                topic="wanted",
+                key=wanted.cid.encode(),
+                value=encode(wanted),
+                observed_at=item.observed_at,
+                announcement=announcement if is_waiting else None,  # a claim is in addition to the emitted update
+            )
+        if separated.contradicted is not None and separated.separator is not None:
+            data = item.envelope.data
+            fault = build_false_claim(separated.contradicted, separated.separator, data, item.observed_at)
+            yield self._build_false_claim_row(item, fault, group)
+
+    def _build_misplaced_batch(self, item: DecodedMessage) -> Iterator[UpdateRow]:
+        """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator.
+
+        CIP-123 sends a batch on the topic of its separator. The block is fetched nevertheless, as its geneses decide.
+        """
+        content, topic = item.content, item.separator
+        if topic is None or content.sep is None or parse_separator(content.sep) == topic:
+            return
+        fault = QuarantineRecord(
+            stage="separator",
+            reason=CONTRADICTS_TOPIC,
+            detail=f"for {content.sep}, on the topic of {format_separator(topic)}",
+            data=item.envelope.data,
+            observed_at=item.observed_at,
+        )
+        yield self._build_false_claim_row(item, fault)
+
+    def _build_false_claim_row(self, item: DecodedMessage, fault: QuarantineRecord, group: bytes = b"") -> UpdateRow:
+        message, *_ = compute_identities(item, item.origin, self._horizon)
+        return UpdateRow(
+            stream=group or message,
+            identity=message + _FALSE_CLAIM,
+            ref=item.ref,
+            topic="quarantine",
+            key=build_quarantine_key(*item.ref),
+            value=encode(fault),
+            observed_at=item.observed_at,
+        )
+
+
+def _build_faults(item: DecodedMessage, error: Exception) -> Iterator[UpdateRow]:
+    fault = reject_failed("updates", error, item.ref, item.envelope.SerializeToString(), item.observed_at)
+    identity = compute_fault_identity(fault)
+    records = build_quarantine_records(fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
+    for part, record in enumerate(records):
+        yield UpdateRow(
+            stream=identity,
+            identity=identity + bytes((part,)),
+            ref=item.ref,
+            topic="quarantine",
+            key=build_quarantine_key(*item.ref),
+            value=encode(record),
+            observed_at=item.observed_at,
+        )
+
+
+def _build_announcement(
+    update: UpdateRecord, group: bytes, *, is_lasting: bool, may_wait: bool, has_waited: bool
+) -> Announcement:
+    """Build the announcement that an UPDATE is.
+
+    Args:
+        update: The update.
+        group: Digest of its stream.
+        is_lasting: Copies of a signed message with this id are identified while digests are stored.
+        may_wait: Announcements without separator wait for their genesis.
+        has_waited: The tip waited, and became an update then.
+    """
+    separator = update.separator
+    where = format_separator(Separator(separator.key, separator.value)) if separator else ""
+    tip = update.tip
+
+    def compute_update(where: str) -> bytes:
+        """Compute the identity of the update: the same for every announcement, on every topic (decision 5). It includes
+        the separator, so that an announcement under a false separator does not hide the true one."""
+        return _digest(update.origin, update.network, where, update.stream, tip)
+
+    is_known = update.from_ is not None and is_lasting
+    return Announcement(
+        update=compute_update(where),
+        tip=_digest(tip),
+        at=update.observed_at,
+        message=blake2b(group + update.message_id.encode(), digest_size=16).digest() if is_known else None,
+        author=blake2b(group + (update.from_ or "").encode(), digest_size=16).digest() if is_known else None,
+        bare=None if separator is None or (may_wait and not has_waited) else compute_update(""),
+        has_waited=has_waited,
+    )
+
+
+def _build_wanted_genesis(item: DecodedMessage, update: UpdateRecord, claims: Claims) -> WantedRecord:
+    """Build the request for the genesis of an update: the update waits for it, or it checks the claim."""
+    return WantedRecord(
+        network=item.network,
+        cid=cid_text(StreamID.parse(update.stream).genesis),
+        reason="genesis" if update.separator_source is None else "claim",
+        observed_at=item.observed_at,
+        message_id=item.message_id,
+        update=update,
+        topic=_build_separator_record(claims.topic),
+        model=_build_separator_record(claims.model),
+        peer=item.remote_peer,
+    )
+
+
+def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
+    """Build the requests for the batches that a BATCH_UPDATE of another node names. The announced batch is requested at
+    each announcement, because the fetcher may have given it up earlier, or may not have followed its separator. Earlier
+    batches that it names are requested once."""
+    content = item.content
+    if item.own or content.sep is None or content.batch is None:
+        return
+    separator = SeparatorRecord(*parse_separator(content.sep))
+    for cid in (content.batch, *item.previous):
+        identity = _digest(item.origin, item.network, content.sep, cid, item.message_id if cid == content.batch else "")
+        wanted = WantedRecord(
+            network=item.network,
+            cid=cid,
+            reason="batch",
+            observed_at=item.observed_at,
+            separator=separator,
+            message_id=item.message_id,
+            peer=item.remote_peer,
+        )
+        yield UpdateRow(
+            stream=identity,
+            identity=identity,
+            ref=item.ref,
+            topic="wanted",
+            key=cid.encode(),
+            value=encode(wanted),
+            observed_at=item.observed_at,
+        )
+
+
+def _build_separator_record(separator: Separator | None) -> SeparatorRecord | None:
+    return None if separator is None else SeparatorRecord(*separator)
+
+
+def _digest(*parts: str) -> bytes:
+    return blake2b("\n".join(parts).encode(), digest_size=16).digest()
