@@ -77,10 +77,12 @@ lint: $(VENV)/.installed ## check style and types
 proto: $(VENV)/.installed ## regenerate the protobuf code from schemas/proto/*/*.proto
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
 
-pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md
+pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the lists in docs/METRICS.md, RUNBOOK.md, SQL.md and quality.md
 	@$(PY) -m kiln.schemas.delta.tables > docs/TABLES.md
 	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
+	@$(PY) -m kiln.schemas.delta.views docs/SQL.md
+	@$(PY) -m kiln.pipelines.quality.page docs/quality.md
 
 sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
 	@$(PY) -m kiln.deploy.packaging.sample $(ARGS)
