@@ -156,7 +156,7 @@ images: buildah wheel jars build/bridge.cdx.json build/jobs.cdx.json ## build th
 
 docs: $(VENV)/.installed ## build the documentation site in build/site; mkdocs checks every link
 	@rm -rf build/docs && mkdir -p build/docs
-	@git ls-files -z ':(glob)*.md' LICENSE docs 'conf/*.toml' 'conf/quality/*.sql' deploy/packaging/prometheus | xargs -0 cp --parents -t build/docs
+	@git ls-files -z ':(glob)*.md' LICENSE docs 'conf/*.toml' conf/quality schemas/delta/views deploy/packaging/prometheus | xargs -0 cp --parents -t build/docs
 	@$(BIN)/mkdocs build --strict --config-file deploy/packaging/mkdocs.yml
 	@echo build/site/index.html
 
