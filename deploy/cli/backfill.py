@@ -227,8 +227,8 @@ def backfill_swap(
 
         if only_frames:
             added = add_frames(lake, run, exchange, say)
-            state = "now has" if added else "already had"
-            out.print(f"the live table {state} the frames of run {name}")
+            had = "now has" if added else "already had"
+            out.print(f"the live table {had} the frames of run {name}")
             return
         by = f"{socket.gethostname()}:{settings.state}"
         done = swap_run(lake, run, exchange, _now, say, replace=replace, by=by, take_over=take_over)
