@@ -1,8 +1,8 @@
 """Every fault that Kiln writes to quarantine: the stage that rejected the bytes, the reason, and what an operator does.
 
 FAULTS is the closed set. A module that rejects bytes defines its own reasons (``kiln.schemas.wire.pubsub.REASONS``, for
-example); tests/unit/test_faults.py checks that this set has the same reasons. The runbook's tables are `markdown()`;
-write them with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
+example); tests/unit/schemas/test_faults.py checks that this set has the same reasons. The runbook's table is
+`markdown()`; write the table with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
 """
 
 from __future__ import annotations
