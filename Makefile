@@ -77,10 +77,12 @@ lint: $(VENV)/.installed ## check style and types
 proto: $(VENV)/.installed ## regenerate the protobuf code from schemas/proto/*/*.proto
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash schemas/proto/generate.sh
 
-pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, the tables of docs/METRICS.md and of faults in docs/RUNBOOK.md
+pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the lists in docs/METRICS.md, RUNBOOK.md, SQL.md and quality.md
 	@$(PY) -m kiln.schemas.delta.tables > docs/TABLES.md
 	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
+	@$(PY) -m kiln.schemas.delta.views docs/SQL.md
+	@$(PY) -m kiln.pipelines.quality.page docs/quality.md
 
 sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
 	@$(PY) -m kiln.deploy.packaging.sample $(ARGS)
@@ -154,7 +156,7 @@ images: buildah wheel jars build/bridge.cdx.json build/jobs.cdx.json ## build th
 
 docs: $(VENV)/.installed ## build the documentation site in build/site; mkdocs checks every link
 	@rm -rf build/docs && mkdir -p build/docs
-	@git ls-files -z ':(glob)*.md' LICENSE docs 'conf/*.toml' 'conf/quality/*.sql' deploy/packaging/prometheus | xargs -0 cp --parents -t build/docs
+	@git ls-files -z ':(glob)*.md' LICENSE docs 'conf/*.toml' conf/quality schemas/delta/views deploy/packaging/prometheus | xargs -0 cp --parents -t build/docs
 	@$(BIN)/mkdocs build --strict --config-file deploy/packaging/mkdocs.yml
 	@echo build/site/index.html
 

@@ -25,14 +25,19 @@ class Fault(NamedTuple):
     """what an operator does about the fault, in sentences"""
 
 
-_HELLO_WRITER: Final = "Fix the program that wrote the frame: it must leave the hello empty if it refused the hello."
+_HELLO_WRITER: Final = (
+    "The frame's messages are still read. Fix the program that wrote the frame: it must leave the hello empty if it "
+    "refused the hello."
+)
 _NOTHING: Final = "Nothing. If the number of rows grows, find the sending peer."
 _WRITER: Final = "Find the program that writes to the topic. Only Kiln may write to it."
 _FRAME_WRITER: Final = "Fix the program that wrote the frame."
 _CLIENT: Final = (
     "Nothing if a single client is at fault. If many authors send such messages, the message format may have changed."
 )
-_OTHER_CLIENT: Final = "Nothing. The client that created the message is at fault."
+_OTHER_CLIENT: Final = (
+    "Nothing. The client that created the message is at fault: a message id consists of author and sequence number."
+)
 _RETENTION: Final = (
     "Keep the bridge running, or raise `kafka.retention`: records that wait longer "
     "are lost. For an existing topic, change the retention with Kafka's own tools."
@@ -52,12 +57,12 @@ _NO_STREAM: Final = "Nothing. If the number of rows grows, find the peer that an
 _PUBLISHER: Final = (
     "Nothing. Either the publisher is at fault, or it publishes items of another kind under a key that you follow."
 )
-_BUG: Final = "Report the fault with `detail`, which has the error and the line of code, and with `data`."
+_BUG: Final = "Report the fault with `detail` and `data`."
 _FIXED: Final = "Once a version of Kiln can process the record,"
 _REBUILD: Final = f"{_BUG} {_FIXED} rebuild the rows of its time: `kiln backfill run`, then `kiln backfill swap`."
 _DECODER: Final = (
-    "Fix the decoder, restart Kiln, and rebuild the rows: `kiln backfill run`, then `kiln backfill swap`. Nothing if "
-    "the message is garbage."
+    "The message is in the table `messages`, without `decoded`. Fix the decoder, restart Kiln, and rebuild the rows: "
+    "`kiln backfill run`, then `kiln backfill swap`. Nothing if the message is garbage."
 )
 _DHT_SENDER: Final = "Nothing. The sender of the datagram is at fault."
 
@@ -103,26 +108,25 @@ FAULTS: Final = (
     Fault(
         "hello",
         "hello_malformed",
-        "The topic table in a hello is not a valid protobuf message. The frame's messages are still read.",
+        "The topic table in a hello is not a valid protobuf message.",
         _HELLO_WRITER,
     ),
     Fault(
         "hello",
         "hello_too_many_bundles",
-        "The topic table in a hello has more than 256 bundle hashes. The frame's messages are still read.",
+        "The topic table in a hello has more than 256 bundle hashes.",
         _HELLO_WRITER,
     ),
     Fault(
         "hello",
         "hello_hash_length",
-        "A bundle hash in a hello is not 4 bytes long. The frame's messages are still read.",
+        "A bundle hash in a hello is not 4 bytes long.",
         _HELLO_WRITER,
     ),
     Fault(
         "hello",
         "hello_repeats",
-        "A hello contains the same bundle hash twice, so the two peers would build different tables. The frame's "
-        "messages are still read.",
+        "A hello contains the same bundle hash twice, so the two peers would build different tables.",
         _HELLO_WRITER,
     ),
     # ---- RPCs
@@ -221,14 +225,13 @@ FAULTS: Final = (
     Fault(
         "signature",
         "missing_from",
-        "The message is signed but names no author. A message id consists of the author and the sequence number.",
+        "The message is signed but names no author.",
         _OTHER_CLIENT,
     ),
     Fault(
         "signature",
         "missing_seqno",
-        "The message is signed but has no sequence number. A message id consists of the author and the sequence "
-        "number.",
+        "The message is signed but has no sequence number.",
         _OTHER_CLIENT,
     ),
     Fault(
@@ -385,22 +388,21 @@ FAULTS: Final = (
     Fault(
         "decoder",
         "decoder_failed",
-        "The decoder of `network.decoder` raised an error. The message is in the table `messages`, without `decoded`; "
-        "`detail` has the error and `data` the message.",
+        "The decoder of `network.decoder` raised an error, which is in `detail`; `data` has the message.",
         _DECODER,
     ),
     Fault(
         "decoder",
         "decoder_too_slow",
         "The decoder of `network.decoder` took longer than 1 s. After five such messages, Kiln does not call it again "
-        "until the next micro-batch. The message is in the table `messages`, without `decoded`.",
+        "until the next micro-batch.",
         _DECODER,
     ),
     Fault(
         "decoder",
         "decoder_output",
         "The decoder of `network.decoder` returned something other than a dict, a dict that JSON cannot represent, or "
-        "more than 1 MiB of JSON. The message is in the table `messages`, without `decoded`.",
+        "more than 1 MiB of JSON.",
         _DECODER,
     ),
     # ---- BEP 50
@@ -442,8 +444,7 @@ FAULTS: Final = (
     Fault(
         "wanted",
         "wanted_gone",
-        "Kafka deleted records of `kiln.wanted` before the fetcher finished them. Their updates are in no batch. "
-        "`detail` has the partition, the offsets, and the number of lost records; `data` is empty.",
+        "Kafka deleted records of `kiln.wanted` before the fetcher finished them. Their updates are in no batch.",
         _RETENTION,
     ),
     Fault("wanted", "wanted_malformed", "A record of `kiln.wanted` cannot be read, or requests nothing.", _WRITER),
@@ -520,42 +521,38 @@ FAULTS: Final = (
     Fault(
         "batch",
         "update_malformed",
-        "The query `batch` cannot read a record of `kiln.updates`. `detail` has the record's partition and offset.",
+        "The query `batch` cannot read a record of `kiln.updates`.",
         _WRITER,
     ),
     Fault(
         "batch",
         "processing_failed",
-        "The query `batch` failed on one record of `kiln.updates`. The update is in no batch. `detail` has the "
-        "record's partition and offset.",
+        "The query `batch` failed on one record of `kiln.updates`. The update is in no batch.",
         _REBUILD,
     ),
     Fault(
         "publisher",
         "batches_gone",
         "Kafka deleted records of `kiln.batches` before the publisher read them, so these batches were never "
-        "published. `detail` has the partition and the offsets; `data` is empty.",
+        "published.",
         _RETENTION,
     ),
     Fault(
         "publisher",
         "batch_malformed",
-        "The publisher cannot read a record of `kiln.batches`, so the batch is not published. `detail` has the "
-        "record's partition and offset.",
+        "The publisher cannot read a record of `kiln.batches`, so the batch is not published.",
         _WRITER,
     ),
     Fault(
         "sink",
         "record_malformed",
-        "The query `sink` cannot read a record of one of its topics. `detail` has the topic, the partition and the "
-        "offset.",
+        "The query `sink` cannot read a record of one of its topics.",
         _WRITER,
     ),
     Fault(
         "sink",
         "processing_failed",
-        "The query `sink` failed on one record of one of its topics, or on one row of it. `detail` has the topic, "
-        "the partition and the offset.",
+        "The query `sink` failed on one record of one of its topics, or on one row of it.",
         f"{_REBUILD} This applies to records of `kiln.updates` and `kiln.batches`. Rows of the other topics cannot be "
         "rebuilt; `data` keeps the record.",
     ),
@@ -574,14 +571,25 @@ END: Final = "<!-- end of what is made from schemas/faults.py -->"
 
 
 def markdown() -> str:
-    """Render FAULTS as the table of the runbook, between its markers."""
-    lines = [BEGIN, "", "| stage | reason | what it is | what to do |", "| --- | --- | --- | --- |"]
-    lines += [f"| {fault.stage} | `{fault.reason}` | {fault.meaning} | {fault.what_to_do} |" for fault in FAULTS]
+    """Render FAULTS for the runbook, between its markers: a table for each shared remedy, then the others."""
+    by_remedy: dict[str, list[Fault]] = {}
+    for fault in FAULTS:
+        by_remedy.setdefault(fault.what_to_do, []).append(fault)
+    lines = [BEGIN, ""]
+    for remedy, faults in by_remedy.items():
+        if len(faults) > 1:
+            lines += [f"**{remedy}**", "", "| stage | reason | what it is |", "| --- | --- | --- |"]
+            lines += [f"| {fault.stage} | `{fault.reason}` | {fault.meaning} |" for fault in faults]
+            lines.append("")
+    lines += ["**The others:**", "", "| stage | reason | what it is | what to do |", "| --- | --- | --- | --- |"]
+    for remedy, faults in by_remedy.items():
+        if len(faults) == 1:
+            lines += [f"| {fault.stage} | `{fault.reason}` | {fault.meaning} | {remedy} |" for fault in faults]
     return "\n".join([*lines, "", END])
 
 
-def insert_table(page: str) -> str:
-    """Replace the table in a page.
+def insert_tables(page: str) -> str:
+    """Replace the tables in a page.
 
     Raises:
         ValueError: The page has no markers.
@@ -594,4 +602,4 @@ def insert_table(page: str) -> str:
 
 if __name__ == "__main__":
     runbook = Path(sys.argv[1])
-    runbook.write_text(insert_table(runbook.read_text(encoding="utf-8")), encoding="utf-8")
+    runbook.write_text(insert_tables(runbook.read_text(encoding="utf-8")), encoding="utf-8")

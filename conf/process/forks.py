@@ -10,7 +10,7 @@ import os
 from kiln.conf.process.errors import KilnError
 
 _pid: int | None = None
-"""process that called `refuse_fork` first, which is inherited by a fork"""
+"""id of the process that first called `refuse_fork`; a forked process inherits the value"""
 
 
 class ForkedProcessError(KilnError):

@@ -3,7 +3,7 @@
 A constructor of kafka-python opens an epoll, two sockets and often a thread before it connects. When no broker answers,
 it raises and leaves them all to the thread, which keeps them for as long as the process lives. The socket of each
 connection that fails is in a cycle of Python objects, and stays open until garbage is collected. A TLS handshake
-that the broker does not answer has no end. So every client of Kiln is made here
+that the broker does not answer never ends. So every client of Kiln is created here
 (`tests/unit/conf/test_kafka_clients.py` looks for others).
 """
 
@@ -37,7 +37,7 @@ class _Network(Protocol):
 
 
 class _Sockets(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
-    """Connects as kafka-python does, and closes what does not connect. kafka-python finds the class by its scheme."""
+    """kafka-python's sockets, closed if they do not connect. kafka-python finds the class by its scheme."""
 
     SCHEMES = (_SCHEME,)
 
@@ -92,11 +92,11 @@ class ConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # as abo
 
 
 def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
-    """Make a client, or close what its constructor has opened.
+    """Create a client. If its constructor fails, close the descriptors that it has opened.
 
     Args:
         kind: `KafkaConsumer`, `KafkaProducer` or `KafkaAdminClient`.
-        options: Those of the client.
+        options: kafka-python's options of this kind of client.
 
     Raises:
         kafka.errors.KafkaError: No broker answers, or none accepts the password.

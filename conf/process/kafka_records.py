@@ -1,9 +1,9 @@
 """Records of Kafka topics, read with librdkafka.
 
-kafka-python decompresses snappy, lz4 and zstd with further packages only, and cannot read a header key that is not
-UTF-8. It stays before such a record for good. librdkafka has each codec of Kafka, and decodes no header that is not
-asked for. So Kiln reads the contents of records here, or in bulk in kiln.pipelines.runtime.kafka_ranges, and uses
-kafka-python for groups, offsets and topics (`tests/unit/conf/test_kafka_clients.py` looks for other readers).
+kafka-python decompresses snappy, lz4 and zstd with further packages only, and never gets past a record with a header
+key that is not UTF-8. librdkafka has each codec of Kafka, and decodes headers on request only. So Kiln reads the
+contents of records here, or in bulk in kiln.pipelines.runtime.kafka_ranges, and uses kafka-python for groups, offsets
+and topics (`tests/unit/conf/test_kafka_clients.py` looks for other readers).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ them again and again, until it is assigned an offset behind the group."""
 
 _REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
 _ELECTING: Final = frozenset((LibrdkafkaError.NOT_LEADER_FOR_PARTITION, LibrdkafkaError.LEADER_NOT_AVAILABLE))
-"""Errors until a broker leads a partition that is new, or that another broker led."""
+"""Errors while a partition has no leader: it is new, or its leader changes."""
 _ELECTION_POLL = 0.1  # s
 LIBRDKAFKA_LOG: Final = logging.getLogger("librdkafka")
 """Log of every client of librdkafka in Kiln."""
@@ -114,7 +114,7 @@ class RecordReader:
             )
 
     def poll(self, timeout: float, max_records: int = 10_000) -> dict[TopicPartition, list[KafkaRecord]]:
-        """Return the records that are there, at most `max_records`. If there are none, wait for one for `timeout` s.
+        """Return the available records, at most `max_records`. If there are none, wait up to `timeout` s for one.
 
         Raises:
             KafkaError: the broker refuses.
@@ -195,7 +195,7 @@ def list_codecs() -> list[str]:
 
 
 def describe_undecodable(error: LibrdkafkaError) -> bytes:
-    """Return what stands in for the value of a record that cannot be decoded. No reader of Kiln's topics accepts it."""
+    """Return a value in place of one that cannot be decoded. No reader of Kiln's topics accepts it."""
     return f"no record can be decoded here: {error.str()}".encode()
 
 

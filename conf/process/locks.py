@@ -83,8 +83,8 @@ def lock_state(state: Path, name: str, patience: float = 0.0) -> Iterator[None]:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise StateInUseError(
-                f"{name} of the state folder {state} is locked by process {holder}. Stop it, or pass another folder "
-                "with --state"
+                f"cannot lock {name}: process {holder} runs it in the state folder {state}. Stop it, or pass another "
+                "folder with --state"
             )
         lock.truncate(0)
         lock.write(str(os.getpid()))

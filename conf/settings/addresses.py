@@ -106,7 +106,7 @@ def check_peer(text: str) -> None:
     """Check a multiaddr of any transport that ends in `/p2p/<peer id>`."""
     expected = 'a multiaddr that ends in /p2p/<peer id>, such as "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW…"'
     if _protocols(text, expected)[-1:] != ["p2p"]:
-        raise ValueError(f"expected {expected}: the peer id identifies the peer")
+        raise ValueError(f"expected {expected}: this one has no peer id. Append /p2p/<peer id>")
 
 
 def check_author(text: str) -> None:
@@ -123,7 +123,8 @@ def check_author(text: str) -> None:
 def check_interest(text: str) -> None:
     """Check `*`, a separator key, or `key/value` (CIP-120) with the value in base36 multibase, as in a topic name.
 
-    A key may hold slashes, so `model/` before a StreamID or CID in another base would be a key that no topic has.
+    A key may contain slashes. So without this check, `model/` and a StreamID or CID in another base would be taken for
+    a key, one that no topic has.
     """
     from kiln.schemas.wire.topics import parse_interest
 

@@ -14,7 +14,10 @@ def ensure_password(broker_dir: Path) -> str:
     """Read the password of this folder's broker, after creating a missing one.
 
     The broker and its clients may start in any order. If two of them create the password at the same time, both use one
-    of the two. OSError.
+    of the two.
+
+    Raises:
+        OSError: The file cannot be read or created.
     """
     path = broker_dir / "password"
     while True:

@@ -31,7 +31,7 @@ def is_secret_key(key: str) -> bool:
 
 
 def mask_secrets(text: str) -> str:
-    """Mask assignments to secret names, and user and password in URLs, in the text of a value."""
+    """Mask the secrets in a text: values assigned to secret names, and user and password of URLs."""
     return _ASSIGNED.sub(_mask, _USER_INFO.sub(MASK, text))
 
 

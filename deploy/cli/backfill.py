@@ -232,7 +232,8 @@ def backfill_swap(
 
         if only_frames:
             added = add_frames(lake, run, exchange, say)
-            out.print(f"live has the frames of run {name}" if added else f"live had the frames of run {name} already")
+            had = "now has" if added else "already had"
+            out.print(f"the live table {had} the frames of run {name}")
             return
         by = f"{socket.gethostname()}:{settings.state}"
         done = swap_run(lake, run, exchange, _now, say, replace=replace, by=by, take_over=take_over)

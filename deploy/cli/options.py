@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def parse_path(text: str) -> Path:
-    """Parse the path of an option. An empty one, as of a variable that is not set, would be the current folder.
+    """Parse the path of an option. An empty path, as from an unset variable, would mean the current folder.
 
     Raises:
         UsageError: The text is empty.

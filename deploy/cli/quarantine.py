@@ -251,7 +251,7 @@ def quarantine_replay(
                     producer.send_record(record.cid.encode(), encode(record))
             out.print(f"{reason}: {len(missing):,} requested again")
         elif not unreadable:
-            out.print(f"{reason}: all have arrived since")
+            out.print(f"{reason}: all of these blocks have arrived since")
         if unreadable:
             out.print(f"{reason}: this version of Kiln cannot read {unreadable:,}; they stay in the table quarantine")
         return

@@ -114,7 +114,7 @@ class SqlNames(Completer):
 
 
 def _columns(lake: Lake, name: str) -> tuple[str, ...]:
-    """Return the columns of a table; none if it cannot be read, which a query of it reports."""
+    """Return the columns of a table; none if it cannot be read. A query of the table then reports why."""
     try:
         return tuple(field.name for field in lake.open(name).schema().fields)
     except KilnError:

@@ -40,7 +40,7 @@ def prepare_process() -> str:
 
 
 def discard_output() -> None:
-    """Discard pending and further output to stdout, which has no reader any more, also what is flushed at exit."""
+    """Discard pending and later output to stdout, also what is flushed at exit: its reader is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -100,7 +100,7 @@ class KuboProcess:
         return False
 
     async def join(self, names: tuple[str, ...]) -> None:
-        """Subscribe Kubo to topics, and wait until it has."""
+        """Subscribe Kubo to topics, and wait until it is subscribed."""
         for name in names:
             await self._send({"cmd": "subscribe", "topic": name})
         while self._unanswered and self.running:

@@ -245,8 +245,8 @@ class KuboNode:
     def fetch(self, cid: str) -> int:
         """Fetch a block from peers, and return its size in bytes.
 
-        The library only fetches files, and rejects a fetched block that is not one. So this looks up the block in the
-        repository. It waits until a peer sends the block.
+        The library fetches files only: its call waits until a peer has sent the block, and then fails if the block is
+        no file. So the result of the call is ignored, and the block is looked up in the repository.
 
         Raises:
             KuboError: The block is not in the repository.
@@ -370,7 +370,7 @@ class _Driver:
         return True
 
     def execute(self, command: Mapping[str, object]) -> bool:
-        """Return true if the command is complete, which a publication is later."""
+        """Execute a command, and return true if it is complete. A publication completes later."""
         match command.get("cmd"):
             case "connect":
                 self.node.connect(_read_text(command, "addr"))

@@ -59,7 +59,7 @@ _SIGNED: Final = VERDICT_NAMES[Verdict.VALID]
 
 
 def _examine_table(lake: Lake, table: str) -> list[Damage]:
-    """Examine if a table can be opened, and has its files."""
+    """Check that a table can be opened, and has its files."""
     try:
         error: LakeError | None = build_missing_files_error(lake, table, lake.open(table))
     except LakeError as cause:

@@ -279,7 +279,7 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
-    """Find the tables and views that a query may read, as opening a table is slow: it reads the table's log.
+    """Find the tables and views that a query may read. Only these are opened, because to open a table takes time.
 
     Returns:
         The existing tables and the views that the text names, with those that the views read. Each view comes after

@@ -25,7 +25,7 @@ class View(Protocol):
         """Show a snapshot."""
 
     def say(self, words: str) -> None:
-        """Show a message that has no snapshot, such as "starting the broker …"."""
+        """Show a line of text before there is a snapshot, such as "starting the broker …"."""
 
     def __enter__(self) -> Self: ...
 

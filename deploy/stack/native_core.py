@@ -1,4 +1,4 @@
-"""Build the native core, or say how to get the compiler that it needs.
+"""Build the native core, or explain how to get the compiler that it needs.
 
 `make setup` calls `python -m kiln.deploy.stack.native_core`, which builds the core if rustc is there and else names the
 command. `make native` calls it with `--install`, which installs rustc as root on Debian, and fails without a core.
@@ -39,7 +39,7 @@ def install_rustc() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build the core. With `--install`, install rustc if there is none, and return 1 if there is no core then."""
+    """Build the core. With `--install`, install rustc if it is missing, and return 1 if the core cannot be built."""
     must_build = "--install" in arguments
     try:
         if must_build and find_rustc() is None:

@@ -1,4 +1,4 @@
-"""Build the wheel with the native core out of the one without: `python -m kiln.deploy.stack.native_wheel WHEEL`.
+"""Build the wheel with the native core from the wheel without it: `python -m kiln.deploy.stack.native_wheel WHEEL`.
 
 The wheel is tagged for the C library that the core was built on, so that no older system installs it. Source: PEP 600.
 """
@@ -20,13 +20,13 @@ _INSIDE: Final = f"kiln/pipelines/native/{LIBRARY.name}"
 
 
 def find_tag() -> str | None:
-    """Return the tag of wheels for this machine and all with its C library or a later one; None without glibc."""
+    """Return the tag of wheels for machines with this C library or a later one; `None` without glibc."""
     name, version = platform.libc_ver()
     return f"py3-none-manylinux_{version.replace('.', '_')}_{platform.machine()}" if name == "glibc" else None
 
 
 def add_core(wheel: Path, library: Path, tag: str) -> Path:
-    """Copy a wheel, next to it, with the native core."""
+    """Write a copy of a wheel that has the native core, next to it, and return its path."""
     path = wheel.with_name(wheel.name.replace(_PURE, tag))
     with ZipFile(wheel) as pure, ZipFile(path, "w", ZIP_DEFLATED) as out:
         record: list[str] = []

@@ -65,8 +65,8 @@ def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
 def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path] = ()) -> Iterator[SparkSession]:
     """Open a Spark session.
 
-    Its JVM logs to `logs/spark.log`, and prints to `logs/spark.out` during startup. A Spark on this machine ignores
-    the variables of another Spark (`isolate_spark`).
+    Its JVM logs to `logs/spark.log`. What it and its Python workers print goes to `logs/spark.out`. A Spark on this
+    machine ignores the variables of another Spark (`isolate_spark`).
 
     Args:
         settings: The settings.

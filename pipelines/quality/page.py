@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from kiln.pipelines.quality.catalogue import EXPECTATIONS
-from kiln.pipelines.quality.results import fill_range
-from kiln.pipelines.quality.suites import FOLDER, read_suites
+from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
 
 _BEGIN: Final = "<!-- Made by `python -m kiln.pipelines.quality.page docs/quality.md`: do not edit it here. -->"
 _END: Final = "<!-- End of what is made. -->"
@@ -33,20 +32,23 @@ def render_lists() -> str:
         "A suite may also use these expectations of Great Expectations, with their own arguments:",
     ]
     lines += ["", f"{stock}.", "", "### The checks", ""]
-    for table, checks in groupby(
+    lines += ["Their level is `error`, except where *warn* follows. Each file has the hints.", ""]
+    lines += ["| table | owner | SQL over whole tables | expectations of the suite |", "| --- | --- | --- | --- |"]
+    for table, group in groupby(
         sorted(read_suites([FOLDER]), key=lambda check: check.table), key=lambda check: check.table
     ):
-        lines += [f"#### {table}", "", "| expectation | level | owner | hint |", "| --- | --- | --- | --- |"]
-        for check in checks:
-            if check.sql:
-                link = f"[`{check.name}`](../conf/quality/{Path(check.location).name})"
-                lines.append(f"| {link} | {check.level} | {check.owner} | {_escape_cell(fill_range(check.hint))} |")
-                continue
-            arguments = ", ".join(f"{name}: {_format_value(value)}" for name, value in check.arguments.items())
-            name = f"`{check.expectation}`" + (f"<br>{_escape_cell(arguments)}" if arguments else "")
-            lines.append(f"| {name} | {check.level} | {check.owner} | {_escape_cell(fill_range(check.hint))} |")
-        lines.append("")
-    return "\n".join(lines)
+        checks = list(group)
+        tables = [_render_check(check) for check in checks if check.sql]
+        columns = [_render_check(check) for check in checks if not check.sql]
+        suite = f"[{table}.yaml](../conf/quality/{table}.yaml): {', '.join(columns)}"
+        lines.append(f"| `{table}` | {checks[0].owner} | {', '.join(tables) or '–'} | {suite} |")
+    return "\n".join([*lines, ""])
+
+
+def _render_check(check: SuiteCheck) -> str:
+    name = f"`{_escape_cell(check.name)}`"
+    link = f"[{name}](../conf/quality/{Path(check.location).name})" if check.sql else name
+    return link if check.level == "error" else f"{link} *warn*"
 
 
 def insert_lists(page: str) -> str:
@@ -62,12 +64,8 @@ def insert_lists(page: str) -> str:
     return f"{before}{_BEGIN}\n\n{render_lists()}\n{_END}{after}"
 
 
-def _format_value(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def _escape_cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return text.replace("|", "\\|")
 
 
 if __name__ == "__main__":

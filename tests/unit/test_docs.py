@@ -40,7 +40,7 @@ def test_the_page_of_the_tables_is_made_from_the_tables() -> None:
 
 
 def test_the_page_of_questions_has_every_view() -> None:
-    assert views_table() in text("docs/SQL.md"), "paste it anew: kiln.schemas.delta.views.markdown()"
+    assert views_table() in text("docs/SQL.md"), "write it anew: make pages"
 
 
 @pytest.fixture(scope="module")

@@ -68,9 +68,11 @@ def views() -> dict[str, View]:
 
 
 def markdown() -> str:
-    """Return the list of views in docs/SQL.md."""
+    """Return the list of views in docs/SQL.md, with the first sentence of each; its file has the rest."""
     lines = ["| view | one row per | content |", "| --- | --- | --- |"]
-    lines += [f"| `{view.name}` | {view.grain} | {view.sentence} |" for _, view in sorted(views().items())]
+    for name, view in sorted(views().items()):
+        first = view.sentence.partition(". ")[0].removesuffix(".")
+        lines.append(f"| [`{name}`](../schemas/delta/views/{name}.sql) | {view.grain} | {first} |")
     return "\n".join(lines)
 
 

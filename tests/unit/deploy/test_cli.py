@@ -82,7 +82,7 @@ def test_every_command_has_help(command: str, capsys: Capture) -> None:
         (["run", "--for", "0s"], "must be greater than zero"),
         (["run", "--for", "1s", "--catch-up"], "--for and --catch-up: choose one"),
         (["run", "--bootstrap", ""], '--bootstrap "": expected a multiaddr'),
-        (["run", "--bootstrap", "/ip4/192.0.2.1/tcp/1"], "the peer id identifies the peer"),
+        (["run", "--bootstrap", "/ip4/192.0.2.1/tcp/1"], "has no peer id. Append /p2p/<peer id>"),
         (["job", "archiv"], "there is no query archiv; did you mean archive?"),
         (["replay", "no-such.rpc.gz"], "no-such.rpc.gz: no such capture file"),
         (["replay", "."], ". is a folder. Name the capture files in it: kiln replay ./*.rpc.gz"),

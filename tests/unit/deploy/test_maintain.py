@@ -117,7 +117,7 @@ def test_two_at_once_are_refused_in_words(state: Path, capsys: Capture) -> None:
     with lock_state(state, "maintain"):
         assert run_command(["maintain"]) == 1
         said = capsys.readouterr().err
-        assert f"maintain of the state folder {state} is locked by process {os.getpid()}." in said
+        assert f"cannot lock maintain: process {os.getpid()} runs it in the state folder {state}." in said
         assert run_command(["maintain", "--dry-run"]) == 0, "which changes nothing"
         assert run_command(["recover"]) == 1, "tables do not go back while they are cared for"
     assert files(lake) == 10
@@ -157,7 +157,7 @@ def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
         clock[0] += 600
         care.child.check()
         ended(care.child)
-    assert "is locked by process" in care.error
+    assert "cannot lock maintain: process " in care.error
     clock[0] += 600
     care.child.check()
     care.child.stop()

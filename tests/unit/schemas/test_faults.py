@@ -20,7 +20,7 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.pipelines.sink.transform import OTHER_SEPARATOR
 from kiln.schemas.captures import items
 from kiln.schemas.dht import announcement
-from kiln.schemas.faults import BEGIN, END, FAULTS, insert_table, markdown
+from kiln.schemas.faults import BEGIN, END, FAULTS, insert_tables, markdown
 from kiln.schemas.kafka import frames
 from kiln.schemas.wire import cid, genesis, identity, pubsub, topic_table
 from kiln.schemas.wire.claims import CONTRADICTS, CONTRADICTS_TOPIC
@@ -63,16 +63,18 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 """By stage, every reason as the module that writes the reason calls it."""
 
 
-def test_the_runbook_has_the_table() -> None:
+def test_the_runbook_has_the_tables_and_each_shared_remedy_once() -> None:
     page = RUNBOOK.read_text(encoding="utf-8")
-    assert page == insert_table(page), "write it anew: python -m kiln.schemas.faults docs/RUNBOOK.md"
+    assert page == insert_tables(page), "write it anew: python -m kiln.schemas.faults docs/RUNBOOK.md"
     assert all(page.count(f"| {fault.stage} | `{fault.reason}` | {fault.meaning} |") == 1 for fault in FAULTS)
+    remedies = Counter(fault.what_to_do for fault in FAULTS)
+    assert all(page.count(f"**{remedy}**") == (count > 1) for remedy, count in remedies.items())
 
 
 def test_a_page_without_markers_is_refused() -> None:
-    assert insert_table(f"above\n{BEGIN}\nold\n{END}\nbelow") == f"above\n{markdown()}\nbelow"
+    assert insert_tables(f"above\n{BEGIN}\nold\n{END}\nbelow") == f"above\n{markdown()}\nbelow"
     with pytest.raises(ValueError, match="once each"):
-        insert_table("above\nbelow")
+        insert_tables("above\nbelow")
 
 
 @pytest.mark.parametrize("stage", [*WRITTEN, *({fault.stage for fault in FAULTS} - set(WRITTEN))])
