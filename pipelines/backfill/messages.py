@@ -194,7 +194,7 @@ def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Bat
                         yield from out.add(merged)
                     elif inside:
                         for fault in build_fault_records(merged):
-                            faults.add(build_quarantine_row(merged, fault), len(fault.data))
+                            faults.add(build_quarantine_row(merged.ref, fault), len(fault.data))
                 if inside:
                     parts.add(record)
         files = parts.close() + faults.close()
@@ -230,9 +230,9 @@ def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
     return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
 
-def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> QuarantineRow:
+def build_quarantine_row(ref: MessageRef, record: QuarantineRecord) -> QuarantineRow:
     """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
-    return QuarantineRow(*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
+    return QuarantineRow(*ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
 
 
 # ---------------------------------------------------------------- the second stage
@@ -256,7 +256,7 @@ def _select_partition(
                     continue
                 message.add(row)
             for packed_row in message.select_rows():
-                message_row = _MESSAGE_DECODER.decode(packed_row)
+                message_row = _decode_message(packed_row)
                 is_inside = message_row.observed_at in target.span
                 if decoder is not None:
                     decoded = decode_data(message_row, decoder)
@@ -264,7 +264,7 @@ def _select_partition(
                         message_row = decoded
                     elif is_inside:
                         for record in build_fault_records(decoded):
-                            faults.add(build_quarantine_row(decoded, record), len(record.data))
+                            faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(packed_row))
             for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
@@ -282,6 +282,11 @@ _CANDIDATE_SCHEMA = pa.schema(
 )
 _CopyMatcher = Callable[[int, int], bool]
 _MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
+
+
+def _decode_message(data: bytes) -> MessageRow:
+    # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
+    return _MESSAGE_DECODER.decode(data)
 
 
 class _MessageGroup:
@@ -336,7 +341,7 @@ class _MessageGroup:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = _MESSAGE_DECODER.decode(copy.data)
+            update = _decode_message(copy.data)
             yield UpdateMessage(
                 network=copy.network,
                 origin=update.origin,
