@@ -1,7 +1,11 @@
 """Query `archive`. It writes to Delta every frame with its exact bytes, each subscription, control entry and copy of a
 message, and one valid copy of every message. Bytes that are no message go to quarantine.
 
-    kiln.frames ─ decode in the tasks of the source ─ drop copies of stored messages ─ foreachBatch ─ Delta, quarantine
+    kiln.frames ─ source: decode ─ drop copies of stored messages ─ foreachBatch: write files ─ Delta, quarantine
+
+On one machine the tasks of the source run all three steps, with the state of deduplication in a file. On a cluster,
+Spark's state drops the copies, and a stage in foreachBatch writes the files. Either way a micro-batch has rows of kind,
+key and value: faults for quarantine, and what each task did, above all the names of its files.
 
 A micro-batch takes effect in this order: files of rows, faults into `kiln.quarantine`, a commit to each table, Spark's
 commit of the checkpoint. After a crash between two of them, Spark repeats the micro-batch with the same offsets and

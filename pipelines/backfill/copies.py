@@ -128,7 +128,7 @@ class CopyDecoder:
                     yield from self._out.add(merged)
                 elif inside:
                     for fault in build_fault_records(merged):
-                        self._faults.add(build_quarantine_row(merged, fault), len(fault.data))
+                        self._faults.add(build_quarantine_row(merged.ref, fault), len(fault.data))
             if inside:
                 self._parts.add(record)
 
@@ -237,6 +237,6 @@ def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
     return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
 
-def build_quarantine_row(item: RejectedMessage, record: QuarantineRecord) -> QuarantineRow:
+def build_quarantine_row(ref: MessageRef, record: QuarantineRecord) -> QuarantineRow:
     """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
-    return QuarantineRow(*item.ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)
+    return QuarantineRow(*ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)

@@ -47,8 +47,6 @@ sequence."""
 NEW_FRAME = 2
 """Rank of a frame that was read now: `data` is a packed row of `frames`."""
 
-_FRAME_DECODER = msgspec.msgpack.Decoder(FrameRow)
-
 
 @dataclass(frozen=True)
 class FrameFilter:
@@ -165,7 +163,7 @@ def _reject_item(item: UnreadableItem, name: str, at: int) -> RejectedMessage:
 
 def _add_fault(faults: TableFiles, fault: RejectedMessage, *, of_frame: bool = True) -> None:
     for record in build_fault_records(fault):
-        row = build_quarantine_row(fault, record)
+        row = build_quarantine_row(fault.ref, record)
         faults.add(row if of_frame else row._replace(kafka_partition=None, kafka_offset=None), len(record.data))
 
 
@@ -191,8 +189,16 @@ def _write_partition(target: RunTarget) -> Callable[[_Batches], _Batches]:
                     insert(ranges, row.at, row.at)
                 elif not contains(ranges, row.at):
                     insert(ranges, row.at, row.at)
-                    frame = _FRAME_DECODER.decode(row.data)
+                    frame = _decode_frame(row.data)
                     (inside if frame.observed_at in target.span else outside).add(frame, len(row.data))
         yield encode_outputs(*outputs, StageOutput(inside.close(), outside.close()))
 
     return rows
+
+
+_FRAME_DECODER = msgspec.msgpack.Decoder(FrameRow)
+
+
+def _decode_frame(data: bytes) -> FrameRow:
+    # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
+    return _FRAME_DECODER.decode(data)

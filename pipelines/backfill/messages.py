@@ -147,7 +147,7 @@ def _select_partition(
                     continue
                 message.add(row)
             for packed_row in message.select_rows():
-                message_row = _MESSAGE_DECODER.decode(packed_row)
+                message_row = _decode_message(packed_row)
                 is_inside = message_row.observed_at in target.span
                 if decoder is not None:
                     decoded = decode_data(message_row, decoder)
@@ -155,7 +155,7 @@ def _select_partition(
                         message_row = decoded
                     elif is_inside:
                         for record in build_fault_records(decoded):
-                            faults.add(build_quarantine_row(decoded, record), len(record.data))
+                            faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(packed_row))
             for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
@@ -173,6 +173,11 @@ _CANDIDATE_SCHEMA = pa.schema(
 )
 _CopyMatcher = Callable[[int, int], bool]
 _MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
+
+
+def _decode_message(data: bytes) -> MessageRow:
+    # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
+    return _MESSAGE_DECODER.decode(data)
 
 
 class _MessageGroup:
@@ -227,7 +232,7 @@ class _MessageGroup:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = _MESSAGE_DECODER.decode(copy.data)
+            update = _decode_message(copy.data)
             yield UpdateMessage(
                 network=copy.network,
                 origin=update.origin,

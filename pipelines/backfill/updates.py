@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.backfill.copies import RunTarget
+from kiln.pipelines.backfill.copies import RunTarget, build_quarantine_row
 from kiln.pipelines.backfill.deduplication import NOWHERE, StreamHistory, UpdateCandidate
 from kiln.pipelines.backfill.merged_rows import (
     MERGED_ROWS,
@@ -21,8 +21,10 @@ from kiln.pipelines.backfill.merged_rows import (
     read_groups,
 )
 from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, UpdateMessage, decode_candidate
+from kiln.pipelines.decode.decoder import MessageRef
 from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.delta.files import TableFiles
+from kiln.pipelines.sink.rows import TipsRow, UpdatesRow
 from kiln.pipelines.updates.separators import (
     KnownSeparators,
     SeparatorConfig,
@@ -76,22 +78,23 @@ class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
         return UpdateCandidate(self.event_time, self.origin, self.separator, self.tip, author, self.is_live)
 
     @property
-    def row(self) -> tuple[object, ...]:
+    def row(self) -> UpdatesRow:
         """Row of the table `updates`."""
-        stamp = self.stamp
-        return (
-            self.network,
-            self.origin,
-            self.message_id,
-            self.author,
-            *(self.separator or (None, None)),
-            self.source,
-            self.stream,
-            self.tip,
-            stamp.observed_at,
-            stamp.log_time,
-            stamp.log_partition,
-            stamp.log_offset,
+        key, value = self.separator or (None, None)
+        return UpdatesRow(
+            network=self.network,
+            origin=self.origin,
+            message_id=self.message_id,
+            from_peer=self.author,
+            separator_key=key,
+            separator_value=value,
+            separator_source=self.source,
+            stream=self.stream,
+            tip=self.tip,
+            observed_at=self.stamp.observed_at,
+            log_time=self.stamp.log_time,
+            log_partition=self.stamp.log_partition,
+            log_offset=self.stamp.log_offset,
         )
 
 
@@ -229,9 +232,7 @@ def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batch
                     continue
                 update = _decode_update(row.data)
                 if update.fault is not None:
-                    fault = update.fault
-                    row_end = (fault.stage, fault.reason, fault.detail, fault.data, fault.observed_at)
-                    faults.add((*update.position, None, *row_end))
+                    faults.add(build_quarantine_row(MessageRef(*update.position), update.fault))
                 if not history.offer(update.candidate):
                     continue
                 event_time, observed_at = update.event_time, update.stamp.observed_at
@@ -239,7 +240,7 @@ def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batch
                 times = tip_times.setdefault(update.tip, [])
                 if observed_at in target.span and not any(abs(event_time - at) < signed_horizon for at in times):
                     times.append(event_time)
-                    tips.add((update.network, update.stream, update.tip, "update", None, observed_at))
+                    tips.add(TipsRow(update.network, update.stream, update.tip, "update", None, observed_at))
         yield encode_outputs(StageOutput(inside.close() + tips.close() + faults.close(), outside.close()))
 
     return rows

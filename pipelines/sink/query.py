@@ -1,7 +1,11 @@
 """Query `sink`: the topics that the other queries and the bridge write, to their Delta tables.
 
-    kiln.updates, batches, publications, quarantine, streams, blocks ─ decode in the tasks of the source
-        ─ drop rows that are stored ─ foreachBatch: received tips against `streams` ─ Delta
+    kiln.updates, batches, publications, quarantine, streams, blocks ─ source: decode ─ drop rows that are stored
+        ─ foreachBatch: write files; compare received tips with `streams` ─ Delta
+
+On one machine the tasks of the source decode, drop and write, with the state of deduplication in a file. On a cluster,
+Spark's state drops the rows, and a stage in foreachBatch writes the files. Either way a micro-batch has rows of kind
+and data: received tips, log time by partition, and the names of the files of each task.
 
 A micro-batch takes effect in this order: files of rows, a commit to each table, log time into `clock.json`, Spark's
 commit of the checkpoint. After a crash between two of them, Spark repeats the micro-batch with the same offsets and

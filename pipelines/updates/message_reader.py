@@ -66,13 +66,14 @@ class MessageReader:
         if not self._is_started:
             self._is_started = True
             self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None
-        for rows in leave_all(batch) if self._core is None else self._core.updates(batch):
-            if self._core is not None and self._find_difference(rows, batch):
+        first = 0
+        for rows in self._core.updates(batch) if self._core is not None else ():
+            if self._find_difference(rows, batch):
                 self._core = None
-            if self._core is None:
-                for remaining in leave_all(batch, rows.first):
-                    yield from self._merge(remaining, batch)
-                return
+                break
+            yield from self._merge(rows, batch)
+            first = rows.end
+        for rows in leave_all(batch, first):
             yield from self._merge(rows, batch)
 
     def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> _RecordMessages:

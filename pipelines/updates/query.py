@@ -1,7 +1,11 @@
 """Query `updates`. It writes each new update, with its separator, to `kiln.updates`, and requests for blocks to
 `kiln.wanted`.
 
-    kiln.frames ─ decode in the tasks of the source ─ foreachBatch: sort by capture time, drop repeats ─ Kafka
+    kiln.frames ─ source: decode ─ foreachBatch: sort by capture time, drop repeats ─ Kafka
+
+On one machine one task of the micro-batch drops repeats, with the state of deduplication in a file. On a cluster,
+Spark's state drops them before foreachBatch, by stream. Either way a micro-batch ends as rows of topic, key and value,
+sorted by capture time.
 
 A micro-batch takes effect in this order: records into Kafka, the offsets as those of a consumer group, Spark's commit
 of the checkpoint. After a crash between two of them, Spark repeats the micro-batch. Kafka may then have it twice, under

@@ -262,7 +262,7 @@ def read_foreign_block(data: bytes) -> ForeignBlock:
     other entries if its end can be found.
 
     Raises:
-        BlockError: The block is no DAG-CBOR, or no batch. The message names the byte.
+        BlockError: The block is not CBOR of definite, shortest lengths, or no batch. The message names the byte.
     """
     reader = _Reader(data)
     batch: dict[str, list[str]] = {}
