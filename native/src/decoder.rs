@@ -1,4 +1,4 @@
-//! One Frame to its messages and control entries: `decode_parts` of pipelines/archive/transform.py.
+//! One Frame to its messages and control entries: `decode_parts` of pipelines/archive/rows.py.
 
 use crate::call::Call;
 use crate::content::Content;
