@@ -46,6 +46,10 @@ def new_sink(address: str, topic: str, folder: Path, limit: int = 256 << 20) -> 
     return FrameSink(partial(open_frames_producer, client(address), topic), topic, spool, 16 << 20)
 
 
+def all_there(sink: FrameSink) -> bool:
+    return sink.status().waiting == 0
+
+
 def error_of(sink: FrameSink) -> str:
     return sink.status().error or ""
 
@@ -144,7 +148,7 @@ def test_broker_pauses(tmp_path: Path, new_broker: NewBroker) -> None:
         os.kill(broker.pid, signal.SIGCONT)
     assert awaited(lambda: sink.status().waiting < 1_000)
     put = peers.stop()
-    assert awaited(lambda: sink.status().waiting == 0)
+    assert awaited(partial(all_there, sink))
     assert error_of(sink) == ""
     assert sink.close(10) == 0
     assert put == sink.status().put
@@ -171,7 +175,7 @@ def test_broker_is_killed_and_comes_back(tmp_path: Path, new_broker: NewBroker) 
         broker = again
         assert awaited(lambda: sink.status().waiting < 1_000)
     peers.stop()
-    assert awaited(lambda: sink.status().waiting == 0)
+    assert awaited(partial(all_there, sink))
     assert error_of(sink) == ""
     assert sink.close(10) == 0
     assert count_in_order(broker.address, topic) == peers.sent
@@ -200,7 +204,7 @@ def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, new_broker: N
     again.start()
     for name in ("ended", "killed"):
         sink = new_sink(address, topic, tmp_path / name)
-        assert awaited(lambda sink=sink: sink.status().waiting == 0)
+        assert awaited(partial(all_there, sink))
         assert sink.close(10) == 0
     found = count_in_order(address, topic)
     assert found.pop(b"k" * 16) >= in_spool
@@ -245,7 +249,7 @@ def test_a_full_spool_stops_the_peers_until_kafka_is_back(tmp_path: Path, new_br
         os.kill(broker.pid, signal.SIGCONT)
     assert awaited(lambda: not sink.full)
     peers.stop()
-    assert awaited(lambda: sink.status().waiting == 0)
+    assert awaited(partial(all_there, sink))
     assert error_of(sink) == ""
     assert sink.close(10) == 0
     assert count_in_order(broker.address, topic) == peers.sent
@@ -274,7 +278,7 @@ def test_nothing_overtakes_a_frame_that_the_broker_refuses(tmp_path: Path, broke
         sink.put(connection.id, connection.frame("IN", payload, number))
     assert awaited(lambda: "Message size too large" in error_of(sink))
     longest_record(broker.address, topic, MAX_RECORD)
-    assert awaited(lambda: sink.status().waiting == 0)
+    assert awaited(partial(all_there, sink))
     assert error_of(sink) == ""
     assert sink.close(5) == 0
     assert firsts(broker.address, topic) == {connection.id: list(range(1, 101))}
@@ -286,7 +290,7 @@ def test_topic_that_is_missing_is_told(tmp_path: Path, broker: EmbeddedBroker, p
     assert awaited(lambda: f"{prefix}frames" in error_of(sink))
     assert awaited(lambda: sink.status().spooled == 1)
     make_topics(broker, prefix)
-    assert awaited(lambda: sink.status().waiting == 0)
+    assert awaited(partial(all_there, sink))
     assert error_of(sink) == ""
     assert sink.close(5) == 0
     assert list(firsts(broker.address, f"{prefix}frames").values()) == [[1]]
