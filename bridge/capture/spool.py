@@ -229,7 +229,10 @@ class Spool:
 
     def _load(self) -> None:
         try:
-            first, last = self._open().execute("SELECT min(id), max(id) FROM frames").fetchone()
+            file = self._open()
+            # one query for both would read the whole table
+            (first,) = file.execute("SELECT min(id) FROM frames").fetchone()
+            (last,) = file.execute("SELECT max(id) FROM frames").fetchone()
         except sqlite3.DatabaseError as error:
             self._set_aside(error)
             return

@@ -220,6 +220,8 @@ def test_what_comes_before_the_answer_is_the_next_portion(kafka: Kafka, new_sink
 def test_full_spool_says_so_and_loses_nothing(kafka: Kafka, new_sink: Callable[..., FrameSink], tmp_path: Path) -> None:
     sink = new_sink()
     room = threading.Event()
+    waiting: list[int] = []
+    sink.subscribe(lambda: waiting.append(sink.status().waiting))
     sink.subscribe(room.set)
     kafka.up = False
     sent = frames(200, size=100_000)
@@ -233,6 +235,7 @@ def test_full_spool_says_so_and_loses_nothing(kafka: Kafka, new_sink: Callable[.
     assert not room.is_set()
     kafka.back()
     assert room.wait(60)
+    assert waiting[0] <= 100  # 120 have room, and reading goes on when a quarter of it is free
     assert not sink.full
     assert awaited(lambda: all_there(sink))
     assert kafka.firsts() == sent
@@ -265,6 +268,20 @@ def test_spool_of_an_earlier_run_goes_first(kafka: Kafka, new_sink: Callable[...
     assert awaited(lambda: all_there(second))
     assert kafka.firsts() == frames(300)
     assert awaited(lambda: files(tmp_path) == [])
+
+
+def test_while_the_spool_is_sent_new_frames_follow_to_disk(kafka: Kafka, new_sink: Callable[..., FrameSink]) -> None:
+    """A kill then would take all that came since Kafka is back."""
+    kafka.up = False
+    first = new_sink()
+    put(first, frames(20, size=100_000))
+    assert first.close(0) == 0
+    second = new_sink(spool_after=1e6)
+    put(second, frames(5, start=20, size=100_000))
+    assert awaited(lambda: second.status().spooled == 5)
+    kafka.back()
+    assert awaited(lambda: all_there(second))
+    assert kafka.firsts() == frames(25, size=100_000)
 
 
 CHILD = """
@@ -529,6 +546,25 @@ def test_what_is_no_database_is_set_aside(kafka: Kafka, new_sink: Callable[..., 
     assert sink.status().torn_bytes == 1_400
     assert "frames.sqlite was damaged (file is not a database) and is now frames." in error_of(sink)
     assert [name.rpartition(".")[2] for name in files(tmp_path)] == ["damaged"]
+
+
+def test_what_precedes_damage_is_sent_and_newer_frames_follow(
+    kafka: Kafka, new_sink: Callable[..., FrameSink], tmp_path: Path
+) -> None:
+    spool = Spool(tmp_path / "spool", LIMIT)
+    spool.append(queued(frames(90, size=10_000)))
+    spool.close()
+    path = tmp_path / "spool" / "frames.sqlite"
+    data = bytearray(path.read_bytes())
+    third = len(data) // 3 // 4096 * 4096
+    data[third : 2 * third] = bytes(third)
+    path.write_bytes(data)
+    sink = new_sink()
+    assert awaited(lambda: "and is now frames." in error_of(sink))
+    assert sink.status().torn_bytes == len(data)
+    put(sink, frames(5, start=90))
+    assert awaited(lambda: sink.status().acknowledged > 25 and all_there(sink))
+    assert kafka.log == frames(len(kafka.log) - 5, size=10_000) + frames(5, start=90)
 
 
 def test_a_damaged_frame_costs_no_other(kafka: Kafka, new_sink: Callable[..., FrameSink], tmp_path: Path) -> None:
