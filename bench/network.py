@@ -33,12 +33,13 @@ from multiaddr import Multiaddr
 
 from bench.report import Finding, Ratio, Series, number
 from bench.runs import BenchError, Extent, Say
-from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.capture.sink import FrameSink
+from kiln.bridge.capture.spool import Spool
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.wire import OversizedRpc
-from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
+from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.links import PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
@@ -311,10 +312,9 @@ def _sink(side: str, counter: _Counter, by_message: bool, folder: str, kafka: Ka
     if side == KAFKA:
         assert kafka is not None
         frames = FrameSink(
-            lambda: LibrdkafkaProducer(kafka.client_options(), "kiln.frames"),
+            lambda: open_frames_producer(kafka.client_options(), "kiln.frames"),
             "kiln.frames",
-            Path(folder, "spool"),
-            1 << 30,
+            Spool(Path(folder, "spool"), 1 << 30),
             64 << 20,
         )
         return _IntoKafka(counter, frames)

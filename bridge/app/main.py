@@ -21,7 +21,7 @@ from kiln.bridge.app.neighbours import select_bitswap_peers
 from kiln.bridge.app.reporting import build_status
 from kiln.bridge.app.wiring import BridgeComponents, build_bridge
 from kiln.bridge.bep50.carrier import CarrierError
-from kiln.bridge.capture.spool import SinkError
+from kiln.bridge.capture.spool import SpoolError
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.keys import KeyFileError
@@ -57,7 +57,7 @@ def run(settings: Settings) -> None:
             ensure_password(settings.broker_dir)  # the broker may start later
         try:
             trio.run(_run, settings)
-        except* (NodeError, KeyFileError, SeqnoError, SinkError, CarrierError) as group:
+        except* (NodeError, KeyFileError, SeqnoError, SpoolError, CarrierError) as group:
             raise BridgeError(str(_first_error(group))) from group
 
 

@@ -15,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kiln.bridge.app.interests import InterestsFile, open_interests
 from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
-from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.capture.sink import FrameSink
+from kiln.bridge.capture.spool import Spool
 from kiln.bridge.cluster.group import Member, interests_digest
 from kiln.bridge.cluster.membership import Membership
 from kiln.bridge.cluster.topics import TopicShares
@@ -29,7 +30,7 @@ from kiln.bridge.ipfs import BlockStore, open_store
 from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
+from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.bridge.kafka.producers import StoppableKafkaProducer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.bridge.kafka.thread import KafkaConfig, now_us
@@ -270,14 +271,14 @@ def _create_carrier(settings: Settings, sink: FrameSink, quarantine: QuarantineW
 def _open_sink(settings: Settings) -> Iterator[FrameSink]:
     kafka = settings.broker
     topic = kafka.topic("frames")
-    sink = FrameSink(
-        lambda: LibrdkafkaProducer(kafka.client_options(), topic),
-        topic,
+    spool = Spool(
         settings.bridge_dir / "spool",
         settings.bridge.spool_bytes,
-        settings.bridge.memory_bytes,
+        settings.bridge.min_free_bytes,
         durable=settings.durability == "power",
-        floor=settings.bridge.min_free_bytes,
+    )
+    sink = FrameSink(
+        lambda: open_frames_producer(kafka.client_options(), topic), topic, spool, settings.bridge.memory_bytes
     )
     try:
         yield sink

@@ -80,7 +80,7 @@ class SpoolStatus(Struct, frozen=True):
     full: bool
     error: str | None = None
     waiting: int = 0
-    """frames that Kafka does not have yet (of a spool from an earlier run: at most)"""
+    """frames that Kafka does not have yet"""
     spooled: int = 0
     """frames written to the spool"""
     torn_bytes: int = 0

@@ -10,7 +10,6 @@ from random import Random
 from typing import Final
 
 from kiln.bridge.bep50.store import decode_topic
-from kiln.bridge.capture import segments
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
@@ -291,13 +290,6 @@ def _history(name: str, data: bytes) -> None:
                 assert item.reason in HISTORY_REASONS
             else:
                 assert isinstance(read_frame(item.SerializeToString()), Frame)
-
-
-@target
-def spool(data: bytes) -> None:
-    """A segment of the spool."""
-    for _ in segments.decode_records(BytesIO(data)):
-        pass
 
 
 @target

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -18,9 +20,10 @@ import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
 from kafka import KafkaConsumer, TopicPartition
-from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.capture.sink import FrameSink
+from kiln.bridge.capture.spool import Spool
 from kiln.bridge.capture.tap import ConnectionTap
-from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
+from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker, find_running_broker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.schemas.kafka.frames import read_frame
@@ -38,8 +41,17 @@ class NewBroker(Protocol):
     def __call__(self, state: Path) -> EmbeddedBroker: ...
 
 
-def new_sink(address: str, topic: str, folder: Path) -> FrameSink:
-    return FrameSink(partial(LibrdkafkaProducer, client(address), topic), topic, folder, 256 << 20, 16 << 20)
+def new_sink(address: str, topic: str, folder: Path, limit: int = 256 << 20) -> FrameSink:
+    spool = Spool(folder, limit, durable=True)
+    return FrameSink(partial(open_frames_producer, client(address), topic), topic, spool, 16 << 20)
+
+
+def all_there(sink: FrameSink) -> bool:
+    return sink.status().waiting == 0
+
+
+def error_of(sink: FrameSink) -> str:
+    return sink.status().error or ""
 
 
 def more_spooled(sink: FrameSink) -> Callable[[], bool]:
@@ -49,11 +61,15 @@ def more_spooled(sink: FrameSink) -> Callable[[], bool]:
 
 
 class Peers:
-    """Sends frames on some connections, at a pace, in a thread of its own, until told to stop."""
+    """Sends frames on some connections, at a pace, in a thread of its own, until told to stop.
 
-    def __init__(self, sink: FrameSink, rate: int) -> None:
+    It sends none while the sink is full.
+    """
+
+    def __init__(self, sink: FrameSink, rate: int, size: int = 300) -> None:
         self.sink = sink
         self._rate = rate
+        self._size = size
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.sent: dict[bytes, int] = defaultdict(int)
@@ -65,9 +81,9 @@ class Peers:
             for number in range(CONNECTIONS)
         ]
         while not self._stop.wait(0.02):
-            for _ in range(self._rate // 50 // CONNECTIONS):
+            for _ in range(0 if self.sink.full else self._rate // 50 // CONNECTIONS):
                 for connection in connections:
-                    self.sink.put(connection.id, connection.frame("IN", random.randbytes(300), time.time_ns()))
+                    self.sink.put(connection.id, connection.frame("IN", random.randbytes(self._size), time.time_ns()))
                     self.sent[connection.id] += 1
 
     def stop(self) -> int:
@@ -95,11 +111,12 @@ def firsts(address: str, topic: str) -> dict[bytes, list[int]]:
     return {connection: list(sequences) for connection, sequences in found.items()}
 
 
-def assert_complete(address: str, topic: str, peers: Peers) -> None:
+def count_in_order(address: str, topic: str) -> dict[bytes, int]:
+    """How many frames of each connection are in the topic: the first so many, in their order."""
     found = firsts(address, topic)
-    assert {connection: len(sequences) for connection, sequences in found.items()} == peers.sent
     for sequences in found.values():
         assert sequences == list(range(1, len(sequences) + 1))
+    return {connection: len(sequences) for connection, sequences in found.items()}
 
 
 def make_topics(broker: EmbeddedBroker, prefix: str) -> str:
@@ -121,21 +138,21 @@ def test_broker_pauses(tmp_path: Path, new_broker: NewBroker) -> None:
     sink = new_sink(broker.address, topic, tmp_path / "spool")
     peers = Peers(sink, 2_000)
     assert awaited(lambda: sink.status().acknowledged > 1_000)
-    assert sink.error is None
+    assert error_of(sink) == ""
     os.kill(broker.pid, signal.SIGSTOP)
     try:
         assert awaited(lambda: sink.status().spooled > 5_000)
-        assert "frames wait for Kafka" in (sink.error or "")
+        assert "frames wait for Kafka" in error_of(sink)
         assert sink.status().memory_bytes < 4_000_000
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     assert awaited(lambda: sink.status().waiting < 1_000)
     put = peers.stop()
-    assert awaited(lambda: sink.status().waiting == 0)
-    assert sink.error is None
+    assert awaited(partial(all_there, sink))
+    assert error_of(sink) == ""
     assert sink.close(10) == 0
     assert put == sink.status().put
-    assert_complete(broker.address, topic, peers)
+    assert count_in_order(broker.address, topic) == peers.sent
     assert list((tmp_path / "spool").iterdir()) == []
 
 
@@ -158,31 +175,84 @@ def test_broker_is_killed_and_comes_back(tmp_path: Path, new_broker: NewBroker) 
         broker = again
         assert awaited(lambda: sink.status().waiting < 1_000)
     peers.stop()
-    assert awaited(lambda: sink.status().waiting == 0)
-    assert sink.error is None
+    assert awaited(partial(all_there, sink))
+    assert error_of(sink) == ""
     assert sink.close(10) == 0
-    assert_complete(broker.address, topic, peers)
+    assert count_in_order(broker.address, topic) == peers.sent
 
 
 def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, new_broker: NewBroker) -> None:
+    """A process that ends in peace, and one that is killed. Both at a time when Kafka is away."""
     broker = new_broker(tmp_path / "state")
     broker.start()
     topic = make_topics(broker, "kiln.")
     address = broker.address
     broker.stop()
-    sink = new_sink(address, topic, tmp_path / "spool")
+    sink = new_sink(address, topic, tmp_path / "ended")
     peers = Peers(sink, 2_000)
     assert awaited(lambda: sink.status().spooled > 1_000)
     peers.stop()
     assert sink.close(3_600) == 0, "frames are lost"  # and does not wait for a broker that is away
+    arguments = [sys.executable, "-c", CHILD, str(tmp_path / "killed")]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        in_spool = next(int(line) for line in child.stdout if int(line) > 1_000)
+        child.kill()
 
     again = new_broker(tmp_path / "state")
     again.port, again.controller_port = broker.port, broker.controller_port
     again.start()
-    sink = new_sink(address, topic, tmp_path / "spool")
-    assert awaited(lambda: sink.status().waiting == 0)
+    for name in ("ended", "killed"):
+        sink = new_sink(address, topic, tmp_path / name)
+        assert awaited(partial(all_there, sink))
+        assert sink.close(10) == 0
+    found = count_in_order(address, topic)
+    assert found.pop(b"k" * 16) >= in_spool
+    assert found == peers.sent
+
+
+CHILD = """
+import itertools, sys, time
+from pathlib import Path
+from kiln.bridge.capture.sink import FrameSink
+from kiln.bridge.capture.spool import Spool
+from kiln.bridge.capture.tap import ConnectionTap
+from kiln.bridge.kafka.producers import FramesProducerError
+
+def connect():
+    raise FramesProducerError("away")
+
+sink = FrameSink(connect, "frames", Spool(Path(sys.argv[1]), 1 << 26, durable=True), 1 << 24)
+connection = ConnectionTap("local-test", b"k" * 16, b"us", b"them", "/meshsub/1.2.0")
+for number in itertools.count():
+    sink.put(connection.id, connection.frame("IN", bytes(300), 1))
+    if number % 20 == 0:
+        print(sink.status().spooled, flush=True)
+        time.sleep(0.01)
+"""
+
+
+def test_a_full_spool_stops_the_peers_until_kafka_is_back(tmp_path: Path, new_broker: NewBroker) -> None:
+    broker = new_broker(tmp_path / "state")
+    broker.start()
+    topic = make_topics(broker, "kiln.")
+    assert broker.pid is not None
+    sink = new_sink(broker.address, topic, tmp_path / "spool", 16 << 20)
+    peers = Peers(sink, 2_000, size=10_000)
+    assert awaited(lambda: sink.status().acknowledged > 100)
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        assert awaited(lambda: sink.full)
+        assert "the spool is full" in error_of(sink)
+        assert sum(path.stat().st_size for path in (tmp_path / "spool").iterdir()) <= 16 << 20
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    assert awaited(lambda: not sink.full)
+    peers.stop()
+    assert awaited(partial(all_there, sink))
+    assert error_of(sink) == ""
     assert sink.close(10) == 0
-    assert_complete(address, topic, peers)
+    assert count_in_order(broker.address, topic) == peers.sent
 
 
 def longest_record(address: str, topic: str, size: int) -> None:
@@ -206,10 +276,10 @@ def test_nothing_overtakes_a_frame_that_the_broker_refuses(tmp_path: Path, broke
     for number in range(1, 101):
         payload = random.randbytes(300_000 if number == 51 else 300)
         sink.put(connection.id, connection.frame("IN", payload, number))
-    assert awaited(lambda: "MessageSizeTooLarge" in (sink.error or ""))
+    assert awaited(lambda: "Message size too large" in error_of(sink))
     longest_record(broker.address, topic, MAX_RECORD)
-    assert awaited(lambda: sink.status().waiting == 0)
-    assert sink.error is None
+    assert awaited(partial(all_there, sink))
+    assert error_of(sink) == ""
     assert sink.close(5) == 0
     assert firsts(broker.address, topic) == {connection.id: list(range(1, 101))}
 
@@ -217,10 +287,10 @@ def test_nothing_overtakes_a_frame_that_the_broker_refuses(tmp_path: Path, broke
 def test_topic_that_is_missing_is_told(tmp_path: Path, broker: EmbeddedBroker, prefix: str) -> None:
     sink = new_sink(broker.address, f"{prefix}frames", tmp_path / "spool")
     sink.put(b"a" * 16, ConnectionTap("n", b"a" * 16, b"", b"", "/meshsub/1.2.0").frame("IN", b"x", 1))
-    assert awaited(lambda: f"{prefix}frames" in (sink.error or ""))
+    assert awaited(lambda: f"{prefix}frames" in error_of(sink))
     assert awaited(lambda: sink.status().spooled == 1)
     make_topics(broker, prefix)
-    assert awaited(lambda: sink.status().waiting == 0)
-    assert sink.error is None
+    assert awaited(partial(all_there, sink))
+    assert error_of(sink) == ""
     assert sink.close(5) == 0
     assert list(firsts(broker.address, f"{prefix}frames").values()) == [[1]]

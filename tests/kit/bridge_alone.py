@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
-from kiln.bridge.capture.segments import MAGIC, SUFFIX, decode_records
+from kiln.bridge.capture.spool import FILE_NAME
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -87,11 +89,9 @@ class BridgeAlone:
 
     def frames(self) -> Iterator[Frame]:
         """All frames in the spool, of a bridge that has ended, in their order."""
-        for path in sorted((self.state / "bridge" / "spool").glob("*" + SUFFIX)):
-            with path.open("rb") as stream:
-                assert stream.read(len(MAGIC)) == MAGIC
-                for _, frame in decode_records(stream):
-                    yield Frame.FromString(frame)
+        with closing(sqlite3.connect(self.state / "bridge" / "spool" / FILE_NAME)) as spool:
+            for (frame,) in spool.execute("SELECT frame FROM frames ORDER BY id"):
+                yield Frame.FromString(frame)
 
     def received_ids(self) -> Iterator[tuple[bytes, str]]:
         """The remote peer and the id of each received message in the spool, of a bridge that has ended."""

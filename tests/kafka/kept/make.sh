@@ -22,7 +22,8 @@ import sys
 import time
 from pathlib import Path
 
-from kiln.bridge.capture.spool import FrameSink
+from kiln.bridge.capture.sink import FrameSink
+from kiln.bridge.capture.spool import Spool
 from kiln.bridge.kafka.producers import FramesProducerError
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 
@@ -32,7 +33,7 @@ def away():
 
 
 options = TrafficOptions(seed=int(sys.argv[2]), peers=2, copies=2, separators=4, streams=16, garbage=0.0, network="local-demo")
-sink = FrameSink(away, "kiln.frames", Path(sys.argv[1]), 1 << 20, 1 << 20)
+sink = FrameSink(away, "kiln.frames", Spool(Path(sys.argv[1]), 16 << 20), 1 << 20)
 for frame in Traffic(options, time.time_ns(), 20.0).frames(messages=20):
     sink.put(frame.key, frame.value)
 while not sink.status().spooled:

@@ -16,7 +16,7 @@ from kafka.errors import KafkaError
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kiln.bridge.kafka import librdkafka
-from kiln.bridge.kafka.librdkafka import LibrdkafkaProducer
+from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.bridge.kafka.producers import FramesProducerError, connect
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.process.kafka_errors import describe_kafka_error
@@ -109,7 +109,7 @@ def test_a_producer_of_librdkafka_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     with nothing_left(), refusing() as address:
         for _ in range(ATTEMPTS):
             with pytest.raises(FramesProducerError):
-                LibrdkafkaProducer({"bootstrap_servers": [address]}, "kiln.frames")
+                open_frames_producer({"bootstrap_servers": [address]}, "kiln.frames")
 
 
 def test_every_client_is_made_here() -> None:

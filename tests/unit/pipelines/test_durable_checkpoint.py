@@ -11,7 +11,7 @@ from typing import cast
 import pytest
 from pyspark.sql import DataFrame
 
-from kiln.bridge.capture.segments import Segments
+from kiln.bridge.capture.spool import QueuedFrame, Spool
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
@@ -119,17 +119,9 @@ def test_a_commit_is_on_the_disk_with_all_that_it_names(tmp_path: Path, disk: Di
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_what_the_spool_has_taken_is_on_the_disk(tmp_path: Path, disk: Disk, durable: bool) -> None:
-    spool = tmp_path / "spool"
-    segments = Segments(spool, 1 << 20, 1_000, durable=durable)
-    for number in range(30):
-        assert segments.append(number, [(b"c" * 16, b"f" * 100)]) == 1
-        assert (disk.lost(spool) == []) is durable
-    segments.close()
-    assert len(list(spool.iterdir())) > 2
-
-
-def test_an_empty_segment_is_reported(tmp_path: Path) -> None:
-    (tmp_path / f"{5:020}.spool").write_bytes(b"")
-    segments = Segments(tmp_path, 1 << 20)
-    assert segments.loss is not None
-    assert "is empty, as after a power cut; its frames are lost" in segments.loss
+    """In the log of its database; SQLite syncs the log itself before it copies it into the file."""
+    spool = Spool(tmp_path / "spool", 16 << 20, durable=durable)
+    for _ in range(30):
+        spool.append([QueuedFrame(b"c" * 16, b"f" * 100)])
+        assert (tmp_path / "spool/frames.sqlite-wal" not in disk.lost(tmp_path)) is durable
+    spool.close()

@@ -1,0 +1,356 @@
+"""Queue of frames for Kafka: in memory while Kafka acknowledges in time, otherwise in the spool on disk.
+
+All frames form one queue, in the order of `put`: first those in the spool, then those in memory. Kafka gets them in
+this order, and so in order on each connection (the connection's id is the key, so its frames share a partition). One
+portion is in flight at a time. If Kafka refuses one of its frames, a new producer sends the portion again. So Kafka may
+get some frames twice. Connection, direction and sequence identify a frame, and the first copies are always in order.
+
+A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is available, these are
+the frames of LINGER or a round trip, whichever is longer, and of one more round trip. When an acknowledgement takes
+longer than `spool_after`, all frames go to the spool, including those in flight, and further frames follow within TICK
+until the spool is empty again. So the loss is at most `spool_after` + 2 TICK of frames; gaps in the sequences show it.
+The next start sends the spool first.
+
+One thread sends the frames and uses the spool. It never waits longer than TICK for Kafka: librdkafka has threads of its
+own, and a producer that is not connected yet is made in another thread.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from kiln.bridge.capture.spool import QueuedFrame, Spool
+from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.conf.process.bridge_status import SpoolStatus
+from kiln.schemas.kafka.frames import CONNECTION_BYTES
+from kiln.schemas.kafka.topics import MAX_RECORD
+
+TICK: Final = 0.1
+"""Seconds between checks for frames that must go to disk."""
+LINGER: Final = 0.02
+"""Seconds that a frame waits for others. Waking threads for each frame costs more than sending the frame, and a request
+costs as much as many frames in it."""
+PORTION: Final = 256 * 1024
+"""Bytes in flight, which Kafka must acknowledge within `spool_after`: small enough for a slow link."""
+MAX_FRAME: Final = MAX_RECORD - 64 * 1024
+"""Bytes. With key and headers the frame must fit in a request."""
+
+_OVERHEAD: Final = 256  # bytes of Python objects for each frame, roughly
+# SettingsError, a ValueError: the password file cannot be read, as when no file descriptor is free.
+_CONNECT_ERRORS: Final = (FramesProducerError, OSError, ValueError)
+
+
+class FrameSink:
+    """Queue of frames for one Kafka topic; thread-safe. It runs from its construction to `close`."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Producer],
+        topic: str,
+        spool: Spool,
+        memory_limit: int,
+        *,
+        spool_after: float = 1.0,
+        retry_after: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            connect: Makes a producer, or raises FramesProducerError; called in a thread of its own, since it may wait.
+            spool: Used by the sink alone, and closed by it.
+            memory_limit: Bytes in memory above which frames go to disk.
+            spool_after: Seconds without an acknowledgement after which frames go to disk.
+            retry_after: Seconds between attempts to connect.
+        """
+        self._connect = connect
+        self._topic = topic
+        self._spool = spool
+        self._memory_limit = memory_limit
+        self._spool_after = spool_after
+        self._retry_after = retry_after
+        self._clock = clock
+
+        self._changed = threading.Condition()
+        self._waiting: deque[QueuedFrame] = deque()
+        self._portion: Sequence[QueuedFrame] = ()  # the frames in flight, unless they are in the spool
+        self._in_flight = 0  # frames
+        self._sent_at = 0.0
+        self._memory = 0  # bytes
+        self._put_count = 0
+        self._acknowledged = 0
+
+        self._producer: Producer | None = None
+        self._connector: threading.Thread | None = None
+        self._connect_at = clock()
+        self._refusal: KafkaError | None = None
+        self._kafka_error: str | None = None
+        self._pause: str | None = None
+        """Reason why nothing must be read from peers; `None` if there is room."""
+        self._callbacks: list[Callable[[], None]] = []
+        self._takes_input = True
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="frames", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ for callers
+
+    def put(self, connection: bytes, frame: bytes) -> None:
+        """Add a serialized Frame to the queue.
+
+        It never waits for Kafka or the disk. It also accepts frames while `full` is true, but keeps them in memory, so
+        the caller should stop reading from peers. After `end_input` and `close` it ignores frames.
+
+        Args:
+            connection: The frame's key, 16 bytes.
+
+        Raises:
+            ValueError: The frame is over MAX_FRAME, or the key has another length.
+        """
+        size = len(frame)
+        if size > MAX_FRAME or len(connection) != CONNECTION_BYTES:
+            raise ValueError(
+                f"cannot queue a frame of {size} bytes (limit: {MAX_FRAME}) with a key of {len(connection)} bytes "
+                f"(required: {CONNECTION_BYTES})"
+            )
+        item = QueuedFrame(connection, frame, self._clock())
+        with self._changed:
+            if not self._takes_input:
+                return
+            self._waiting.append(item)
+            self._put_count += 1
+            self._memory += size + _OVERHEAD
+            if len(self._waiting) == 1:
+                self._changed.notify()
+
+    def end_input(self) -> None:
+        """Ignore all further frames. Kafka gets those in the queue."""
+        with self._changed:
+            self._takes_input = False
+
+    @property
+    def full(self) -> bool:
+        """True if frames fit only into memory: stop reading from peers until `subscribe`'s callback."""
+        return self._pause is not None
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback`, which must not wait, in the sink's thread each time there is room again."""
+        with self._changed:
+            self._callbacks.append(callback)
+
+    def status(self) -> SpoolStatus:
+        """Return a snapshot of counters and errors."""
+        with self._changed:
+            is_well = self._thread.is_alive() or self._ended
+            crash = None if is_well else "the thread frames has crashed. Restart the bridge."
+            pause = self._pause and f"reading from peers is paused: {self._pause}"
+            errors = (crash, self._describe_kafka_error(), pause, self._spool.loss)
+            return SpoolStatus(
+                put=self._put_count,
+                acknowledged=self._acknowledged,
+                waiting=self._count_unacknowledged(),
+                memory_bytes=self._memory,
+                disk_bytes=self._spool.size,
+                spooled=self._spool.spooled,
+                torn_bytes=self._spool.lost_bytes,
+                full=self.full,
+                error="; ".join(text for text in errors if text is not None) or None,
+                free_bytes=self._spool.free_bytes,
+            )
+
+    def close(self, patience: float) -> int:
+        """Wait up to `patience` seconds for Kafka, unless it is unavailable, spool the rest, and stop the thread.
+
+        Returns:
+            The number of frames that are lost because the spool is full. The next start sends the others.
+        """
+        deadline = self._clock() + patience
+        with self._changed:
+            self._takes_input = False
+            while self._count_unacknowledged() and self._describe_kafka_error() is None and self._clock() < deadline:
+                self._changed.wait(TICK)
+            self._ended = True
+            self._changed.notify_all()
+        self._thread.join()
+        return len(self._portion) + len(self._waiting)
+
+    # ------------------------------------------------------------ sending
+
+    def _run(self) -> None:
+        check_at = self._clock()
+        while not self._ended:
+            if self._clock() >= check_at:
+                check_at = self._clock() + TICK
+                self._update_spool()
+            if self._producer is None:
+                self._await_producer()
+            else:
+                self._send(self._producer)
+        self._update_spool()
+        self._spool.close()
+        self._producer = None
+
+    def _send(self, producer: Producer) -> None:
+        """Send the next portion if none is in flight, and wait for its acknowledgement, for at most TICK."""
+        try:
+            if not self._in_flight:
+                for item in self._take_portion():
+                    producer.produce(self._topic, item.frame, item.connection, on_delivery=self._record_refusal)
+            unacknowledged = producer.flush(TICK)
+        except (KafkaException, OSError, sqlite3.Error) as error:
+            self._abandon(producer, error)
+            return
+        if self._refusal is not None:
+            self._abandon(producer, KafkaException(self._refusal))
+        elif not unacknowledged:
+            with self._changed:
+                self._acknowledged += self._in_flight
+                self._memory -= _count_bytes(self._portion)
+                self._portion, self._in_flight = (), 0
+                self._spool.acknowledge()
+                self._kafka_error = None
+                self._changed.notify_all()
+
+    def _take_portion(self) -> Sequence[QueuedFrame]:
+        """Wait up to TICK for frames, and take a portion of them.
+
+        Only one portion is in flight at a time: while librdkafka has records that wait for the response to a request,
+        its thread polls without a pause.
+
+        Raises:
+            OSError, sqlite3.Error: The spool cannot be read.
+        """
+        portion = self._spool.read(PORTION) if self._spool.unread else []
+        with self._changed:
+            if not portion:
+                if not self._waiting and not self._ended:
+                    self._changed.wait(TICK)
+                while self._waiting and (linger := self._waiting[0].queued_at + LINGER - self._clock()) > 0:
+                    self._changed.wait(linger)
+                self._portion = portion = self._list_waiting()
+                for _ in portion:
+                    self._waiting.popleft()
+            self._in_flight = len(portion)
+            self._sent_at = self._clock()
+        return portion
+
+    def _list_waiting(self) -> list[QueuedFrame]:
+        """List a portion of the oldest frames that wait in memory. The caller has the lock."""
+        portion: list[QueuedFrame] = []
+        size = 0
+        for item in self._waiting:
+            portion.append(item)
+            size += len(item.frame)
+            if size >= PORTION:
+                break
+        return portion
+
+    def _record_refusal(self, error: KafkaError | None, _: Message) -> None:
+        """Record that a frame was refused. librdkafka calls this in `flush`, for refused frames alone."""
+        if self._refusal is None:
+            self._refusal = error
+
+    def _abandon(self, producer: Producer, error: Exception) -> None:
+        """Stop a producer whose portion failed. The next producer sends the portion again."""
+        producer.purge()
+        producer.flush(TICK)  # reports what was purged
+        with self._changed:
+            self._waiting.extendleft(reversed(self._portion))
+            self._portion, self._in_flight = (), 0
+            self._spool.rewind()
+            self._producer = self._refusal = None
+            self._record_kafka_error(error)
+
+    def _await_producer(self) -> None:
+        """Start to connect if it is time, and wait for a producer, for at most TICK."""
+        with self._changed:
+            is_connecting = self._connector is not None and self._connector.is_alive()
+            if not is_connecting and self._clock() >= self._connect_at:
+                self._connector = threading.Thread(target=self._open_producer, name="frames connector", daemon=True)
+                try:
+                    self._connector.start()
+                except RuntimeError as error:  # no more threads
+                    self._record_kafka_error(error)
+            self._changed.wait(TICK)
+
+    def _open_producer(self) -> None:
+        try:
+            producer = self._connect()
+        except _CONNECT_ERRORS as error:
+            with self._changed:
+                self._record_kafka_error(error)
+            return
+        with self._changed:
+            self._producer = producer
+            self._changed.notify_all()
+
+    def _record_kafka_error(self, error: Exception) -> None:
+        reason = error.args[0].str() if isinstance(error, KafkaException) else error
+        self._kafka_error = f"frames wait for Kafka, topic {self._topic}: {reason}"
+        self._connect_at = self._clock() + self._retry_after
+
+    def _describe_kafka_error(self) -> str | None:
+        elapsed = self._clock() - self._sent_at if self._in_flight else 0.0
+        if self._kafka_error is not None or elapsed <= self._spool_after:
+            return self._kafka_error
+        return f"frames wait for Kafka, topic {self._topic}: no acknowledgement for {elapsed:.0f} s"
+
+    # ------------------------------------------------------------ the spool
+
+    def _update_spool(self) -> None:
+        """Delete acknowledged frames from the spool, move those there that must not stay in memory, and pause or
+        resume reading."""
+        try:
+            pause = self._spool.find_shortage()
+            self._spool.release()
+            while self._must_spool():
+                self._move_to_spool()
+            if self._memory > self._memory_limit or not self._spool.has_room():
+                pause = pause or self._pause
+        except (OSError, sqlite3.Error) as error:
+            pause = self._spool.describe_error(error)
+        with self._changed:
+            callbacks = list(self._callbacks) if self._pause and not pause else ()
+            self._pause = pause
+        for callback in callbacks:
+            callback()
+
+    def _must_spool(self) -> bool:
+        """Return whether the oldest frames in memory must go to disk."""
+        if not self._portion and not self._waiting:
+            return False
+        if self._ended or self._memory > self._memory_limit or self._spool.unread:
+            return True
+        is_in_spool = self._in_flight and not self._portion
+        oldest = self._sent_at if is_in_spool else (self._portion or self._waiting)[0].queued_at
+        return self._clock() - oldest > self._spool_after
+
+    def _move_to_spool(self) -> None:
+        """Move the portion in flight to the spool, or else a portion of those that wait."""
+        if portion := self._portion:
+            self._spool.append(portion, are_read=True)
+        else:
+            with self._changed:
+                portion = self._list_waiting()
+            self._spool.append(portion)
+        with self._changed:
+            self._memory -= _count_bytes(portion)
+            if self._portion:
+                self._portion = ()
+            else:
+                for _ in portion:
+                    self._waiting.popleft()
+
+    def _count_unacknowledged(self) -> int:
+        return self._spool.unacknowledged + len(self._portion) + len(self._waiting)
+
+
+def _count_bytes(frames: Sequence[QueuedFrame]) -> int:
+    return sum(len(each.frame) + _OVERHEAD for each in frames)
