@@ -21,7 +21,7 @@ from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.ipfs import BlockStoreUnavailableError
-from kiln.bridge.kafka.thread import KafkaConfig
+from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher import publisher as publisher_module
 from kiln.bridge.publisher.batches import RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.deliveries import Subscribers
