@@ -49,6 +49,7 @@ _FATAL: Final = frozenset(
     )
 )
 """Errors that end the session. librdkafka recovers from others by itself."""
+_NO_ID: Final = "A" * 22  # of a broker that is older than Kafka 2.8
 _TOPIC_ID: Final = re.compile(r"([\w+/-]{22}) ")
 
 
@@ -140,8 +141,8 @@ class KafkaWorker(SessionThread):
             with ExitStack() as opened:
                 self._producer = StoppableKafkaProducer(self._servers, self._client_options)
                 opened.callback(self._producer.close, 2)
-                self._admin = AdminClient({**options}, logger=LIBRDKAFKA_LOG)
-                self._identity = self._read_identity()
+                admin = AdminClient({**options}, logger=LIBRDKAFKA_LOG)
+                self._identity = self._read_identity(admin)
                 self._first_id = self._first_id or self._identity.id
                 self._reader = opened.enter_context(closing(self._open_reader()))
                 self._consumer = self._open_consumer(options)
@@ -150,14 +151,14 @@ class KafkaWorker(SessionThread):
                 self._consumer.subscribe(
                     [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
                 )
-                self._run_group()
+                self._run_group(admin)
         except KafkaException as error:
             cause: LibrdkafkaError = error.args[0]
             if cause.code() == LibrdkafkaError.FENCED_INSTANCE_ID:
                 raise TwinError(self._instance or "") from error
             raise to_kafka_error(cause) from error
 
-    def _run_group(self) -> None:
+    def _run_group(self, admin: AdminClient) -> None:
         stalls = StallCheck()
         commit_at, check_at = 0.0, time.monotonic() + CHECK_EVERY
         while not self._stop.is_set():
@@ -170,7 +171,7 @@ class KafkaWorker(SessionThread):
                 self._commit_done()
                 commit_at = now + _COMMIT_EVERY
             if now >= check_at:
-                self._check_topic()
+                self._check_topic(admin)
                 check_at = now + CHECK_EVERY
         until = time.monotonic() + _DRAIN_TIMEOUT
         while self._work(self._producer) and time.monotonic() < until:
@@ -196,20 +197,21 @@ class KafkaWorker(SessionThread):
             logger=LIBRDKAFKA_LOG,
         )
 
-    def _read_identity(self) -> TopicIdentity:
-        described = self._admin.describe_topics(TopicCollection([self._topic]), request_timeout=_ANSWER_TIMEOUT)
+    def _read_identity(self, admin: AdminClient) -> TopicIdentity:
+        described = admin.describe_topics(TopicCollection([self._topic]), request_timeout=_ANSWER_TIMEOUT)
         try:
             topic = described[self._topic].result()
         except KafkaException as error:
             if error.args[0].code() == LibrdkafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise FramesProducerError(f"topic {self._topic} does not exist") from error
             raise
-        return TopicIdentity(str(topic.topic_id), len(topic.partitions))
+        topic_id = str(topic.topic_id)
+        return TopicIdentity("" if topic_id == _NO_ID else topic_id, len(topic.partitions))
 
-    def _check_topic(self) -> None:
+    def _check_topic(self, admin: AdminClient) -> None:
         """Begin another session if the topic is another one: a client silently reads on in it, at the old offset."""
         try:
-            identity = self._read_identity()
+            identity = self._read_identity(admin)
         except KafkaException:
             return  # if it persists, the consumer reports it
         if identity != self._identity:
@@ -272,7 +274,7 @@ class KafkaWorker(SessionThread):
             return None if self._identity.id == self._first_id else Progress(first, "")
         metadata = part.metadata or ""
         noted = _TOPIC_ID.match(metadata)
-        if part.offset > end or (noted is not None and noted[1] != self._identity.id):
+        if part.offset > end or (noted is not None and self._identity.id not in ("", noted[1])):
             return Progress(first, "")  # the offset is one of another topic of this name, which was deleted
         return Progress(part.offset, metadata[noted.end() :] if noted else metadata)
 
@@ -311,7 +313,7 @@ class KafkaWorker(SessionThread):
     def _commit(self, progress: Mapping[int, Progress]) -> bool:
         """Commit offsets, and return whether the broker accepted them: not while the group changes."""
         offsets = [
-            Assignment(self._topic, partition, offset, f"{self._identity.id} {metadata}")
+            Assignment(self._topic, partition, offset, f"{self._identity.id} {metadata}".lstrip())
             for partition, (offset, metadata) in progress.items()
         ]
         try:

@@ -518,7 +518,7 @@ def test_a_topic_that_is_created_again_while_it_is_read_is_read_from_its_beginni
 def test_an_offset_in_an_earlier_topic_of_that_name_is_none(kiln: Kiln) -> None:
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
-    kiln.commit_place(1, f"{'A' * 22} ")
+    kiln.commit_place(1, f"{'B' * 22} ")
     fetcher = kiln.start()
     assert awaited(lambda: fetcher.counts["released"] == 2)
     assert fetcher.places_lost == 0
