@@ -258,9 +258,10 @@ class Fetcher(KafkaWorker):
                 "the waiting records, --to-earliest releases all of them again, or for the first time if the topic was "
                 "deleted and created again."
             )
-        self._without_offset.clear()
         self._streams.close()
         self._streams = None
+        self._commit_offsets(dict.fromkeys(self._without_offset, ()))  # so that a loss of the offset is noticed later
+        self._without_offset.clear()
         return True
 
     def _add_known_stream(self, value: bytes | None) -> None:
