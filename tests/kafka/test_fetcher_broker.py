@@ -393,10 +393,10 @@ class Pair:
             block = genesis(number)
             (blocks / cid_text(compute_cid(block))).write_bytes(block)
 
-    def start(self) -> None:
+    def start(self, *suspended: str) -> subprocess.Popen[bytes]:
         self._started += 1
         instance = f"bridge {self._started}"
-        self._members[instance] = subprocess.Popen(
+        self._members[instance] = process = subprocess.Popen(
             [
                 sys.executable,
                 "-m",
@@ -405,9 +405,11 @@ class Pair:
                 self._kiln.prefix,
                 instance,
                 self._blocks,
+                *suspended,
             ],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
+        return process
 
     def close(self) -> None:
         for process in self._members.values():
@@ -482,6 +484,26 @@ def test_each_update_is_released_once_whenever_the_fetcher_ends(kiln: Kiln, tmp_
         f"{pair.updates.repeats} written again in their epoch, taken over after {min(takeovers):.1f} to "
         f"{max(takeovers):.1f} s"
     )
+
+
+@pytest.mark.timeout(600)
+def test_a_fetcher_that_was_suspended_before_it_wrote_writes_nothing_behind_its_successor(
+    kiln: Kiln, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        pair = Pair(kiln, tmp_path)
+        stack.callback(pair.close)
+        suspended = pair.start("suspended")
+        messages = pair.write(60)
+        stat = Path(f"/proc/{suspended.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it has committed")
+        successor = pair.start()
+        pair.wait_for(messages, len(messages))
+        pair.wait_for(late := pair.write(60), len(late))
+        suspended.send_signal(signal.SIGCONT)
+        successor.kill()
+        pair.wait_for(last := pair.write(60), len(last))  # by the first one, which goes on
+    assert Counter(update.message_id for update in pair.updates.kept) == Counter(messages | late | last)
 
 
 # ---------------------------------------------------------------- what Kafka forgets
