@@ -2,7 +2,7 @@
 
 Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; of
 BEP 50 `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (our blocks pinned in IPFS) and `transition.json`
-(that its block height is reached); `fetcher.json` (a copy of the fetcher's committed offsets).
+(that its block height is reached).
 """
 
 from __future__ import annotations
@@ -107,12 +107,12 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
         view = parts.node.view()
         interests = parts.interests.read()
         peers = parts.node.router.peers
-        parts.membership.set_interests(interests)
+        parts.membership.update(interests, leads=parts.fetcher is not None and parts.fetcher.leads)
         parts.shares.set_bridges(parts.membership.bridges)
         rule = build_topic_rule(settings.network.name, interests, is_ceramic=settings.is_ceramic)
         await _update_topics(parts, rule, peers, view.topics)
         parts.blocks.connect_gossip_peers(select_bitswap_peers(parts.node, peers))
-        for thread in (parts.membership, *parts.threads):
+        for thread in (parts.membership, parts.quarantine, *parts.threads):
             thread.revive()
         status = build_status(parts, settings, view, interests, time.time())
         problems.see(status.errors)

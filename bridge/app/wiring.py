@@ -31,10 +31,8 @@ from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.kafka.librdkafka import open_frames_producer
-from kiln.bridge.kafka.producers import StoppableKafkaProducer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
-from kiln.bridge.kafka.thread import KafkaConfig, now_us
-from kiln.bridge.kafka.topic_notes import locate_topic_notes
+from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create_key
@@ -110,7 +108,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
 
     node = _create_node(settings, key, seqno, sink, record_message)
     discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
-    quarantine = _create_quarantine(settings)
+    quarantine = QuarantineWriter(_kafka_config(settings))
     quarantine.start()
     stack.callback(quarantine.stop)
     carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
@@ -154,7 +152,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         publishing=publishing,
         publisher=_create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None,
         announcer=_create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None,
-        fetcher=_create_fetcher(settings, blocks, membership) if settings.fetches else None,
+        fetcher=_create_fetcher(settings, node, blocks, membership) if settings.fetches else None,
     )
 
 
@@ -291,13 +289,6 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
             )
 
 
-def _create_quarantine(settings: Settings) -> QuarantineWriter:
-    kafka = settings.broker
-    return QuarantineWriter(
-        lambda: StoppableKafkaProducer(kafka.server_list(), kafka.security_options()), kafka.topic("quarantine")
-    )
-
-
 def _create_exchange(
     settings: Settings,
     node: Node,
@@ -404,7 +395,7 @@ def _create_announcer(
     )
 
 
-def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membership) -> Fetcher:
+def _create_fetcher(settings: Settings, node: Node, blocks: BlockStore, membership: Membership) -> Fetcher:
     file = open_interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     announced_interests = [format_separator(parse_source(text).separator) for text in followed]
@@ -424,7 +415,5 @@ def _create_fetcher(settings: Settings, blocks: BlockStore, membership: Membersh
         options,
         blocks,
         lambda: (*file.read(), *announced_interests),
-        position_file=settings.bridge_dir / "fetcher.json",
-        leadership=membership,
-        notes=locate_topic_notes(settings.bridge_dir, "fetcher"),
+        instance=_bridge_id(node),
     )

@@ -1,8 +1,8 @@
-"""User data of the bridges in Kafka's group protocol, and the choice of their leader.
+"""User data of the bridges in Kafka's group protocol.
 
 Each bridge joins the group with a `Member`. One of them, which the broker chooses, makes the `GroupView` of all
-members, which the broker distributes. Both are JSON, as the user data of Kafka's consumer protocol. The leader is
-assigned the group's one partition. The broker's generation of the group numbers the rounds.
+members, which the broker distributes. Both are JSON, as the user data of Kafka's consumer protocol. The broker's
+generation of the group numbers the rounds.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 import msgspec
-
-from kiln.bridge.cluster.rendezvous import find_owner
 
 PROTOCOL = "kiln-bridges"
 """The protocol name of this layout: the broker refuses a bridge of another layout."""
@@ -28,9 +26,9 @@ class Member(msgspec.Struct, frozen=True):
     interests: str
     """`interests_digest` of its interests"""
     fetches: bool = False
-    """true if its settings allow the leader's task"""
-    led: int = 0
-    """the round since which it has led; 0: it does not lead"""
+    """true if its settings allow it to fetch"""
+    leads: bool = False
+    """true if Kafka has assigned fetching to it"""
     authors: tuple[str, ...] = ()
     """peer ids of the authors of its messages"""
 
@@ -41,12 +39,14 @@ class LiveBridge(msgspec.Struct, frozen=True):
     peer: str
     host: str
     interests: str
+    leads: bool = False
 
 
 class GroupView(msgspec.Struct, frozen=True):
     """User data for all members."""
 
     leader: str
+    """peer id of the bridge that fetches; empty if none does"""
     authors: tuple[str, ...]
     """peer ids that sign the messages of the bridges"""
     bridges: tuple[LiveBridge, ...]
@@ -69,19 +69,13 @@ def interests_digest(texts: Iterable[str]) -> str:
 def build_round(members: Collection[Member]) -> GroupView:
     """Build the round of these members.
 
-    The leader stays leader. If several members led, because one was cut off from Kafka, the one that has led since the
-    latest round does. A member that fetches nothing leads only if none does.
-
-    Raises:
-        ValueError: there is no member.
+    While fetching moves from one bridge to another, both may lead by what they last knew.
     """
-    candidates = {member.peer: member for member in members if member.fetches} or {m.peer: m for m in members}
-    leaders = [member for member in candidates.values() if member.led]
-    current = max(leaders, key=lambda member: (member.led, member.peer), default=None)
-    leader = find_owner("", candidates) if current is None else current.peer
+    leader = max((member.peer for member in members if member.leads), default="")
     authors = sorted({author for member in members for author in member.authors})
-    bridges = sorted((LiveBridge(m.peer, m.host, m.interests) for m in members), key=lambda bridge: bridge.peer)
-    return GroupView(leader, tuple(authors), tuple(bridges))
+    ordered = sorted(members, key=lambda member: member.peer)
+    bridges = tuple(LiveBridge(member.peer, member.host, member.interests, member.leads) for member in ordered)
+    return GroupView(leader, tuple(authors), bridges)
 
 
 def read_member(data: bytes) -> Member:

@@ -314,15 +314,15 @@ class FetchQueue:
         running = [fetch.lane for fetch in self._running.values()]
         if len(running) >= most:
             return False
-        if lane.is_retry and sum(each.is_retry for each in running) >= half:
+        if lane.is_retry and sum(other.is_retry for other in running) >= half:
             return False
         if lane.is_unproven and any(places.has_proven for places in self._places.values()):
-            unproven = sum(each.is_unproven for each in running)
+            unproven = sum(other.is_unproven for other in running)
             if unproven >= most - most // (2 if lane.rank else 4):
                 return False
         if lane.rank == 0:
             return True
-        if sum(each.rank > 0 for each in running) >= most - most // 4:
+        if sum(other.rank > 0 for other in running) >= most - most // 4:
             return False
         batches = sum(fetch.request.kind == "batch" for fetch in self._running.values())
         return lane.rank > 1 or blocks_in_memory + batches < _MAX_BLOCKS_IN_MEMORY

@@ -9,14 +9,18 @@ room, the fetcher also fetches geneses of streams whose separator is only claime
 A missing block is retried with growing pauses, for `give_up_after` of the time that IPFS is available. Then its records
 go to quarantine, and the block is not tried again for `retry_after`. While IPFS is unavailable everything waits.
 
+Kafka assigns the work to one bridge (`KafkaWorker`): the one with the first partition reads them all, because updates
+and batches of different partitions may need one genesis.
+
 Exactly once: a released update carries the epoch (`genesis/NETWORK/PARTITION`, generation). Before the fetcher writes
 the first of some updates, it commits which updates these are and their generation, together with the offset in
-`kiln.wanted`. Each commit raises the generation by one. After a crash the fetcher releases the same updates under the
-same generation before anything else, so that a reader of the log drops what came already in the same epoch
-(docs/design, decision 7; kiln.bridge.fetcher.offsets).
+`kiln.wanted`. Each commit raises the generation by one. After a crash the fetcher, here or in another bridge, releases
+the same updates under the same generation before anything else, so that a reader of the log drops what came already in
+the same epoch (docs/design, decision 7; kiln.bridge.fetcher.offsets). The broker accepts a commit only from a member
+of the group, and gives no member up within SESSION of a commit. So writes end before that time is over, and none of a
+bridge that was cut off or suspended follows those of its successor.
 
-What is committed is also written to a file before the first update, for the case that Kafka loses the offset. With
-neither, and with streams that an earlier run fetched, the fetcher stops and explains how to set the offset.
+Without a committed offset, but with streams that an earlier run fetched, the fetcher stops and explains how to set it.
 """
 
 from __future__ import annotations
@@ -24,35 +28,35 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from functools import partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
-from kafka.structs import OffsetAndMetadata
-
-from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
 from kiln.bridge.fetcher.fetch_queue import KnownAnswers, UnansweredGeneses
 from kiln.bridge.fetcher.offsets import DoneOffsets
-from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, FetchOutput, PendingFetches
-from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
+from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, FetchOutput, PendingFetches, StagedWrites
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from kiln.bridge.kafka.thread import RENEW_EVERY, KafkaConfig, Leadership, LeaderThread, PositionLostError, now_us
-from kiln.bridge.kafka.topic_notes import TopicNotes
+from kiln.bridge.kafka.session_thread import SESSION, BlockedError, KafkaConfig, now_us
+from kiln.bridge.kafka.worker import KafkaWorker, Progress, StallCheck
 from kiln.conf.process.bridge_status import FetcherStatus
-from kiln.conf.process.kafka_records import RecordReader
+from kiln.conf.process.kafka_records import KafkaRecord, RecordReader
 from kiln.schemas.kafka.records import UNREADABLE, decode_stream
 from kiln.schemas.wire.topics import Interest, parse_interest
 
 _LOG: Final = logging.getLogger(__name__)
-_MAX_RECORDS_PER_POLL: Final = 500  # per round
-_WRITE_TIMEOUT: Final = 60.0  # s for the broker to acknowledge a stage of a round
+_MAX_RECORDS_PER_POLL: Final = 500
+_RENEW_AFTER: Final = 4.0  # s from a commit to the next one while the fetcher writes
+_RENEW_WITHIN: Final = SESSION - _RENEW_AFTER - 2.0  # s for that commit, with a margin before the broker may act
+_STOP_TIMEOUT: Final = 2.0  # s for the broker to acknowledge a stage when the thread stops
+
+
+class PositionLostError(BlockedError):
+    """A lost offset, so that it is unknown which records are done. The message says what to do."""
 
 
 class _FetchProgress(NamedTuple):
@@ -63,7 +67,32 @@ class _FetchProgress(NamedTuple):
     unanswered: UnansweredGeneses = UnansweredGeneses()
 
 
-class Fetcher(LeaderThread):
+class _StreamsReader:
+    """Reads all streams that are in `kiln.streams` now, some at each `read`."""
+
+    def __init__(self, reader: RecordReader, topic: str) -> None:
+        self._reader = reader
+        parts = reader.list_partitions(topic)
+        if not parts:
+            raise FramesProducerError(f"topic {topic} does not exist")
+        self._ends = {part: reader.read_end(part) for part in parts}
+        reader.assign(dict.fromkeys(parts, 0))
+        self._stalls = StallCheck()
+
+    @property
+    def is_done(self) -> bool:
+        return all(self._reader.position(part) >= end for part, end in self._ends.items())
+
+    def read(self) -> list[KafkaRecord]:
+        records = [record for arrived in self._reader.poll(0.2).values() for record in arrived]
+        self._stalls.check(self._reader, has_records=bool(records))
+        return records
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class Fetcher(KafkaWorker):
     """A thread that runs `PendingFetches` between Kafka and IPFS, from `start()` to `stop()`.
 
     An error in reading one block is logged and quarantined, and stops nothing else.
@@ -77,9 +106,7 @@ class Fetcher(LeaderThread):
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = now_us,
         group: str | None = None,
-        position_file: Path | None = None,
-        leadership: Leadership | None = None,
-        notes: TopicNotes | None = None,
+        instance: str | None = None,
     ) -> None:
         """Create the thread without starting it.
 
@@ -87,44 +114,71 @@ class Fetcher(LeaderThread):
             interests: returns the current interests as texts (`kiln.schemas.wire.topics.parse_interest`); called in
                 this thread.
             group: consumer group of the offsets; by default one of the network.
-            position_file: file with a copy of the offsets.
+            instance: id of the bridge in the group (`KafkaWorker`).
         """
         group = group or f"{kafka.prefix}fetcher.{options.network}"
-        super().__init__("fetcher", "nothing is fetched", kafka, group, leadership, notes)
+        super().__init__("fetcher", "nothing is fetched", kafka, group, "wanted", instance, reads_all=True)
         self._options = options
-        self._file = None if position_file is None else PositionFile(position_file)
-        self._file_positions: dict[int, FilePosition] = {}  # in the file now
-        self._topic_id = ""
         self._blocks = blocks
         self._interests = interests
         self._clock_us = clock_us
         self._pool = self._new_pool()
-        self._known: KnownAnswers | None = None
-        self._progress = _FetchProgress(0, 0, 0, Counter())
+        self._offsets: dict[int, DoneOffsets] = {}  # by partition
+        self._without_offset: set[int] = set()  # partitions of which the group has committed none
+        self._streams: _StreamsReader | None = None
+        self._forget_work()
+        self._renew_at = 0.0  # by `_boot_clock`
+        self._places_lost = 0
+        self._counts_before: Counter[str] = Counter()  # of the time before it had these partitions
+        self._snapshot = _FetchProgress(0, 0, 0, Counter())
+
+    def _forget_work(self) -> None:
+        self._known = KnownAnswers()
+        self._pending = PendingFetches(self._options, self._known)
+        self._staged: StagedWrites | None = None  # not written yet
+        self._answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
+        self._followed: list[Interest] | None = None  # at this poll
+
+    @property
+    def leads(self) -> bool:
+        """Return whether Kafka has assigned the work to this bridge."""
+        return bool(self._offsets)
 
     @property
     def waiting(self) -> int:
         """Records that wait."""
-        return self._progress.waiting
+        return self._snapshot.waiting
 
     @property
     def under_way(self) -> int:
         """Blocks being fetched."""
-        return self._progress.in_flight
+        return self._snapshot.in_flight
 
     @property
     def claimed(self) -> int:
         """Geneses to compare with claims."""
-        return self._progress.claimed
+        return self._snapshot.claimed
 
     @property
     def counts(self) -> Mapping[str, int]:
         """Records since the start by outcome, named as in kiln.schemas.metrics."""
-        return self._progress.counts
+        return self._snapshot.counts
+
+    @property
+    def places_lost(self) -> int:
+        """Number of partitions whose offset Kafka had lost, since the start."""
+        return self._places_lost
+
+    @property
+    def error(self) -> str | None:
+        """The reason why nothing can be fetched now, if any."""
+        if (error := super().error) is not None or self._pending.ipfs_error is None:
+            return error
+        return f"nothing is fetched, IPFS is unavailable: {self._pending.ipfs_error}"
 
     def status(self) -> FetcherStatus:
         """Return the status of the fetcher."""
-        streams, updates = self._progress.unanswered
+        streams, updates = self._snapshot.unanswered
         return FetcherStatus(
             self.state,
             self.waiting,
@@ -136,13 +190,6 @@ class Fetcher(LeaderThread):
             updates,
         )
 
-    def _on_standby(self) -> None:
-        """Drop offsets and streams, because the leader commits newer offsets and finds more streams."""
-        super()._on_standby()
-        self._known = None
-        if self._file is not None:
-            self._file.remove()
-
     def _release_resources(self) -> None:
         # fetches in flight end when the block store is closed
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -151,246 +198,215 @@ class Fetcher(LeaderThread):
     def _new_pool(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(self._options.max_concurrent, "fetch")
 
-    def _read_streams(self) -> KnownAnswers:
-        """Read all streams that are in `kiln.streams` now."""
-        known = KnownAnswers()
-        with closing(self._open_consumer(None)) as consumer, closing(self._open_reader()) as reader:
-            parts = self._list_partitions(f"{self._prefix}streams")
-            ends = consumer.end_offsets(parts)
-            reader.assign(consumer.beginning_offsets(parts))
-            for record in self._read_until(reader, ends, lambda: f"reading the known streams: {len(known.streams)}"):
-                self._add_known_stream(known, record.value)
-        return known
+    # -------- partitions
 
-    def _add_known_stream(self, known: KnownAnswers, value: bytes | None) -> None:
+    def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
+        if self._streams is None:
+            self._streams = _StreamsReader(self._open_reader(), f"{self._prefix}streams")
+        if committed is None:
+            self._without_offset.add(partition)
+        place = committed or Progress(first, "")
+        # the clock is greater than any generation that commits have counted up to
+        offsets = DoneOffsets(place.offset, place.metadata, self._clock_us())
+        if offsets.read > end:  # Kafka has an older copy of the topic
+            _LOG.error(
+                "%s-%d ends at offset %d, below the position %d of group %s: reading it from its beginning",
+                *(self._topic, partition, end, offsets.read, self._group),
+            )
+            offsets = DoneOffsets(first, "", self._clock_us())
+        self._offsets[partition] = offsets
+        self._pending.start(partition, offsets)
+        self._record_lost_range(partition, first)
+        return max(offsets.resume_offset - CLAIM_REPLAY, first)
+
+    def _end(self, partition: int) -> None:
+        self._offsets.pop(partition, None)
+        self._without_offset.discard(partition)
+        self._counts_before = self._counts_before + self._pending.counts
+        if self._streams is not None:
+            self._streams.close()
+            self._streams = None
+        self._forget_work()
+
+    def _record_lost_range(self, partition: int, before: int) -> None:
+        first = self._offsets[partition].resume_offset
+        lost = self._pending.record_lost_range(partition, before, self._clock_us())
+        if lost:
+            _LOG.error(
+                "Kafka deleted %d records of %s-%d before group %s had processed them: offsets %d to %d",
+                *(lost, self._topic, partition, self._group, first, before - 1),
+            )
+
+    def _has_read_streams(self) -> bool:
+        """Read some of the known streams, and return whether all are read.
+
+        Raises:
+            PositionLostError: a fetcher has run, since only fetchers write streams, and the group has no offset.
+        """
+        if self._streams is None:
+            return True
+        for record in self._streams.read():
+            self._add_known_stream(record.value)
+        self._state = f"reading the known streams: {len(self._known.streams)}"
+        if not self._streams.is_done:
+            return False
+        if self._without_offset and self._known.streams:
+            self._places_lost = max(self._places_lost, len(self._without_offset))
+            raise PositionLostError(
+                f"Kafka has lost the committed offset of group {self._group} for {self._topic}-"
+                f"{min(self._without_offset)}. Set it with kafka-consumer-groups.sh --reset-offsets: --to-latest skips "
+                "the waiting records, --to-earliest releases all of them again, or for the first time if the topic was "
+                "deleted and created again."
+            )
+        self._streams.close()
+        self._streams = None
+        self._commit_offsets(dict.fromkeys(self._without_offset, ()))  # so that a loss of the offset is noticed later
+        self._without_offset.clear()
+        return True
+
+    def _add_known_stream(self, value: bytes | None) -> None:
         try:
             record = decode_stream(value or b"")
         except UNREADABLE:
             return  # `sink` quarantines it; an unknown stream is fetched
         if record.network == self._options.network and record.source == "genesis":
-            known.add_stream(record.stream, record.separator)
+            self._known.add_stream(record.stream, record.separator)
 
-    def _start_partitions(
-        self, consumer: KafkaConsumer, reader: RecordReader, pending: PendingFetches
-    ) -> dict[TopicPartition, DoneOffsets]:
-        """Move the reader to the committed offsets, and return the finished offsets by partition.
+    # -------- records
+
+    def _wait(self) -> float:
+        if self._streams is not None:
+            return 0.0
+        return 0.02 if self._pending.is_busy or self._staged is not None else 0.2
+
+    def _room(self, partition: int) -> int:
+        if self._streams is not None or self._staged is not None:
+            return 0
+        return self._pending.room(partition, _MAX_RECORDS_PER_POLL)
+
+    def _handle(self, partition: int, record: KafkaRecord) -> None:
+        if self._followed is None:
+            self._followed = [parse_interest(text) for text in self._interests()]
+        position = KafkaPosition(partition, record.offset)
+        announcer = self._pending.add_record(position, record.value, self._followed, self._clock_us())
+        if announcer:
+            self._blocks.add_announcer(announcer)
+
+    def _work(self, producer: StoppableKafkaProducer) -> int:
+        self._followed = None
+        if not self._offsets:
+            self._error, self._state = None, "on standby: Kafka has assigned no partition of wanted to this bridge"
+        elif not self._stop.is_set() and self._has_read_streams():
+            if self._staged is None:
+                self._staged = self._stage_writes()
+            if self._write_staged(producer, self._staged):
+                self._pending.confirm_writes()
+                self._staged = None
+            self._error, self._state = None, _describe_state(self._pending)
+        self._snapshot = _FetchProgress(
+            self._pending.waiting_count,
+            self._pending.in_flight,
+            self._pending.claimed_count,
+            self._counts_before + self._pending.counts,
+            self._pending.unanswered,
+        )
+        return 0
+
+    def _stage_writes(self) -> StagedWrites:
+        now = self._clock_us()
+        while self._answers:
+            request, future = self._answers.popleft()
+            self._pending.add_answer(request, _get_answer(request, future), now)
+        for request in self._pending.start_fetches(now):
+            future = self._pool.submit(
+                fetch_block, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
+            )
+            future.add_done_callback(partial(_add_answer, self._answers, request))
+        return self._pending.stage_writes(now)
+
+    # -------- commits and writes
+
+    def _commit_done(self) -> None:
+        if self._staged is None:
+            changed = (n for n, offsets in self._offsets.items() if offsets.changed and not offsets.is_repeating)
+            self._commit_offsets(dict.fromkeys(changed, ()))
+
+    def _commit_offsets(self, releasing: Mapping[int, Collection[int]]) -> bool:
+        """Commit the offsets of partitions, and which of their records are released next."""
+        progress = {
+            number: Progress(self._offsets[number].resume_offset, self._offsets[number].metadata(records))
+            for number, records in releasing.items()
+        }
+        if not self._commit(progress):
+            return False
+        for number in progress:
+            self._offsets[number].mark_committed()
+        return True
+
+    def _begin_writes(self, releasing: Mapping[int, Collection[int]]) -> bool:
+        """Commit what is written next, and return whether the group accepts it."""
+        began = _boot_clock()
+        # records that an earlier run has perhaps released keep their generation
+        again = {number: self._committed[number] for number, offsets in self._offsets.items() if offsets.is_repeating}
+        fresh = {number: releasing.get(number, ()) for number in self._offsets.keys() - again.keys()}
+        if not self._commit(again) or not self._commit_offsets(fresh):
+            return False
+        self._renew_at = began + _RENEW_AFTER
+        return True
+
+    def _renew(self) -> None:
+        """Commit again what is committed, in time before the broker could have given this bridge up.
 
         Raises:
-            PositionLostError: an offset is lost.
+            FramesProducerError: it may have.
         """
-        topic = f"{self._prefix}wanted"
-        parts = self._list_partitions(topic)
-        is_replaced = topic in self._watch_topics(topic)
-        done: dict[TopicPartition, DoneOffsets] = {}
-        positions: dict[TopicPartition, int] = {}
-        starts, ends = consumer.beginning_offsets(parts), consumer.end_offsets(parts)
-        file_positions = self._read_file(topic)
-        self._file_positions = dict(file_positions or {})
-        for part in parts:
-            committed = None if is_replaced else self._read_committed(consumer, part, file_positions)
-            offset, metadata = (starts[part], "") if committed is None else committed
-            # the clock is greater than any generation that commits have counted up to
-            offsets = DoneOffsets(offset, metadata, self._clock_us())
-            if offsets.read > ends[part]:  # the state has no note of the topic's id
-                _LOG.error(
-                    "%s-%d ends at offset %d, below the position %d of group %s: reading it from its beginning",
-                    *(topic, part.partition, ends[part], offsets.read, self._group),
-                )
-                offset = starts[part]
-                offsets = DoneOffsets(offset, "", self._clock_us())
-            pending.start(part.partition, offsets)
-            self._record_lost_range(pending, part, offsets, starts[part])
-            positions[part] = max(offset - CLAIM_REPLAY, starts[part])
-            done[part] = offsets
-        reader.assign(positions)
-        if self._is_leader:
-            self._commit(consumer, done, {}, commit_all=True)
-            self._save_topics()
-        return done
+        if (now := _boot_clock()) < self._renew_at:
+            return
+        if now >= self._renew_at + _RENEW_WITHIN or not self._commit(self._committed):
+            raise FramesProducerError("the broker was too slow, so that another bridge may fetch now")
+        self._renew_at = now + _RENEW_AFTER
 
-    def _read_committed(
-        self, consumer: KafkaConsumer, part: TopicPartition, file_positions: Mapping[int, FilePosition] | None
-    ) -> tuple[int, str] | None:
-        """Return offset and metadata from Kafka or the file, or `None` on the first start with this partition."""
-        committed = consumer.committed(part, metadata=True, timeout_ms=10_000)
-        if committed is not None:
-            return committed.offset, committed.metadata or ""
-        if file_positions is not None:
-            if part.partition not in file_positions:
-                return None  # the partition was added later
-            position = file_positions[part.partition]
-            _LOG.error(
-                "Kafka has lost the committed offset of group %s for %s-%d: using offset %d from %s",
-                *(self._group, part.topic, part.partition, position.offset, self._file),
-            )
-            self._places_lost += 1
-            return position.offset, position.metadata
-        if self._known is not None and self._known.streams:  # a fetcher has run, since only fetchers write streams
-            raise PositionLostError(
-                f"Kafka has lost the committed offset of group {self._group} for {part.topic}-{part.partition}, and no "
-                "file has it. Set it with kafka-consumer-groups.sh --reset-offsets: --to-latest skips the waiting "
-                "records, --to-earliest releases all of them again."
-            )
-        return None
-
-    def _read_file(self, topic: str) -> Mapping[int, FilePosition] | None:
-        if self._file is None:
-            return None
-        self._topic_id = self._watched[topic].id
-        try:
-            return self._file.read(self._topic_id)
-        except OSError as error:
-            raise PositionLostError(
-                f"cannot read {self._file} ({error.strerror}). Check the file's permissions and the disk."
-            ) from error
-
-    def _record_lost_range(
-        self, pending: PendingFetches, part: TopicPartition, offsets: DoneOffsets, before: int
-    ) -> None:
-        first = offsets.resume_offset
-        lost = pending.record_lost_range(part.partition, before, self._clock_us())
-        if lost:
-            _LOG.error(
-                "Kafka deleted %d records of %s-%d before group %s had processed them: offsets %d to %d",
-                *(lost, part.topic, part.partition, self._group, first, before - 1),
-            )
-
-    def _commit(
-        self,
-        consumer: KafkaConsumer,
-        done: Mapping[TopicPartition, DoneOffsets],
-        releasing: Mapping[int, set[int]],
-        *,
-        commit_all: bool = False,
-    ) -> None:
-        """Commit the changed offsets, or with `commit_all` every offset, so that Kafka does not forget any."""
-        changed = {part for part, offsets in done.items() if offsets.changed or part.partition in releasing}
-        changed_offsets = {
-            part: OffsetAndMetadata(offsets.resume_offset, offsets.metadata(releasing.get(part.partition, ())))
-            for part, offsets in done.items()
-            if not offsets.is_repeating and (commit_all or part in changed)
-        }
-        if changed_offsets:
-            consumer.commit(changed_offsets, timeout_ms=10_000)
-            if self._file is not None:
-                self._file_positions |= {
-                    part.partition: FilePosition(each.offset, each.metadata) for part, each in changed_offsets.items()
-                }
-                try:
-                    self._file.write(self._topic_id, self._file_positions)
-                except OSError as error:
-                    raise PositionLostError(
-                        f"cannot write {self._file} ({error.strerror}). Check the folder's permissions and the disk."
-                    ) from error
-        for part in changed_offsets:
-            done[part].mark_committed()
-
-    def _run_as_leader(self, consumer: KafkaConsumer, reader: RecordReader, producer: StoppableKafkaProducer) -> None:
-        if self._known is None:
-            known = self._read_streams()
-            if self._must_stop:  # not all are read
-                return
-            self._known = known
-        before = self._progress.counts
-        pending = PendingFetches(self._options, self._known)
-        done = self._start_partitions(consumer, reader, pending)
-        renew_at = self._clock_us() + RENEW_EVERY
-        answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
-        while not self._must_stop:
-            self._check_topics()
-            self._poll_records(consumer, reader, pending, done)
-            now = self._clock_us()
-            while answers:
-                request, future = answers.popleft()
-                pending.add_answer(request, _get_answer(request, future), now)
-            for request in pending.start_fetches(now):
-                future = self._pool.submit(
-                    fetch_block, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
-                )
-                future.add_done_callback(partial(_add_answer, answers, request))
-            writes = pending.stage_writes(now)
-            if not self._is_leader:
-                return
-            self._commit(consumer, done, writes.releasing, commit_all=now >= renew_at)
-            renew_at = now + RENEW_EVERY if now >= renew_at else renew_at
-            for stage in writes.stages:
-                if not self._write(producer, stage):
-                    return
-            pending.confirm_writes()
-            self._progress = _FetchProgress(
-                pending.waiting_count,
-                pending.in_flight,
-                pending.claimed_count,
-                before + pending.counts,
-                pending.unanswered,
-            )
-            self._state = _describe_state(pending)
-            self._error = (
-                None if pending.ipfs_error is None else f"nothing is fetched, IPFS is unavailable: {pending.ipfs_error}"
-            )
-
-    def _poll_records(
-        self,
-        consumer: KafkaConsumer,
-        reader: RecordReader,
-        pending: PendingFetches,
-        done: Mapping[TopicPartition, DoneOffsets],
-    ) -> None:
-        rooms = {part: pending.room(part.partition, _MAX_RECORDS_PER_POLL) for part in done}
-        full = {part for part, room in rooms.items() if not room}
-        reader.pause(full)
-        reader.resume(rooms.keys() - full)
-        max_records = min((room for room in rooms.values() if room), default=1)
-        interests: list[Interest] | None = None
-        for part, records in self._poll(reader, 20 if pending.is_busy else 200, max_records).items():
-            if interests is None:
-                interests = [parse_interest(text) for text in self._interests()]
-            now = self._clock_us()
-            for record in records:
-                if record.offset > done[part].next_offset:
-                    first = consumer.beginning_offsets([part])[part]
-                    self._record_lost_range(pending, part, done[part], min(first, record.offset))
-                announcer = pending.add_record(
-                    KafkaPosition(part.partition, record.offset), record.value, interests, now
-                )
-                if announcer:
-                    self._blocks.add_announcer(announcer)
+    def _write_staged(self, producer: StoppableKafkaProducer, writes: StagedWrites) -> bool:
+        """Write all stages, and return false if the group changes or the thread must stop before the broker has all."""
+        if not any(writes.stages):
+            return True
+        return self._begin_writes(writes.releasing) and all(self._write(producer, stage) for stage in writes.stages)
 
     def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[FetchOutput]) -> bool:
         """Write a stage and wait for its acknowledgements.
 
         Returns:
-            False if the session must stop before the broker has all records.
+            False if the thread must stop before the broker has all records.
 
         Raises:
-            FramesProducerError: the broker refused a record.
+            FramesProducerError: the broker refused a record, or may have given this bridge up.
         """
-        remaining = len(outputs)
         results: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:
-            if not self._is_leader:
-                return False
+            self._renew()
             future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
             future.add_callback(lambda _: results.put(None))
             future.add_errback(results.put)
-        deadline = time.monotonic() + _WRITE_TIMEOUT
+        remaining, stopped_at = len(outputs), 0.0
         while remaining:
+            self._renew()
             if self._stop.is_set():
-                deadline = min(deadline, time.monotonic() + 2.0)
+                stopped_at = stopped_at or time.monotonic()
+                if time.monotonic() > stopped_at + _STOP_TIMEOUT:
+                    return False
             try:
-                error = results.get(timeout=min(0.5, max(0.0, deadline - time.monotonic())))
+                error = results.get(timeout=0.5)
             except Empty:
-                if not self._is_leader:
-                    return False
-                if time.monotonic() < deadline:
-                    continue
-                if self._stop.is_set():
-                    return False
-                raise FramesProducerError(f"no acknowledgement within {_WRITE_TIMEOUT:g} s") from None
+                continue
             if error is not None:
                 raise FramesProducerError(f"the broker refused a record: {error!r}") from error
             remaining -= 1
         return True
+
+
+def _boot_clock() -> float:
+    """Return the seconds since boot; unlike `time.monotonic` they include the time that the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _add_answer(

@@ -13,15 +13,13 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
-from kafka.errors import KafkaError
-
-from kiln.bridge.kafka.producers import FramesProducerError, StoppableProducer
+from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer, StoppableProducer
+from kiln.bridge.kafka.session_thread import KafkaConfig, SessionThread
 from kiln.schemas.kafka.records import QuarantineRecord, encode
 
 _WRITE_TIMEOUT: Final = 10.0  # s for the broker to acknowledge a record
 _TICK: Final = 0.2  # s between two checks whether to stop
-# raised by kafka-python's constructor and send (ValueError by its partitioner)
-_KAFKA_ERRORS: Final = (KafkaError, FramesProducerError, ValueError, AssertionError, OSError)
+_IDLE: Final = 10.0  # s between two steps of a thread without records
 
 
 class _QueuedRecord(NamedTuple):
@@ -30,32 +28,28 @@ class _QueuedRecord(NamedTuple):
     written: threading.Event
 
 
-class QuarantineWriter:
+class QuarantineWriter(SessionThread):
     """A thread that writes records in their order, from `start()` to `stop()`."""
 
-    def __init__(self, connect: Callable[[], StoppableProducer], topic: str, retry_after: float = 1.0) -> None:
+    def __init__(
+        self, kafka: KafkaConfig, connect: Callable[[], StoppableProducer] | None = None, retry_after: float = 1.0
+    ) -> None:
         """Create the thread without starting it.
 
         Args:
             connect: returns a new producer or raises `FramesProducerError`; called in the thread when a record waits.
         """
-        self._connect = connect
-        self._topic = topic
-        self._retry_after = retry_after
+        self._topic = f"{kafka.prefix}quarantine"
+        super().__init__("quarantine", f"records wait for the topic {self._topic}", kafka, retry_after)
+        self._connect = connect or self._open_producer
         self._queue: deque[_QueuedRecord] = deque()
         self._wake = threading.Event()
-        self._stop = threading.Event()
-        self._error: str | None = None
-        self._thread = threading.Thread(target=self._run, name="quarantine", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
 
     def stop(self, timeout: float = 2.0) -> None:
         """End the thread. Queued records are not written."""
         self._stop.set()
         self._wake.set()
-        self._thread.join(timeout)  # it may be connecting; it is a daemon thread
+        super().stop(timeout)  # it may be connecting; it is a daemon thread
 
     def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
         """Queue a record without waiting, from any thread, and return an event that is set once the broker has it."""
@@ -64,22 +58,17 @@ class QuarantineWriter:
         self._wake.set()
         return queued.written
 
-    @property
-    def error(self) -> str | None:
-        """The reason why nothing can be written now, if any."""
-        return self._error
+    def _open_producer(self) -> StoppableProducer:
+        return StoppableKafkaProducer(self._servers, self._client_options)
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            if not self._queue:
-                self._wake.wait()
-                self._wake.clear()
-                continue
-            try:
-                self._write_all()
-            except _KAFKA_ERRORS as error:
-                self._error = f"{len(self._queue)} records wait for the topic {self._topic}, Kafka fails: {error!r}"
-                self._stop.wait(self._retry_after)
+    def _release_resources(self) -> None: ...
+
+    def _run_session(self) -> None:
+        if self._queue:
+            self._write_all()
+        else:
+            self._wake.wait(_IDLE)
+            self._wake.clear()
 
     def _write_all(self) -> None:
         """Write all queued records, or return early when the thread is to stop."""

@@ -4,38 +4,38 @@ Kafka gives each partition to one bridge of the group (assignor `cooperative-sti
 sends no heartbeat for SESSION. A bridge is a static member (KIP-345): if it restarts within this time, it keeps its
 partitions. The broker refuses offsets of a member that it has given up.
 
-librdkafka reads, because kafka-python stays before a record that it cannot decode (kiln.conf.process.kafka_records).
+The metadata of an offset begins with the id of its topic (KIP-516), because an offset means nothing in a topic that was
+deleted and created again. kafka-python would stay before a record that it cannot decode, so a `RecordReader` reads.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing, suppress
 from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, Message
+from confluent_kafka import Consumer, KafkaException, TopicCollection
 from confluent_kafka import KafkaError as LibrdkafkaError
 from confluent_kafka import TopicPartition as Assignment
+from confluent_kafka.admin import AdminClient
+from kafka.errors import KafkaTimeoutError
 
 from kafka import TopicPartition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from kiln.bridge.kafka.thread import END_TIMEOUT, SESSION, KafkaConfig, KafkaThread
-from kiln.conf.process.kafka_records import (
-    LIBRDKAFKA_LOG,
-    READ_OPTIONS,
-    UNDECODABLE,
-    KafkaRecord,
-    describe_undecodable,
-    to_kafka_error,
-)
+from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig, SessionThread, TwinError
+from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, READ_OPTIONS, KafkaRecord, RecordReader, to_kafka_error
+from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity
 from kiln.conf.process.librdkafka_options import librdkafka_options
 
 _COMMIT_EVERY: Final = 1.0  # s between two commits of changed offsets, because the broker may sync each commit
 _HEARTBEAT: Final = 1.0  # s
 _ANSWER_TIMEOUT: Final = 10.0  # s for the broker to answer a request
 _DRAIN_TIMEOUT: Final = 2.0  # s for the broker to acknowledge what is written when the thread stops
+_END_TIMEOUT: Final = 5.0  # s for the broker to report an end offset
+_NO_RECORD_FOR: Final = 20.0  # s, after which the broker is asked for the end offsets
 _REJOINING: Final = frozenset(
     (LibrdkafkaError.REBALANCE_IN_PROGRESS, LibrdkafkaError.ILLEGAL_GENERATION, LibrdkafkaError.UNKNOWN_MEMBER_ID)
 )
@@ -49,6 +49,8 @@ _FATAL: Final = frozenset(
     )
 )
 """Errors that end the session. librdkafka recovers from others by itself."""
+_NO_ID: Final = "A" * 22  # of a broker that is older than Kafka 2.8
+_TOPIC_ID: Final = re.compile(r"([\w+/-]{22}) ")
 
 
 class Progress(NamedTuple):
@@ -58,38 +60,48 @@ class Progress(NamedTuple):
     metadata: str
 
 
-class KafkaWorker(KafkaThread):
+class KafkaWorker(SessionThread):
     """A thread that handles the records of the partitions that Kafka assigns to it, from `start()` to `stop()`.
 
-    A subclass handles records, works between polls, and names the offset of each partition below which all is done,
-    which is committed. After a crash, the records from there on are handled again, here or in another bridge.
+    A subclass handles records, works between polls, and commits the offset of each partition below which all is done.
+    After a crash, the records from there on are handled again, here or in another bridge.
     """
 
     def __init__(
-        self, name: str, consequence: str, kafka: KafkaConfig, group: str, topic: str, instance: str | None
+        self,
+        name: str,
+        consequence: str,
+        kafka: KafkaConfig,
+        group: str,
+        topic: str,
+        instance: str | None,
+        *,
+        reads_all: bool = False,
     ) -> None:
         """Create the thread without starting it.
 
         Args:
             topic: topic without the prefix.
             instance: id of the static member; `None` for a member that leaves the group when it ends.
+            reads_all: the member with the first partition reads all of them, and the others read none.
         """
-        super().__init__(name, consequence, kafka, group)
+        super().__init__(name, consequence, kafka)
+        self._group = group
         self._topic = f"{self._prefix}{topic}"
         self._instance = instance
-        self._positions: dict[int, int] = {}  # offset of the next record, by assigned partition
-        self._committed: dict[int, Progress] = {}
-        self._commit_at = 0.0
-        self._is_paused = False
+        self._reads_all = reads_all
+        self._first_id = ""  # of the topic, in the first session
+        self._assigned: set[int] = set()  # partitions, by the group
+        self._committed: dict[int, Progress] = {}  # by partition that this member reads
         self._broker_error: LibrdkafkaError | None = None
 
     @abstractmethod
-    def _begin(self, partition: int, committed: Progress | None, start: int) -> None:
-        """Begin with a partition.
+    def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
+        """Begin with a partition, and return the offset from which it is read.
 
         Args:
-            committed: `None` at the first start of the group.
-            start: the first offset that the broker still has, or of the committed one if that is greater.
+            committed: `None` if the group has committed none.
+            first: the first offset that the broker still has; `end` is the one after the last.
         """
 
     @abstractmethod
@@ -109,68 +121,109 @@ class KafkaWorker(KafkaThread):
         """Do what is due between two polls, and return the number of records written and not acknowledged."""
 
     @abstractmethod
-    def _next_poll(self) -> tuple[float, int]:
-        """Return the longest wait of the next poll in s, and its number of records; 0 to read nothing more."""
+    def _wait(self) -> float:
+        """Return the longest wait of the next poll, in s."""
 
     @abstractmethod
-    def _progress(self) -> Mapping[int, Progress]:
-        """Return what to commit, by assigned partition."""
+    def _room(self, partition: int) -> int:
+        """Return how many more records of a partition may be read."""
 
-    @property
-    def _is_on_standby(self) -> bool:
-        """Return whether other bridges have all partitions."""
-        return not self._positions
+    @abstractmethod
+    def _commit_done(self) -> None:
+        """Commit what is done: now and then, before partitions are taken away, and at the end."""
+
+    # -------- a session
 
     def _run_session(self) -> None:
+        self._broker_error, self._assigned, self._committed = None, set(), {}
+        options = librdkafka_options({**self._client_options, "bootstrap_servers": self._servers})
         try:
             with ExitStack() as opened:
-                producer = StoppableKafkaProducer(self._servers, self._client_options)
-                opened.callback(producer.close, 2)
-                consumer = self._open_group_consumer()
-                opened.callback(self._end_all)
-                opened.callback(consumer.close)
-                if self._topic not in consumer.list_topics(timeout=_ANSWER_TIMEOUT / 2).topics:
-                    raise FramesProducerError(f"topic {self._topic} does not exist")
-                consumer.subscribe(
+                self._producer = StoppableKafkaProducer(self._servers, self._client_options)
+                opened.callback(self._producer.close, 2)
+                admin = AdminClient({**options}, logger=LIBRDKAFKA_LOG)
+                self._identity = self._read_identity(admin)
+                self._first_id = self._first_id or self._identity.id
+                self._reader = opened.enter_context(closing(self._open_reader()))
+                self._consumer = self._open_consumer(options)
+                opened.callback(lambda: self._forget(self._committed))
+                opened.callback(self._consumer.close)
+                self._consumer.subscribe(
                     [self._topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
                 )
-                self._run_group(consumer, producer)
+                self._run_group(admin)
         except KafkaException as error:
-            raise to_kafka_error(error.args[0]) from error
+            cause: LibrdkafkaError = error.args[0]
+            if cause.code() == LibrdkafkaError.FENCED_INSTANCE_ID:
+                raise TwinError(self._instance or "") from error
+            raise to_kafka_error(cause) from error
 
-    def _run_group(self, consumer: Consumer, producer: StoppableKafkaProducer) -> None:
+    def _run_group(self, admin: AdminClient) -> None:
+        stalls = StallCheck()
+        commit_at, check_at = 0.0, time.monotonic() + CHECK_EVERY
         while not self._stop.is_set():
             self._mark_progress()
-            self._handle_messages(consumer, self._poll_group(consumer))
-            self._work(producer)
-            self._error = None
-            if time.monotonic() >= self._commit_at:
-                self._commit(consumer)
+            self._serve_group()
+            stalls.check(self._reader, has_records=self._read())
+            self._work(self._producer)
+            now = time.monotonic()
+            if now >= commit_at:
+                self._commit_done()
+                commit_at = now + _COMMIT_EVERY
+            if now >= check_at:
+                self._check_topic(admin)
+                check_at = now + CHECK_EVERY
         until = time.monotonic() + _DRAIN_TIMEOUT
-        while self._work(producer) and time.monotonic() < until:
+        while self._work(self._producer) and time.monotonic() < until:
             time.sleep(0.05)  # kafka-python's thread adds acknowledgements meanwhile
-        self._commit(consumer)
+        self._commit_done()
 
-    def _open_group_consumer(self) -> Consumer:
-        self._broker_error = None
+    def _open_reader(self) -> RecordReader:
+        return RecordReader({**self._client_options, "bootstrap_servers": self._servers}, self._group)
+
+    def _open_consumer(self, options: Mapping[str, str | int | bool]) -> Consumer:
         static = {} if self._instance is None else {"group.instance.id": self._instance}
-        options = {
-            **librdkafka_options({**self._client_options, "bootstrap_servers": self._servers}),
-            **READ_OPTIONS,
-            **static,
-            "group.id": self._group,
-            "partition.assignment.strategy": "cooperative-sticky",
-            "session.timeout.ms": int(SESSION * 1_000),
-            "heartbeat.interval.ms": int(_HEARTBEAT * 1_000),
-            "auto.offset.reset": "earliest",
-            "enable.partition.eof": False,
-            "queued.max.messages.kbytes": 16 << 10,
-            "fetch.queue.backoff.ms": 5,
-            # partitions that are added are read
-            "topic.metadata.refresh.interval.ms": 10_000,
-            "error_cb": self._on_error,
-        }
-        return Consumer(options, logger=LIBRDKAFKA_LOG)
+        return Consumer(
+            {
+                **options,
+                **READ_OPTIONS,
+                **static,
+                "group.id": self._group,
+                "partition.assignment.strategy": "cooperative-sticky",
+                "session.timeout.ms": int(SESSION * 1_000),
+                "heartbeat.interval.ms": int(_HEARTBEAT * 1_000),
+                "error_cb": self._on_error,
+            },
+            logger=LIBRDKAFKA_LOG,
+        )
+
+    def _read_identity(self, admin: AdminClient) -> TopicIdentity:
+        described = admin.describe_topics(TopicCollection([self._topic]), request_timeout=_ANSWER_TIMEOUT)
+        try:
+            topic = described[self._topic].result()
+        except KafkaException as error:
+            if error.args[0].code() == LibrdkafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise FramesProducerError(f"topic {self._topic} does not exist") from error
+            raise
+        topic_id = str(topic.topic_id)
+        return TopicIdentity("" if topic_id == _NO_ID else topic_id, len(topic.partitions))
+
+    def _check_topic(self, admin: AdminClient) -> None:
+        """Begin another session if the topic is another one: a client silently reads on in it, at the old offset."""
+        try:
+            identity = self._read_identity(admin)
+        except KafkaException:
+            return  # if it persists, the consumer reports it
+        if identity != self._identity:
+            raise FramesProducerError(f"topic {self._topic} was created again, or has more partitions: reading it anew")
+
+    def _serve_group(self) -> None:
+        message = self._consumer.poll(0)  # it reads no record
+        if message is not None and (error := message.error()) is not None:
+            self._on_error(error)
+        if self._broker_error is not None:
+            raise KafkaException(self._broker_error)
+        self._begin_assigned()
 
     # -------- the group; librdkafka calls these in this thread, while it polls or closes
 
@@ -179,105 +232,129 @@ class KafkaWorker(KafkaThread):
             self._broker_error = error
 
     def _on_assign(self, consumer: Consumer, parts: list[Assignment]) -> None:
-        for part in consumer.committed(parts, timeout=_ANSWER_TIMEOUT):
-            if part.error is not None:
-                raise KafkaException(part.error)
-            first, end = consumer.get_watermark_offsets(part, timeout=_ANSWER_TIMEOUT, cached=False)
-            # an offset behind the end is of another topic, which was deleted
-            committed = Progress(part.offset, part.metadata or "") if 0 <= part.offset <= end else None
-            start = first if committed is None else max(first, committed.offset)
-            self._positions[part.partition] = start
-            self._begin(part.partition, committed, start)
-            if committed is not None:
-                self._committed[part.partition] = committed
-        self._commit(consumer)
-        consumer.incremental_assign(
-            [Assignment(self._topic, part.partition, self._positions[part.partition]) for part in parts]
-        )
-        self._is_paused = False
+        consumer.incremental_assign([])  # the reader reads
+        self._assigned |= {part.partition for part in parts}
 
     def _on_revoke(self, consumer: Consumer, parts: list[Assignment]) -> None:
-        self._commit(consumer)
+        with suppress(KafkaException):  # what is not committed is done again
+            self._commit_done()
         self._on_lost(consumer, parts)
 
     def _on_lost(self, consumer: Consumer, parts: list[Assignment]) -> None:
-        for part in parts:
-            self._forget(part.partition)
-        consumer.incremental_unassign(parts)
+        consumer.incremental_unassign([])
+        self._assigned -= {part.partition for part in parts}
+        if gone := self._committed.keys() - self._list_own():
+            self._forget(gone)
+            self._assign_reader({})
 
-    def _end_all(self) -> None:
-        for partition in list(self._positions):
-            self._forget(partition)
+    def _list_own(self) -> set[int]:
+        """List the partitions that this member reads, by what the group has assigned to it."""
+        if self._reads_all:
+            return set(range(self._identity.partitions)) if 0 in self._assigned else set()
+        return self._assigned
 
-    def _forget(self, partition: int) -> None:
-        if self._positions.pop(partition, None) is not None:
-            self._committed.pop(partition, None)
+    # -------- partitions
+
+    def _begin_assigned(self) -> None:
+        added = [Assignment(self._topic, number) for number in self._list_own() - self._committed.keys()]
+        if not added:
+            return
+        offsets: dict[int, int] = {}
+        for part in self._consumer.committed(added, _ANSWER_TIMEOUT):
+            if part.error is not None:
+                raise KafkaException(part.error)
+            first, end = self._consumer.get_watermark_offsets(part, _ANSWER_TIMEOUT, cached=False)
+            committed = self._read_committed(part, first, end)
+            self._committed[part.partition] = committed or Progress(first, "")
+            offsets[part.partition] = self._begin(part.partition, committed, first, end)
+        self._assign_reader(offsets)
+
+    def _read_committed(self, part: Assignment, first: int, end: int) -> Progress | None:
+        if part.offset < 0:  # Kafka drops the offsets of a group together with the topic
+            return None if self._identity.id == self._first_id else Progress(first, "")
+        metadata = part.metadata or ""
+        noted = _TOPIC_ID.match(metadata)
+        if part.offset > end or (noted is not None and self._identity.id not in ("", noted[1])):
+            return Progress(first, "")  # the offset is one of another topic of this name, which was deleted
+        return Progress(part.offset, metadata[noted.end() :] if noted else metadata)
+
+    def _forget(self, partitions: Iterable[int]) -> None:
+        for partition in list(partitions):
+            del self._committed[partition]
             self._end(partition)
 
     # -------- records
 
-    def _poll_group(self, consumer: Consumer) -> Sequence[Message]:
-        wait, most = self._next_poll()
-        if (most == 0) != self._is_paused and self._positions:
-            parts = [Assignment(self._topic, partition) for partition in self._positions]
-            (consumer.pause if most == 0 else consumer.resume)(parts)
-            self._is_paused = most == 0
-        first = consumer.poll(wait)  # `consume` would wait for as many as it may return
-        messages = [] if first is None else [first, *(consumer.consume(most - 1, 0) if most > 1 else ())]
-        if self._broker_error is not None:
-            raise to_kafka_error(self._broker_error)
-        positions = {} if self._is_paused else self._positions
-        self._check_ends(
-            has_records=bool(messages),
-            positions={TopicPartition(self._topic, partition): offset for partition, offset in positions.items()},
-            read_end=lambda part: consumer.get_watermark_offsets(
-                Assignment(part.topic, part.partition), timeout=END_TIMEOUT, cached=False
-            )[1],
-        )
-        return messages
+    def _assign_reader(self, added: Mapping[int, int]) -> None:
+        """Read the partitions of this member, the added ones from these offsets on."""
+        parts = {TopicPartition(self._topic, partition): partition for partition in self._committed}
+        self._reader.assign({p: added[n] if n in added else self._reader.position(p) for p, n in parts.items()})
 
-    def _handle_messages(self, consumer: Consumer, messages: Sequence[Message]) -> None:
-        undecodable: set[int] = set()
-        for message in messages:
-            error, partition, offset = message.error(), message.partition() or 0, message.offset() or 0
-            if error is not None and (error.code() in _FATAL or error.fatal()):
-                raise to_kafka_error(error)
-            position = self._positions.get(partition)
-            if position is None:
-                continue  # it was on its way when the partition was revoked
-            if error is None and offset >= position:
-                if offset > position:  # offsets without records, such as the markers of transactions, are not lost
-                    first, _ = consumer.get_watermark_offsets(
-                        Assignment(self._topic, partition), timeout=_ANSWER_TIMEOUT, cached=False
+    def _read(self) -> bool:
+        """Handle the records that arrive, and return whether any did."""
+        rooms = {part: self._room(part.partition) for part in self._reader.partitions}
+        self._reader.pause(part for part, room in rooms.items() if not room)
+        self._reader.resume(part for part, room in rooms.items() if room)
+        positions = self._reader.active_positions
+        most = min((room for room in rooms.values() if room), default=1)
+        arrived = self._reader.poll(self._wait(), most)
+        for part, records in arrived.items():
+            for record in records:
+                if record.offset > positions[part]:
+                    # offsets without records, such as the markers of transactions, are not lost
+                    first, _ = self._consumer.get_watermark_offsets(
+                        Assignment(part.topic, part.partition), _ANSWER_TIMEOUT, cached=False
                     )
-                    self._record_lost_range(partition, min(first, offset))
-                record = KafkaRecord(offset, message.timestamp()[1], message.key(), message.value())
-            elif error is not None and error.code() in UNDECODABLE and partition not in undecodable:
-                undecodable.add(partition)
-                record = KafkaRecord(position, 0, None, describe_undecodable(error))
-                consumer.seek(Assignment(self._topic, partition, position + 1))
-            else:
-                continue
-            self._positions[partition] = record.offset + 1
-            self._handle(partition, record)
+                    self._record_lost_range(part.partition, min(first, record.offset))
+                positions[part] = record.offset + 1
+                self._handle(part.partition, record)
+        return bool(arrived)
 
-    def _commit(self, consumer: Consumer) -> None:
-        """Commit the offsets that have changed."""
-        self._commit_at = time.monotonic() + _COMMIT_EVERY
-        changed = {
-            partition: progress
-            for partition, progress in self._progress().items()
-            if self._committed.get(partition) != progress
-        }
-        if not changed:
-            return
-        offsets = [Assignment(self._topic, partition, *progress) for partition, progress in changed.items()]
+    def _commit(self, progress: Mapping[int, Progress]) -> bool:
+        """Commit offsets, and return whether the broker accepted them: not while the group changes."""
+        offsets = [
+            Assignment(self._topic, partition, offset, f"{self._identity.id} {metadata}".lstrip())
+            for partition, (offset, metadata) in progress.items()
+        ]
         try:
-            results = consumer.commit(offsets=offsets, asynchronous=False)
-            errors = [part.error for part in results if part.error is not None]
+            parts = self._consumer.commit(offsets=offsets, asynchronous=False) if offsets else []
+            errors = [part.error for part in parts if part.error is not None]
         except KafkaException as error:
             errors = [error.args[0]]
         if any(error.code() not in _REJOINING for error in errors):
             raise KafkaException(errors[0])
-        if not errors:
-            self._committed |= changed
+        if errors:
+            return False
+        self._committed |= progress
+        return True
+
+
+class StallCheck:
+    """A check that a reader gets what the broker has.
+
+    A broker that does not send what it has, such as after the loss of a disk, gives no error.
+    """
+
+    def __init__(self) -> None:
+        self._last_record_at = time.monotonic()
+        self._behind: dict[TopicPartition, int] = {}  # positions below the end at the last check
+
+    def check(self, reader: RecordReader, *, has_records: bool) -> None:
+        """Compare the positions with the ends now and then while no record arrives; call this at each poll.
+
+        Raises:
+            KafkaError: the broker has records, and none arrives.
+        """
+        now, positions = time.monotonic(), reader.active_positions
+        if has_records:
+            self._last_record_at, self._behind = now, {}
+        elif now > self._last_record_at + _NO_RECORD_FOR:
+            for part, position in positions.items():
+                if self._behind.get(part) == position:
+                    raise KafkaTimeoutError(
+                        f"no record of {part.topic}-{part.partition} arrives from offset {position} on"
+                    )
+            self._behind = {
+                part: position for part, position in positions.items() if position < reader.read_end(part, _END_TIMEOUT)
+            }
+            self._last_record_at = now

@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
-from kiln.bridge.kafka.thread import KafkaConfig, now_us
+from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
 from kiln.bridge.kafka.worker import KafkaWorker, Progress
 from kiln.bridge.publisher.batches import (
     MAX_BLOCK_BYTES,
@@ -141,14 +141,15 @@ class Publisher(KafkaWorker):
         self._outputs, self._acknowledgements, self._sent = [], deque(), 0
         super()._run_session()
 
-    def _begin(self, partition: int, committed: Progress | None, start: int) -> None:
+    def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
         if committed is None:
-            self._pending.start(partition, start, self._clock_us() - self._options.max_age)
-            return
-        # an offset without the limit was set by hand: publish from there
+            self._pending.start(partition, first, self._clock_us() - self._options.max_age)
+            return first
+        # an offset without the limit was set by hand, or is that of a new topic: publish from there
         not_before, settled = read_metadata(committed.offset, committed.metadata)
         self._pending.start(partition, committed.offset, not_before, settled)
-        self._record_lost_range(partition, start)
+        self._record_lost_range(partition, first)
+        return max(committed.offset, first)
 
     def _end(self, partition: int) -> None:
         self._pending.end(partition)
@@ -170,11 +171,12 @@ class Publisher(KafkaWorker):
         if output is not None:
             self._outputs.append(output)
 
-    def _next_poll(self) -> tuple[float, int]:
-        room = MAX_OPEN - self._pending.open_count if self._pending.block_bytes < MAX_BLOCK_BYTES else 0
+    def _wait(self) -> float:
         # whole ms, rounded up so that the next attempt is due after the wait
-        wait = -(-self._pending.time_to_next_attempt(self._clock_us(), _POLL_EVERY) // 1_000)
-        return wait / 1_000, max(0, room)
+        return -(-self._pending.time_to_next_attempt(self._clock_us(), _POLL_EVERY) // 1_000) / 1_000
+
+    def _room(self, partition: int) -> int:
+        return max(0, MAX_OPEN - self._pending.open_count) if self._pending.block_bytes < MAX_BLOCK_BYTES else 0
 
     def _work(self, producer: StoppableKafkaProducer) -> int:
         if not self._stop.is_set():
@@ -200,7 +202,8 @@ class Publisher(KafkaWorker):
             with suppress(BlockStoreUnavailableError, PinsError):
                 self._keeper.unpin_expired(now)
             self._unpin_at = now + _UNPIN_EVERY
-        if self._is_on_standby:
+        self._error = None
+        if not self._committed:
             self._state = "on standby: Kafka has assigned no partition of batches to this bridge"
         else:
             self._state = _describe_state(held_back, self._pending)
@@ -218,11 +221,12 @@ class Publisher(KafkaWorker):
             self._pace.record_message(self._clock_us())
         return peers
 
-    def _progress(self) -> Mapping[int, Progress]:
-        return {
+    def _commit_done(self) -> None:
+        progress = {
             partition: Progress(offset, self._pending.metadata(partition))
             for partition, offset in self._pending.resume_offsets().items()
         }
+        self._commit({number: place for number, place in progress.items() if self._committed[number] != place})
 
 
 def _describe_state(held_back: str | None, pending: PendingBatches) -> str:

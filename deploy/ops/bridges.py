@@ -20,7 +20,7 @@ class BridgeMember:
     Attributes:
         address: Address of its machine, as the broker sees it.
         leads: True if it fetches for all bridges.
-        duties: Number of the leader's tasks that its settings allow: 1 if it fetches.
+        duties: 1 if its settings allow it to fetch.
     """
 
     peer: str

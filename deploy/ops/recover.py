@@ -12,9 +12,7 @@ from typing import Final, Self
 import pyarrow as pa
 from kafka.errors import KafkaError
 
-from kiln.bridge.kafka.topic_notes import NotedTopic, TopicNotes, list_topic_notes
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.kafka_topics import describe_replaced_topic, find_replaced_topics
 from kiln.conf.process.locks import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
@@ -82,8 +80,6 @@ class Recovery:
         self._locks = ExitStack()
         self._topics: dict[str, dict[str, TopicState]] = {}
         """state of the topics that each query reads, by query"""
-        self._notes: dict[str, TopicNotes] = {}
-        """topic notes of the bridge's consumers whose topics were replaced, by `Damage.query`"""
 
     def __enter__(self) -> Self:
         with ExitStack() as locks:
@@ -105,20 +101,17 @@ class Recovery:
         If there is a broker, reads the topics and the progress of `updates` from it. An embedded one is started.
         """
         progress = None
-        bridge_damages: list[Damage] = []
-        has_broker = self._settings.kafka.bootstrap or (self._settings.state / "broker").is_dir()
-        if query or has_broker or list_topic_notes(self._settings.bridge_dir):
+        if query or self._settings.kafka.bootstrap or (self._settings.state / "broker").is_dir():
             kafka = KafkaTopics(self._settings.broker.client_options)
             try:
                 self._locks.enter_context(start_broker(self._settings, self._say, check_topics=False))
                 self._topics = read_topics(self._settings, kafka, QUERIES)
-                bridge_damages = self._find_bridge_damages(kafka)
                 progress = read_progress_report(self._settings)
             except (PrerequisiteError, KafkaError) as error:
                 self._say(f"cannot compare the checkpoints with Kafka: {error}")
             finally:
                 kafka.close()
-        damages = [*examine(self._location, QUERIES, progress, self._topics), *bridge_damages]
+        damages = [*examine(self._location, QUERIES, progress, self._topics)]
         problems = " ".join(damage.problem for damage in damages)
         lake = self._location.lake
         for table in lake.tables():
@@ -128,32 +121,6 @@ class Recovery:
             return damages
         undamaged = offer_restore(self._location, Damage(query, "no damage was found", ""))
         return [damage for damage in damages if damage.query == query] or [undamaged] * undamaged.is_restorable
-
-    def _find_bridge_damages(self, kafka: KafkaTopics) -> list[Damage]:
-        """Find the bridge's consumers whose topics were replaced."""
-        damages: list[Damage] = []
-        for notes in list_topic_notes(self._settings.bridge_dir):
-            noted = {topic: note.id for topic, note in notes.read().items()}
-            identities = kafka.read_identities(noted) if noted else {}
-            replaced = find_replaced_topics(noted, identities)
-            if not replaced:
-                continue
-            name = f"bridge, {notes.group}"
-            self._notes[name] = notes
-            problem = "; ".join(
-                describe_replaced_topic(topic, noted[topic], identities[topic].id) for topic in replaced
-            )
-            remedy = f"It reads {', '.join(replaced)} from the beginning, and skips known records"
-            adopted = {topic: TopicState(identities[topic].id, {}, {}) for topic in replaced}
-            damages.append(Damage(name, problem, remedy, adopted_topics=adopted))
-        return damages
-
-    def _adopt_bridge_topics(self, damage: Damage) -> None:
-        notes = self._notes[damage.query]
-        with lock_state(self._settings.state, "bridge"):
-            notes.write(
-                notes.read() | {topic: NotedTopic(adopted.id, True) for topic, adopted in damage.adopted_topics.items()}
-            )
 
     def repair(self, damages: Sequence[Damage], now: int) -> list[Damage]:
         """Repair damages.
@@ -172,8 +139,6 @@ class Recovery:
                     set_files_aside(self._location, damage)
                 elif damage.advance_from is not None:
                     advance_query(self._location, damage, self._find_state_start(damage.advance_from.ends, now), now)
-                elif damage.query in self._notes:
-                    self._adopt_bridge_topics(damage)
                 elif damage.adopted_topics:
                     adopt_topics(self._location, damage)
                 elif damage.is_restorable:

@@ -1,10 +1,19 @@
-"""The fetcher on a real broker, with an IPFS node of the test's that goes away and comes back."""
+"""The fetcher on a real broker, with an IPFS node of the test's that goes away and comes back.
+
+KILN_TEST_FETCHER_KILLS, KILN_TEST_FETCHER_STOPS: how often the one of two fetchers that works is killed, and suspended.
+"""
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,10 +27,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import FetchingOptions
-from kiln.bridge.kafka import thread as kafka_thread
-from kiln.bridge.kafka.thread import KafkaConfig, Leadership
-from kiln.bridge.kafka.topic_notes import TopicNotes, locate_topic_notes
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.bridge.kafka import worker
+from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.pipelines.batch.windows import PartitionWindows
@@ -43,17 +50,21 @@ from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import encode_separator_value
-from kit.awaiting import awaited
+from kit.awaiting import awaited, wait_until
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
-from kit.topics import create_again, recover
-from kit.turns import Turns
+from kit.topics import add_partitions, create_again
 
 pytestmark = pytest.mark.kafka
 
 S = 1_000_000
 AT = 1_700_000_000_000_000  # µs
 MODEL = SeparatorRecord("model", encode_separator_value(b"\x01\x02"))
+KILLS = int(os.environ.get("KILN_TEST_FETCHER_KILLS", "1"))
+STOPS = int(os.environ.get("KILN_TEST_FETCHER_STOPS", "0"))
+STREAMS = 24
+NEVER = 0
+"""the stream whose genesis never comes"""
 OPTIONS = FetchingOptions("local-test", max_concurrent=4, timeout=S, give_up_after=600 * S, genesis_timeout=2 * S)
 
 
@@ -96,17 +107,15 @@ class Kiln:
         self.ipfs = Ipfs()
         self.interests: tuple[str, ...] = ("model",)
         self.running: list[Fetcher] = []
-        self.position_file: Path | None = None
-        self.notes: TopicNotes | None = None
         ensure_topics(
             address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
         )
 
-    def write(self, *records: WantedRecord | bytes) -> None:
+    def write(self, *records: WantedRecord | bytes, partition: int = 0) -> None:
         producer = KafkaProducer(**client(self.address), acks="all")
         for record in records:
             value = record if isinstance(record, bytes) else encode(record)
-            producer.send(f"{self.prefix}wanted", value=value, partition=0)
+            producer.send(f"{self.prefix}wanted", value=value, partition=partition)
         producer.close()
 
     def read(self, topic: str) -> list[bytes]:
@@ -137,7 +146,7 @@ class Kiln:
         self,
         options: FetchingOptions = OPTIONS,
         clock_us: Callable[[], int] = lambda: time.time_ns() // 1_000,
-        leadership: Leadership | None = None,
+        instance: str | None = None,
     ) -> Fetcher:
         fetcher = Fetcher(
             KafkaConfig([self.address], security(self.address), self.prefix),
@@ -145,9 +154,7 @@ class Kiln:
             self.ipfs,
             lambda: self.interests,
             clock_us,
-            position_file=self.position_file,
-            notes=self.notes,
-            leadership=leadership,
+            instance=instance,
         )
         fetcher.start()
         self.running.append(fetcher)
@@ -164,6 +171,11 @@ class Kiln:
         with KafkaAdminClient(**client(self.address)) as admin:
             admin.delete_group_offsets(f"{self.prefix}fetcher.local-test", [TopicPartition(f"{self.prefix}wanted", 0)])
 
+    def commit_place(self, offset: int, metadata: str) -> None:
+        part = TopicPartition(f"{self.prefix}wanted", 0)
+        with KafkaAdminClient(**client(self.address)) as admin:
+            admin.alter_group_offsets(f"{self.prefix}fetcher.local-test", {part: OffsetAndMetadata(offset, metadata)})
+
     def place(self) -> int | None:
         kept = self.committed()
         return None if kept is None else kept.offset
@@ -173,7 +185,8 @@ class Kiln:
         kept = self.committed()
         if kept is None:
             return list(range(until))
-        done_offsets = DoneOffsets(kept.offset, kept.metadata, 0)
+        _, _, metadata = kept.metadata.partition(" ")  # after the id of the topic
+        done_offsets = DoneOffsets(kept.offset, metadata.rstrip("\0"), 0)  # confluent-kafka sends the end of a C string
         return [offset for offset in range(kept.offset, until) if done_offsets.add(offset)]
 
 
@@ -284,33 +297,6 @@ def test_stop_in_the_middle_loses_and_repeats_nothing(kiln: Kiln) -> None:
     assert Counter(kiln.kept()) == Counter(f"message {message}" for message in range(1_200))
 
 
-# the fault is raised on purpose, in the fetcher's thread
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_crash_after_a_release_repeats_it_in_the_same_epoch(kiln: Kiln) -> None:
-    for number in range(20):
-        kiln.ipfs.add(genesis(number))
-    crashed = 0
-    for turn in range(5):
-        kiln.write(*(wanted(message % 20, message) for message in range(100 * turn, 100 * (turn + 1))))
-        before = len(kiln.read("updates"))
-
-        def clock(before: int = before) -> int:
-            # asked for between what is written and the commit that says so
-            if len(kiln.read("updates")) > before:
-                raise RuntimeError("the process ends here")
-            return time.time_ns() // 1_000
-
-        fetcher = kiln.start(clock_us=clock)
-        assert awaited(lambda: kiln.running[-1].state == "stopped")
-        crashed += fetcher.error == "nothing is fetched: the fetcher has crashed, and will be restarted"
-    assert crashed == 5
-    last = kiln.start()
-    assert awaited(lambda: kiln.place() == 500)
-    last.stop()
-    assert Counter(kiln.kept()) == Counter(f"message {message}" for message in range(500))
-    assert len(kiln.updates()) > 500  # there were repeats
-
-
 def test_one_that_waits_does_not_hold_back_its_place_in_few_bytes(kiln: Kiln) -> None:
     """What comes after it is done, and stays done over a restart, though the place stays before it."""
     kiln.ipfs.add(genesis(1))
@@ -335,54 +321,195 @@ def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     assert fetcher.state == "stopped"
 
 
+def test_of_two_fetchers_one_reads_all_partitions_and_the_other_one_takes_over(kiln: Kiln) -> None:
+    add_partitions(kiln.address, f"{kiln.prefix}wanted", 3)
+    for number in range(3):
+        kiln.ipfs.add(genesis(number))
+    one, other = kiln.start(), kiln.start()
+    standby = "on standby: Kafka has assigned no partition of wanted to this bridge"
+    assert awaited(lambda: {one.state, other.state} == {standby, "waiting for records"})
+    assert (one.error, other.error) == (None, None)
+    for number in range(3):
+        kiln.write(wanted(number, number), partition=number)
+    # when the second one joined, Kafka may have given it the first partition
+    assert awaited(lambda: one.counts["released"] + other.counts["released"] == 3)
+    assert awaited(lambda: one.leads != other.leads)
+    first, second = (one, other) if one.leads else (other, one)
+    first.stop()
+    before = second.counts["released"]
+    for number in range(3):
+        kiln.write(wanted(number, 3 + number), partition=number)
+    assert awaited(lambda: second.counts["released"] == before + 3)
+    assert (second.leads, first.leads) == (True, False)
+    assert sorted(kiln.kept()) == [f"message {message}" for message in range(6)]
+
+
+# ---------------------------------------------------------------- takeover
+
+
+class Updates:
+    """`kiln.updates`, read on and on, behind the guard of the batcher."""
+
+    def __init__(self, address: str, prefix: str) -> None:
+        self._consumer = KafkaConsumer(**client(address))
+        parts = [TopicPartition(f"{prefix}updates", number) for number in range(2)]
+        self._consumer.assign(parts)
+        self._consumer.seek_to_beginning(*parts)
+        self._windows = {part: PartitionWindows(S) for part in parts}
+        self.kept: list[UpdateRecord] = []
+        self.repeats = 0
+
+    def read(self) -> set[str]:
+        """Read on, and return the messages so far."""
+        for part, records in self._consumer.poll(timeout_ms=100).items():
+            for record in records:
+                update = decode_update(record.value)
+                guard = self._windows[part].guard
+                if guard.is_duplicate(update.epoch.query, update.epoch.batch, update.message_id):
+                    self.repeats += 1
+                else:
+                    self.kept.append(update)
+        return {update.message_id for update in self.kept}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class Pair:
+    """Two fetchers in processes of their own, and what waits for them.
+
+    One genesis never comes. A new process, under another id, takes the place of one that was killed.
+    """
+
+    def __init__(self, kiln: Kiln, blocks: Path) -> None:
+        self.rng = random.Random(KILLS)
+        self.written = 0
+        self.updates = Updates(kiln.address, kiln.prefix)
+        self._kiln = kiln
+        self._blocks = blocks
+        self._started = 0
+        self._members: dict[str, subprocess.Popen[bytes]] = {}
+        for number in set(range(STREAMS)) - {NEVER}:
+            block = genesis(number)
+            (blocks / cid_text(compute_cid(block))).write_bytes(block)
+
+    def start(self, *suspended: str) -> subprocess.Popen[bytes]:
+        self._started += 1
+        instance = f"bridge {self._started}"
+        self._members[instance] = process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "kit.fetcher_process",
+                self._kiln.address,
+                self._kiln.prefix,
+                instance,
+                self._blocks,
+                *suspended,
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        return process
+
+    def close(self) -> None:
+        for process in self._members.values():
+            process.kill()
+            process.wait()
+        self.updates.close()
+
+    def write(self, count: int) -> set[str]:
+        """Write updates that wait, and return the messages of those whose genesis comes."""
+        messages = range(self.written, self.written + count)
+        streams = {message: self.rng.randrange(STREAMS) for message in messages}
+        self._kiln.write(*(wanted(streams[message], message) for message in messages))
+        self.written += count
+        return {f"message {message}" for message in messages if streams[message] != NEVER}
+
+    def wait_for(self, messages: set[str], least: int) -> None:
+        def what() -> str:
+            return f"{least} of {sorted(messages - self.updates.read())}"
+
+        wait_until(lambda: len(messages & self.updates.read()) >= least, what)
+
+    def find_owner(self) -> str:
+        group = f"{self._kiln.prefix}fetcher.local-test"
+        with KafkaAdminClient(**client(self._kiln.address)) as admin:
+            members = admin.describe_groups([group])[group]["members"]
+        for member in members:
+            assignment = member["member_assignment"]
+            if isinstance(assignment, dict) and assignment["assigned_partitions"]:
+                return str(member["group_instance_id"])
+        return ""
+
+    def take_over(self, *, stop: bool) -> tuple[set[str], float]:
+        """Return the messages that were written, and the seconds until one that was written afterwards is released."""
+        first = self.write(60)
+        self.wait_for(first, self.rng.randrange(1, 30))
+        wait_until(lambda: self.find_owner() in self._members, "a member has the partition")
+        first |= self.write(self.rng.randrange(1, 200))
+        time.sleep(self.rng.uniform(0, 0.5))  # the seeded moment, before or after a commit or a write
+        owner = self.find_owner()
+        process = self._members.pop(owner)
+        process.send_signal(signal.SIGSTOP if stop else signal.SIGKILL)
+        ended = time.monotonic()
+        late = self.write(20)
+        self.wait_for(late, len(late))
+        took = time.monotonic() - ended
+        if stop:
+            process.send_signal(signal.SIGCONT)
+            self._members[owner] = process
+        else:
+            process.wait()
+            self.start()
+        return first | late, took
+
+
+@pytest.mark.timeout(1_800)
+def test_each_update_is_released_once_whenever_the_fetcher_ends(kiln: Kiln, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        pair = Pair(kiln, tmp_path)
+        stack.callback(pair.close)
+        pair.start()
+        pair.start()
+        turns = [pair.take_over(stop=number >= KILLS) for number in range(KILLS + STOPS)]
+        messages = set[str]().union(*(written for written, _ in turns))
+        pair.wait_for(messages, len(messages))
+        pair.wait_for(last := pair.write(100), len(last))  # behind what was suspended
+    released = pair.updates.kept
+    assert Counter(update.message_id for update in released) == Counter(messages | last)
+    assert stream(NEVER) not in {update.stream for update in released}
+    takeovers = [took for _, took in turns]
+    print(
+        f"{KILLS} kills, {STOPS} stops: {len(released)} updates of {pair.written} released, "
+        f"{pair.updates.repeats} written again in their epoch, taken over after {min(takeovers):.1f} to "
+        f"{max(takeovers):.1f} s"
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_fetcher_that_was_suspended_before_it_wrote_writes_nothing_behind_its_successor(
+    kiln: Kiln, tmp_path: Path
+) -> None:
+    with ExitStack() as stack:
+        pair = Pair(kiln, tmp_path)
+        stack.callback(pair.close)
+        suspended = pair.start("suspended")
+        messages = pair.write(60)
+        stat = Path(f"/proc/{suspended.pid}/stat")
+        wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "it has committed")
+        successor = pair.start()
+        pair.wait_for(messages, len(messages))
+        pair.wait_for(late := pair.write(60), len(late))
+        suspended.send_signal(signal.SIGCONT)
+        successor.kill()
+        pair.wait_for(last := pair.write(60), len(last))  # by the first one, which goes on
+    assert Counter(update.message_id for update in pair.updates.kept) == Counter(messages | late | last)
+
+
 # ---------------------------------------------------------------- what Kafka forgets
 
 
-def test_a_place_that_kafka_lost_is_taken_from_the_file(
-    kiln: Kiln, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    kiln.position_file = tmp_path / "fetcher.json"
-    for number in range(2):
-        kiln.ipfs.add(genesis(number))
-    kiln.write(wanted(0, 0), wanted(2, 1), wanted(1, 2))  # nobody has the genesis of 2
-    first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 2 and kiln.place() == 1)
-    first.stop()
-    kiln.forget_place()
-    kiln.ipfs.add(genesis(2))
-    kiln.write(wanted(0, 3))
-
-    again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 2)
-    assert (again.places_lost, again.status().places_lost) == (1, 1)
-    assert "Kafka has lost the committed offset" in caplog.text
-    assert sorted(update.message_id for update in kiln.updates()) == [f"message {message}" for message in range(4)]
-
-
-def test_of_two_fetchers_the_one_that_leads_fetches_and_has_the_file(kiln: Kiln, tmp_path: Path) -> None:
-    for number in range(3):
-        kiln.ipfs.add(genesis(number))
-    turns, files = Turns("a"), {name: tmp_path / f"{name}.json" for name in "ab"}
-    fetchers: dict[str, Fetcher] = {}
-    for name, kiln.position_file in files.items():
-        fetchers[name] = kiln.start(leadership=turns.of(name))
-
-    def turn(name: str, number: int) -> None:
-        turns.leader = name
-        kiln.write(wanted(number, number))
-        assert awaited(lambda: kiln.place() == number + 1)
-        assert awaited(lambda: {each for each in files if files[each].exists()} == {name})
-        turns.leader = None  # nobody is known to lead: the file may be the newest there is
-        assert awaited(lambda: fetchers[name].state == "on standby: None leads")
-        assert files[name].exists()
-
-    for number, name in enumerate("aba"):
-        turn(name, number)
-    assert [update.message_id for update in kiln.updates()] == [f"message {number}" for number in range(3)]
-
-
-def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -> None:
-    kiln.position_file = tmp_path / "fetcher.json"
+def test_without_an_offset_nothing_is_guessed(kiln: Kiln) -> None:
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0))
     first = kiln.start()
@@ -390,63 +517,36 @@ def test_without_place_and_file_nothing_is_guessed(kiln: Kiln, tmp_path: Path) -
     assert awaited(lambda: len(kiln.read("streams")) == 1)
     first.stop()
     kiln.forget_place()
-    kiln.position_file.unlink()
     again = kiln.start()
-    assert awaited(lambda: again.error is not None)
-    said = str(again.error)
-    assert (
-        f"Kafka has lost the committed offset of group {kiln.prefix}fetcher.local-test for {kiln.prefix}wanted-0"
-        in said
-    )
-    assert "--reset-offsets" in said
+    said = f"Kafka has lost the committed offset of group {kiln.prefix}fetcher.local-test for {kiln.prefix}wanted-0"
+    assert awaited(lambda: said in (again.error or ""))
+    assert "--reset-offsets" in (again.error or "")
+    assert (again.places_lost, again.status().places_lost) == (1, 1)
     again.stop()
     assert [update.message_id for update in kiln.updates()] == ["message 0"]
 
 
-def test_the_place_of_a_topic_that_was_made_anew_is_none(kiln: Kiln, tmp_path: Path) -> None:
-    kiln.position_file = tmp_path / "fetcher.json"
-    kiln.position_file.write_text('{"topic": "another", "positions": {"0": {"offset": 1, "metadata": ""}}}')
-    kiln.ipfs.add(genesis(1))
-    kiln.write(wanted(1, 0), wanted(1, 1))
-    fetcher = kiln.start()
-    assert awaited(lambda: fetcher.counts["released"] == 2)
-    assert fetcher.places_lost == 0
-
-
-@pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
-def test_another_topic_is_refused_and_read_from_its_beginning_after_recover(
-    kiln: Kiln, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: bool
+def test_a_topic_that_is_created_again_while_it_is_read_is_read_from_its_beginning(
+    kiln: Kiln, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_thread, "CHECK_EVERY", 0.2)
-    claim_state_folder(tmp_path)
-    (tmp_path / "bridge").mkdir()
-    kiln.notes, kiln.position_file = (
-        locate_topic_notes(tmp_path / "bridge", "fetcher"),
-        tmp_path / "bridge" / "fetcher.json",
-    )
+    monkeypatch.setattr(worker, "CHECK_EVERY", 0.2)
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     fetcher = kiln.start()
     assert awaited(lambda: fetcher.counts["released"] == 2 and kiln.place() == 2)
-    if not runs:
-        fetcher.stop()
     create_again(kiln.address, kiln.prefix, "wanted")
-    if not runs:
-        kiln.write(*(wanted(1, message) for message in range(2, 6)))
-        fetcher = kiln.start()
-    said = f"nothing is fetched: {kiln.prefix}wanted is not the topic that was read before"
-    assert awaited(lambda: (fetcher.error or "").startswith(said)), fetcher.error
-    if runs:
-        kiln.write(*(wanted(1, message) for message in range(2, 6)))
-    fetcher.stop()
-    assert len(kiln.updates()) == 2
-
-    assert [damage.query for damage in recover(kiln.address, kiln.prefix, tmp_path)] == ["bridge, fetcher"]
-    again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 4 and kiln.place() == 4), again.error
-    again.stop()
+    kiln.write(*(wanted(1, message) for message in range(2, 6)))
+    assert awaited(lambda: fetcher.counts["released"] == 6), fetcher.error
     assert sorted(kiln.kept()) == [f"message {number}" for number in range(6)]
-    assert recover(kiln.address, kiln.prefix, tmp_path) == []
+
+
+def test_an_offset_in_an_earlier_topic_of_that_name_is_none(kiln: Kiln) -> None:
+    kiln.ipfs.add(genesis(1))
+    kiln.write(wanted(1, 0), wanted(1, 1))
+    kiln.commit_place(1, f"{'B' * 22} ")
+    fetcher = kiln.start()
+    assert awaited(lambda: fetcher.counts["released"] == 2)
+    assert fetcher.places_lost == 0
 
 
 def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:

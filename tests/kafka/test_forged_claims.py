@@ -25,7 +25,7 @@ from conftest import ROOT
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
-from kiln.bridge.kafka.thread import KafkaConfig
+from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics

@@ -15,7 +15,7 @@ import pytest
 from kafka import TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
-from kiln.bridge.kafka.thread import KafkaConfig
+from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.conf.process.kafka_records import RecordReader

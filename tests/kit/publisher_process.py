@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 
-from kiln.bridge.kafka.thread import KafkaConfig
+from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
 from kit.broker_access import security

@@ -62,7 +62,7 @@ SHORT: Final = {
     "hostile/attack.py": "a stranger gives up, and tries again",
     "kafka/test_spool_broker.py": "pace of the frames",
     "network/test_node_foreign.py": "pace of a knock that is repeated",
-    "unit/bridge/test_kafka_thread.py": "a thread that is well reports no error meanwhile",
+    "unit/bridge/test_session_thread.py": "a thread that is well reports no error meanwhile",
     "unit/bridge/test_kubo_client.py": "pace of the drops of a slow server",
     "unit/bridge/test_spool.py": "any amount of progress is right",
     "unit/kit/test_awaiting.py": "the hang guard itself",

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 
 from kiln.bridge.kafka.producers import FramesProducerError
 from kiln.bridge.kafka.quarantine import QuarantineWriter
+from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine
 
 PATIENCE = 20.0  # s
+NOWHERE = KafkaConfig(["127.0.0.1:1"], {}, "kiln.")
 
 
 class Sent:
@@ -62,7 +64,7 @@ class Broker:
 
 @contextmanager
 def running(broker: Broker) -> Iterator[QuarantineWriter]:
-    broker.quarantine = quarantine = QuarantineWriter(broker.connect, "kiln.quarantine", retry_after=0.01)
+    broker.quarantine = quarantine = QuarantineWriter(NOWHERE, broker.connect, retry_after=0.01)
     quarantine.start()
     try:
         yield quarantine

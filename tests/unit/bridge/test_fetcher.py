@@ -26,7 +26,6 @@ from kiln.bridge.fetcher.attempts import (
 from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_METADATA, MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, PendingFetches
-from kiln.bridge.fetcher.position_file import FilePosition, PositionFile
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
@@ -663,16 +662,6 @@ def test_records_that_kafka_let_go_unread_are_told_and_not_waited_for() -> None:
     assert again.record_lost_range(1_000_000_000) == 0
     assert again.add(1_000_000_000)
     assert len(again.metadata()) <= MAX_METADATA
-
-
-def test_the_file_has_the_place_of_its_topic_alone(tmp_path: Path) -> None:
-    file = PositionFile(tmp_path / "fetcher.json")
-    assert file.read("a") is None
-    file.write("a", {0: FilePosition(7, "{}"), 1: FilePosition(0, "")})
-    assert file.read("a") == {0: FilePosition(7, "{}"), 1: FilePosition(0, "")}
-    assert file.read("b") is None
-    (tmp_path / "fetcher.json").write_bytes(b"")  # what a power cut can leave
-    assert file.read("a") is None
 
 
 # ---------------------------------------------------------------- exactly once

@@ -1,10 +1,9 @@
-"""kiln.bridge.kafka.thread: a failed session is restarted, and a stalled one is reported."""
+"""kiln.bridge.kafka.session_thread: a failed session is restarted, and a stalled one is reported."""
 
 from __future__ import annotations
 
 import errno
 import re
-import time
 from threading import Event
 from typing import cast
 
@@ -12,18 +11,19 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 
 from kafka import TopicPartition
-from kiln.bridge.kafka import thread as kafka_thread
+from kiln.bridge.kafka import session_thread, worker
 from kiln.bridge.kafka.producers import FramesProducerError
-from kiln.bridge.kafka.thread import KafkaConfig, KafkaThread
-from kiln.conf.process.kafka_records import KafkaRecord, RecordReader
+from kiln.bridge.kafka.session_thread import KafkaConfig, SessionThread
+from kiln.bridge.kafka.worker import StallCheck
+from kiln.conf.process.kafka_records import RecordReader
 from kit.awaiting import awaited, wait_until
 
 
-class Failing(KafkaThread):
+class Failing(SessionThread):
     """Its first session fails."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."), "group")
+        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."))
         self.sessions = 0
         self._failure = error
 
@@ -63,7 +63,7 @@ def test_a_thread_that_a_fault_has_ended_starts_again(monkeypatch: pytest.Monkey
         assert thread.error == "nothing is read: the reader has crashed, and will be restarted"
         thread.revive()
         assert thread.state == "stopped"  # too early: a fault that comes at once must not fill the log
-        monkeypatch.setattr(kafka_thread, "REVIVE_AFTER", 0.0)
+        monkeypatch.setattr(session_thread, "REVIVE_AFTER", 0.0)
 
         def runs_again() -> bool:
             thread.revive()
@@ -95,11 +95,11 @@ def test_the_thread_goes_on_where_no_descriptor_is_free_to_find_out_why(
         thread.stop()
 
 
-class Waiting(KafkaThread):
+class Waiting(SessionThread):
     """Moves until it waits for what never comes, or comes when it is let go."""
 
     def __init__(self) -> None:
-        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."), "group")
+        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."))
         self.waits = Event()
         self.go = Event()
 
@@ -111,14 +111,14 @@ class Waiting(KafkaThread):
 
 
 def test_a_thread_that_stands_still_says_where_and_no_longer_once_it_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_thread, "STALL_AFTER", 0.5)
+    monkeypatch.setattr(session_thread, "STALL_AFTER", 0.5)
     thread = Waiting()
     thread.start()
     try:
         assert not awaited(lambda: thread.error is not None, 1.0)
         thread.waits.set()
         wait_until(lambda: thread.error is not None, "the words")
-        where = r"_run \(thread.py:\d+\) > _run_session \(test_kafka_thread.py:\d+\) > wait \(threading.py:"
+        where = r"_run \(session_thread.py:\d+\) > _run_session \(test_session_thread.py:\d+\) > wait \(threading.py:"
         assert re.match("nothing is read: the reader has stalled in " + where, thread.error or "")
         thread.waits.clear()
         thread.go.set()
@@ -138,45 +138,24 @@ class Silent:
         self._end = end
         self.active_positions = {} if paused else {PART: 5}
 
-    def poll(self, timeout: float, max_records: int) -> dict[TopicPartition, list[KafkaRecord]]:
-        time.sleep(timeout)  # a reader waits so long for nothing
-        return {}
-
     def read_end(self, part: TopicPartition, timeout: float) -> int:
         return self._end
 
 
-class Reading(KafkaThread):
-    """Reads until told to stop."""
-
-    def __init__(self, reader: Silent) -> None:
-        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."), "group")
-        self._reader = cast(RecordReader, reader)
-
-    def _run_session(self) -> None:
-        while not self._stop.is_set():
-            self._poll(self._reader, 5)
-
-    def _release_resources(self) -> None: ...
+def look(reader: Silent, times: int) -> None:
+    check = StallCheck()
+    for _ in range(times):
+        check.check(cast(RecordReader, reader), has_records=False)
 
 
 def test_a_reader_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_thread, "CHECK_ENDS_AFTER", 0.1)
-    thread = Reading(Silent(end=9))
-    thread.start()
-    try:
-        wait_until(lambda: thread.error is not None, "the words")
-        assert "no record of t.batches-0 arrives from offset 5 on" in (thread.error or "")
-    finally:
-        thread.stop()
+    monkeypatch.setattr(worker, "_NO_RECORD_FOR", -1.0)
+    look(Silent(end=9), 1)  # it may come yet
+    with pytest.raises(KafkaTimeoutError, match=r"no record of t\.batches-0 arrives from offset 5 on"):
+        look(Silent(end=9), 2)
 
 
 @pytest.mark.parametrize("reader", [Silent(), Silent(end=9, paused=True)], ids=["at the end", "paused"])
 def test_a_reader_that_has_nothing_to_give_is_kept(reader: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_thread, "CHECK_ENDS_AFTER", 0.02)
-    thread = Reading(reader)
-    thread.start()
-    try:
-        assert not awaited(lambda: thread.error is not None, 0.5)
-    finally:
-        thread.stop()
+    monkeypatch.setattr(worker, "_NO_RECORD_FOR", -1.0)
+    look(reader, 3)

@@ -1,0 +1,160 @@
+"""A thread that works in sessions with Kafka: when one fails, it says why and begins another."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from traceback import walk_stack
+from typing import Final, NamedTuple
+
+from kafka.errors import KafkaError
+
+from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.schemas.times import clamp_micros
+
+SESSION: Final = 10.0
+"""Seconds without a heartbeat after which the broker removes a bridge from a group. Brokers allow at least 6 s, by
+default (`group.min.session.timeout.ms`)."""
+
+STALL_AFTER: Final = 60.0
+"""s without progress after which a thread is reported as stalled. No healthy step takes so long."""
+
+REVIVE_AFTER: Final = 10.0
+"""s from the last step of a crashed thread until it is restarted."""
+
+_BLOCKED_PAUSE: Final = 10.0  # s
+
+
+def now_us() -> int:
+    """Return the Unix time in µs, within the range of records: the clock of the machine may be wrong."""
+    return clamp_micros(time.time_ns() // 1_000)
+
+
+class BlockedError(RuntimeError):
+    """A condition that stops the thread until a user does what the message says."""
+
+
+class TwinError(BlockedError):
+    """Two bridges with one key."""
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(f"another bridge uses the key of this one ({peer}). Give each bridge its own state folder.")
+
+
+class KafkaConfig(NamedTuple):
+    """The brokers, options of their clients (security_protocol, sasl_…, ssl_…), and the prefix of topics and groups."""
+
+    servers: str | Sequence[str]
+    client_options: Mapping[str, object]
+    prefix: str
+
+
+class SessionThread(ABC):
+    """A thread that runs from `start()` to `stop()`, one session after the other."""
+
+    def __init__(self, name: str, consequence: str, kafka: KafkaConfig, retry_after: float = 1.0) -> None:
+        """Create the thread without starting it.
+
+        Args:
+            consequence: the consequence if the thread cannot work, such as "nothing is published".
+            retry_after: s from a failed session to the next one.
+        """
+        self._name = name
+        self._consequence = consequence
+        self._servers, self._client_options, self._prefix = kafka
+        self._retry_after = retry_after
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._state = "not started"
+        self._error: str | None = None
+        self._progress_at = time.monotonic()
+
+    def start(self) -> None:
+        self._mark_progress()
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def revive(self) -> None:
+        """Restart the thread if it has crashed.
+
+        It does nothing before `start`, after `stop`, or within REVIVE_AFTER of the last step.
+        """
+        if self._thread is None or self._thread.is_alive() or self._stop.is_set():
+            return
+        if time.monotonic() - self._progress_at > REVIVE_AFTER:
+            with suppress(RuntimeError):  # no thread can be started now
+                self.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """End the thread after its current step. Never call it in a thread that this thread waits for."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    @property
+    def state(self) -> str:
+        """A description of what the thread does or waits for."""
+        return self._state
+
+    @property
+    def error(self) -> str | None:
+        """The reason why the thread cannot work now, if any."""
+        alive = self._thread is not None and self._thread.is_alive()
+        if self._error is None and alive and time.monotonic() - self._progress_at > STALL_AFTER:
+            return f"{self._consequence}: the {self._name} has stalled in {self._describe_stack()}. Restart the bridge."
+        return self._error
+
+    def _mark_progress(self) -> None:
+        """Record progress at each step, because a call that never returns from a client of Kafka reports nothing."""
+        self._progress_at = time.monotonic()
+
+    def _describe_stack(self) -> str:
+        """Describe the stack from the innermost call of this program."""
+        ident = None if self._thread is None else self._thread.ident
+        frame = sys._current_frames().get(ident or 0)
+        calls = []
+        for call, line in () if frame is None else walk_stack(frame):
+            calls.append(f"{call.f_code.co_name} ({Path(call.f_code.co_filename).name}:{line})")
+            if str(call.f_globals.get("__name__")).startswith("kiln."):
+                break
+        return " > ".join(reversed(calls))
+
+    @abstractmethod
+    def _run_session(self) -> None:
+        """Run one session, until stopped or Kafka fails. It begins from the committed offsets."""
+
+    @abstractmethod
+    def _release_resources(self) -> None:
+        """Release the resources of the thread when it ends."""
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._mark_progress()
+                try:
+                    self._run_session()
+                except BlockedError as error:
+                    self._error = self._state = f"{self._consequence}: {error}"
+                    self._stop.wait(_BLOCKED_PAUSE)
+                # kafka-python asserts that it knows every option, raises ValueError for wrong values, and passes an
+                # OSError through, such as too many open files
+                except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
+                    self._error = self._state = f"{self._consequence}, Kafka fails: {self._describe_error(error)}"
+                    self._stop.wait(self._retry_after)
+        finally:
+            self._release_resources()
+            self._state = "stopped"
+            if not self._stop.is_set():
+                self._error = f"{self._consequence}: the {self._name} has crashed, and will be restarted"
+
+    def _describe_error(self, error: Exception) -> str:
+        if isinstance(error, KafkaError):
+            return describe_kafka_error(error, {**self._client_options, "bootstrap_servers": self._servers})
+        return str(error) if isinstance(error, FramesProducerError) else repr(error)
