@@ -48,11 +48,12 @@ class BlockStore(Protocol):
     """A store of blocks. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
-        """Store a block, so that peers can fetch it, protect it from garbage collection, and announce it in the
-        background. It may be stored already.
+        """Store a block, protect it from garbage collection, and announce it in the background. Peers can then fetch
+        it. A block that is stored already is no error.
 
         Raises:
-            BlockStoreUnavailableError, BlockUnavailableError: it may work later.
+            BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
+            BlockUnavailableError: the block cannot be stored or protected now; a later call may succeed.
             BlockRefusedError: not the bytes of this CID, too large, or stored under another CID.
         """
         ...
@@ -64,7 +65,7 @@ class BlockStore(Protocol):
             timeout: seconds, roughly, to search for it among peers.
 
         Raises:
-            BlockStoreUnavailableError: it may work later.
+            BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
             BlockUnavailableError: not found in time.
             BlockRefusedError: larger, with another hash, or with a CID that cannot be checked (not sha2-256).
         """
@@ -74,7 +75,7 @@ class BlockStore(Protocol):
         """Give up a block that was put; do nothing if there is none, or if others protect it too.
 
         Raises:
-            BlockStoreUnavailableError: it may work later.
+            BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Closing connections and streams, also those in which writes are stuck, and the errors of those that broke."""
+"""Close connections and streams, even while a write is stuck. `BROKEN` lists the errors that a broken one raises."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ class Node:
 
     @property
     def authors(self) -> tuple[str, ...]:
-        """Peer ids of the authors of own messages, the node's own first."""
+        """The peer ids under which this node publishes; the node's own id is the first."""
         return tuple(peer_text(compute_peer_id(key)) for key in self._author_keys)
 
     # ------------------------------------------------------------------ interface for discovery

@@ -120,7 +120,10 @@ class HostNames:
         self._any = "*" in self._others or not (is_private or self._others)
 
     def accept(self, header: str | None) -> bool:
-        """Return true if a request with this header `Host` is answered. Every browser sends the header."""
+        """Return true if a request with this header `Host` may be answered.
+
+        A request without the header may: it does not come from a browser, because browsers always send it.
+        """
         if self._any or header is None:
             return True
         try:

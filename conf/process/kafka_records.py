@@ -89,7 +89,7 @@ class RecordReader:
 
     @property
     def active_positions(self) -> dict[TopicPartition, int]:
-        """The offset after the last record, by partition that is not paused."""
+        """Offset of the next record to read, for each partition that is not paused."""
         return {part: offset for part, offset in self._positions.items() if part not in self._paused}
 
     def position(self, part: TopicPartition) -> int:

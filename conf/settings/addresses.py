@@ -77,10 +77,13 @@ def check_tcp(text: str) -> None:
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
     if names[:1] == ["dnsaddr"]:
-        raise ValueError(f"expected {expected}: dnsaddr is not resolved. Give an address from its TXT records")
+        raise ValueError(
+            f"Kiln does not resolve dnsaddr addresses (expected {expected}). Give an address from the TXT records of "
+            "that name"
+        )
     if "p2p-circuit" in names:
         raise ValueError(
-            f"expected {expected}: this one goes through a relay (p2p-circuit), which Kiln does not use. Give the "
+            f"this address goes through a relay (p2p-circuit), which Kiln does not use (expected {expected}). Give the "
             "address at which the peer itself listens"
         )
     if names == ["p2p"]:
@@ -106,7 +109,7 @@ def check_peer(text: str) -> None:
     """Check a multiaddr of any transport that ends in `/p2p/<peer id>`."""
     expected = 'a multiaddr that ends in /p2p/<peer id>, such as "/ip4/192.0.2.1/tcp/4811/p2p/12D3KooW…"'
     if _protocols(text, expected)[-1:] != ["p2p"]:
-        raise ValueError(f"expected {expected}: this one has no peer id. Append /p2p/<peer id>")
+        raise ValueError(f"expected {expected}: the given address has no peer id. Append /p2p/<peer id>")
 
 
 def check_author(text: str) -> None:

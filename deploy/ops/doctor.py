@@ -174,7 +174,8 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str], extra:
 
 
 def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
-    """Check that PySpark has its Spark, and name the variables of another Spark that Kiln ignores."""
+    """Check that PySpark contains its own Spark. Name the environment variables that point to another Spark; Kiln
+    ignores them."""
     if isinstance(home, PrerequisiteError):
         problem, _, remedy = str(home).partition(". ")
         return DoctorCheck("spark", "fail", problem, remedy or "make setup, in a shell without PYTHONPATH")

@@ -41,7 +41,9 @@ def list_names(lake: Lake, command: str) -> Listing:
     """
     match = _COMMAND.fullmatch(command.strip())
     if match is None:
-        raise SqlError(f"there is no command {command.strip()}. \\d lists tables and views, and \\d NAME columns")
+        raise SqlError(
+            f"there is no command {command.strip()}. \\d lists the tables and views; \\d NAME lists the columns of NAME"
+        )
     tables = lake.tables()
     if name := match[1]:
         if name in tables:

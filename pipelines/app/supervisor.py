@@ -255,8 +255,8 @@ class Supervisor:
             )
             if declared.for_life:
                 raise RestartsExhaustedError(
-                    f"{problem}. Their number is fixed, as windows are stored by partition. Use another kafka.prefix "
-                    "and another state folder"
+                    f"{problem}. The number of partitions cannot change, because windows are stored by partition. Use "
+                    "another kafka.prefix and another state folder"
                 )
             if declared.name in looked_up:
                 raise RestartsExhaustedError(f"{problem}. Start Kiln again to read all of them")

@@ -94,7 +94,7 @@ class FileSwap:
                 # another swap of this run, or the answer of the object store was lost
                 if newest is not None and newest >= mark.begun:
                     raise OvertakenError(
-                        f"table {table} in {self._lake.path} has the step {mark.step} already"
+                        f"step {mark.step} of this swap is already committed to table {table} in {self._lake.path}"
                     ) from None
                 if not set(map(str, opened.get_add_actions()["path"].to_pylist())).issuperset(removed):
                     raise OvertakenError(f"table {table} in {self._lake.path} was changed by another writer") from None

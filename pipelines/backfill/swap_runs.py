@@ -209,8 +209,8 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
     late = comparison.count(f"({now.select()}) WHERE {inside}") - comparison.count(f"({then.select()}) WHERE {inside}")
     if late > 0:
         raise SwapError(
-            f"{late:,} frames of the range were added to the table frames after run {run.name} began, so the run may "
-            f"lack them. Drop the run, and begin it again when Kiln has caught up"
+            f'{late:,} frames of the range reached the table "frames" after the run {run.name} began, so the run may '
+            "lack them. Drop the run, and begin it again when Kiln has caught up"
         )
 
 

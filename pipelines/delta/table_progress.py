@@ -84,7 +84,10 @@ def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None
     if not known:
         full = [table for table, history in histories.items() if history.newest and lake.has_rows(table)]
         if full:
-            raise RestoreError(f"no commit of the tables {', '.join(full)} in {lake.path} tells which records it has")
+            raise RestoreError(
+                f"no commit of the tables {', '.join(full)} in {lake.path} states up to which Kafka offsets the tables "
+                "have rows"
+            )
         return None
     lacking = [
         key

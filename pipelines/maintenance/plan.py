@@ -107,7 +107,7 @@ class ExpireFiles:
 
 @dataclass(frozen=True)
 class RewriteFiles:
-    """Files to rewrite in one commit, without rows older than `before` unless that is `None`."""
+    """Files to rewrite in one commit. If `before` is set, the rewrite drops rows that are older."""
 
     files: tuple[TableFile, ...]
     before: int | None = None
@@ -234,7 +234,10 @@ def _compute_tier(size: int) -> int:
 
 
 def _select_worthwhile(files: Sequence[TableFile], minimum: int) -> list[TableFile]:
-    """Select the files up to the highest tier with at least `minimum` files, counting the result of the lower tiers."""
+    """Select the files of the highest tier that has at least `minimum` files, and of all lower tiers.
+
+    The files of the lower tiers count as one file of a tier if their sum is large enough for it.
+    """
     tiers = [_compute_tier(file.size) for file in files]
     highest = -1
     for tier in sorted(set(tiers)):

@@ -1,7 +1,7 @@
 """Expectations on the columns and single rows of a table.
 
 Great Expectations gets the new rows in chunks, as pandas frames: whole rows or, if an expectation concerns one column,
-each distinct value once. DuckDB checks conditions in SQL and the list of columns."""
+each distinct value once. DuckDB checks the list of columns, and the conditions that are written in SQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks as an application of their own, next to the queries of a cluster.
+"""Run the quality checks as a separate application, for a cluster whose queries run as jobs of their own.
 
 `spark-submit pipelines/jobs/quality.py` and `python pipelines/jobs/quality.py` run it. No Spark session starts: DuckDB
 reads the tables.

@@ -30,8 +30,10 @@ def is_update(announced: LastTip[_Tip], updated_at: int | None, last: LastTip[_T
 
     Args:
         announced: The announced tip.
-        updated_at: Time of the newest update with this tip of the stream, by any author, µs; None if there is none.
-        last: The previous announcement of the same author for the stream; None if there is none, or no known author.
+        updated_at: Time (µs) of the newest update that announced this tip for this stream, from any author; None if
+            there is none.
+        last: The previous tip that the same author announced for the stream; None if there is none, or if the author of
+            `announced` is unknown.
     """
     if updated_at is None:
         return True

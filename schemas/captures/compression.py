@@ -123,7 +123,7 @@ def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Itera
             left = None if left is None else left - 1
             yield member
     if damage:
-        raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and name the files")
+        raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and pass the extracted files instead")
 
 
 def _read_zip(file: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[Member, BinaryIO]]:
@@ -143,7 +143,9 @@ def _read_tar(opened: BinaryIO, wanted: Collection[int] | None) -> Iterator[tupl
             if not member.isfile() or is_hidden(member.name):
                 continue
             if member.issparse():
-                raise ArchiveError(f"{member.name} in the archive is sparse. Extract it, and name the files")
+                raise ArchiveError(
+                    f"{member.name} in the archive is sparse. Extract the archive, and pass the extracted files instead"
+                )
             _check_size(opened, member)
             if wanted is None or number in wanted:
                 content = archive.extractfile(member)
@@ -153,7 +155,9 @@ def _read_tar(opened: BinaryIO, wanted: Collection[int] | None) -> Iterator[tupl
 
 def _check_number(number: int) -> None:
     if number >= MAX_MEMBERS:
-        raise ArchiveError(f"the archive has more than {MAX_MEMBERS:,} files. Extract it, and name its folders")
+        raise ArchiveError(
+            f"the archive has more than {MAX_MEMBERS:,} files. Extract the archive, and pass its folders instead"
+        )
 
 
 def _check_size(opened: BinaryIO, member: tarfile.TarInfo) -> None:
@@ -166,7 +170,7 @@ def _check_size(opened: BinaryIO, member: tarfile.TarInfo) -> None:
         raise ArchiveError(
             f"{member.name} in the archive claims {member.size:,} bytes, but the archive has only "
             f"{max(0, size - member.offset_data):,} more: it is cut off or damaged. Extract what is left of it, and "
-            "name the files"
+            "pass the extracted files instead"
         )
 
 
@@ -264,11 +268,13 @@ def _is_wanted(member: zipfile.ZipInfo) -> bool:
     if not member.filename or member.is_dir() or is_hidden(member.filename):
         return False
     if member.flag_bits & _ENCRYPTED:
-        raise ArchiveError(f"{member.filename} in the archive is encrypted. Extract it, and name the files")
+        raise ArchiveError(
+            f"{member.filename} in the archive is encrypted. Extract the archive, and pass the extracted files instead"
+        )
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA):
         raise ArchiveError(
             f"{member.filename} in the archive is compressed by method {member.compress_type}, which is not "
-            "supported. Extract it, and name the files"
+            "supported. Extract the archive, and pass the extracted files instead"
         )
     return True
 

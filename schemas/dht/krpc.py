@@ -40,7 +40,7 @@ _NOT_IPV6: Final = (bytes(10) + b"\xff\xff", bytes(15) + b"\x00")
 
 
 class KrpcRefusal(NamedTuple):
-    """Code and text of an error. Codes: BEP 5, Errors; BEP 44, Errors."""
+    """Code and text of an error. The sections "Errors" of BEP 5 and BEP 44 define the codes."""
 
     code: int
     text: bytes

@@ -88,9 +88,9 @@ def is_block_cid(cid: bytes) -> bool:
 def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[BatchBlock]:
     """Write the tips of a batch (StreamID text -> CID bytes of its tips) as blocks of at most ``limit`` bytes each.
 
-    A new block begins when the next stream would exceed the limit. A stream that does not fit into a block is split,
-    along its sorted tips, into parts of the greatest size, and other streams may follow the last part. The order of
-    ``tips`` does not matter. A stream without tips is left out, and no tips at all give no block.
+    A new block begins when the next stream would exceed the limit. If a stream does not fit into one block, its sorted
+    tips are split into parts, each as large as fits. The block with the last part may hold further streams. The order
+    of ``tips`` does not matter. A stream without tips is left out, and no tips at all give no block.
 
     Raises:
         BlockError: A key is not a canonical StreamID, a tip is not a CID, or a tip does not fit into the limit.

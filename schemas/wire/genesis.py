@@ -208,7 +208,7 @@ def _skip(data: bytes, at: int) -> int:
             left += 2 * count
         elif major == _TAG:
             if count != 42:
-                raise _MalformedError(f"tag {count} at byte {start}; DAG-CBOR has 42 alone")
+                raise _MalformedError(f"tag {count} at byte {start}, but DAG-CBOR allows only tag 42")
             left += 1
         if at + left > len(data):  # each item takes a byte
             raise _MalformedError(f"cut short: the item at byte {start} does not end")

@@ -104,7 +104,10 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
             known = bundle_hash(ordered)
             if known in names:
                 same = "the same topics" if topics[known] == ordered else f"the same hash, {known.hex()},"
-                raise BundleError(f"bundles {names[known]!r} and {name!r} have {same} and a table can hold one of them")
+                raise BundleError(
+                    f"bundles {names[known]!r} and {name!r} both have {same} and a table can hold only one of the two. "
+                    "Remove one"
+                )
             names[known], topics[known] = name, ordered
         self._names, self._topics = names, topics
         self.digest: Final = hashlib.sha256(repr(topics).encode()).digest()
@@ -160,7 +163,7 @@ def _expand_bundles(name: str, topics: Iterable[str]) -> tuple[str, ...]:
     """Sort the topics of a bundle in bytewise UTF-8 order, each once."""
     distinct = set(topics)
     if not distinct or "" in distinct:
-        raise BundleError(f"bundle {name!r} must have at least one topic, and no empty one")
+        raise BundleError(f"bundle {name!r} needs at least one topic, and no topic may be empty")
     if (longest := max(map(len, distinct))) > MAX_TOPIC:
         raise BundleError(f"bundle {name!r} has a topic of {longest} characters; at most {MAX_TOPIC} are read")
     try:

@@ -266,7 +266,7 @@ class BlockExchange:
         return fetch.data
 
     async def _search(self, digest: bytes, fetch: _Fetch) -> None:
-        """Fetch a block that the connected peers do not send from providers in the DHT."""
+        """Find providers in the DHT for a block that no connected peer sends, and fetch the block from them."""
         assert self._search_providers is not None
         if not self._engine.is_exhausted(digest):
             with trio.move_on_after(self._options.search_after):

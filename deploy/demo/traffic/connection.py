@@ -116,7 +116,8 @@ class SyntheticConnection:
         return [self.send(due_ns, "IN", b""), self.send(due_ns, "OUT", b"")]
 
     def subscription(self, direction: Direction, topic: str) -> bytes:
-        """Build a subscription to a topic, or its end if there is one; a repeated one means a new stream."""
+        """Build a SUBSCRIBE for a topic, or an UNSUBSCRIBE if this side is subscribed: a second SUBSCRIBE would mean a
+        new stream (`schemas/captures/kiln_capture.py`)."""
         topics = self.subscribed[direction]
         wanted = topic not in topics
         (topics.add if wanted else topics.discard)(topic)

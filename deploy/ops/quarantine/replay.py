@@ -1,9 +1,9 @@
-"""Replay of quarantined messages: frames that Kiln can decode now, into `kiln.frames` with origin REPLAY.
+"""Write quarantined messages that Kiln can decode now to the topic `kiln.frames`, as frames with the origin REPLAY.
 
 A message can be rejected because something was unknown, such as a topic bundle. Its frame is in the table `frames`, so
 this module decodes the frame again, as the queries do, and selects the messages that are no longer rejected for the
 same reason. The queries then decode those messages themselves. The other messages of a frame are not sent again, so
-valid ones get no second row. The origin REPLAY keeps their batches from being published.
+valid ones get no second row. Batches made from replayed messages are not published, because their origin is REPLAY.
 
 For blocks that could not be fetched see `kiln.deploy.ops.quarantine.unfetched`.
 """

@@ -77,6 +77,11 @@ def _compile(jars: Path, into: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ClassesError(f"the compilation of the query checks takes more than {_PATIENCE:.0f} s. Retry") from None
+        raise ClassesError(
+            f"compiling the JVM classes that check a query takes more than {_PATIENCE:.0f} s. Retry"
+        ) from None
     if done.returncode != 0:
-        raise ClassesError(f"the query checks do not compile with this pyspark:\n{(done.stdout + done.stderr)[:2000]}")
+        raise ClassesError(
+            "the JVM classes that check a query do not compile with this pyspark. Install the version in "
+            f"requirements.lock:\n{(done.stdout + done.stderr)[:2000]}"
+        )

@@ -61,7 +61,7 @@ def test_what_is_right(check: Check, text: str) -> None:
         (check_tcp_at_ip, "/dns4/kiln.example/tcp/4811", "TCP at an IP address"),
         (check_tcp_at_ip, "/ip4/192.0.2.1/tcp/0", "with a port"),
         (check_tcp_of_peer, "/ip4/192.0.2.1/tcp/4811", "ends in /p2p/<peer id>"),
-        (check_tcp_of_peer, f"/dnsaddr/bootstrap.example/p2p/{ED25519}", "dnsaddr is not resolved"),
+        (check_tcp_of_peer, f"/dnsaddr/bootstrap.example/p2p/{ED25519}", "does not resolve dnsaddr"),
         (check_tcp_of_peer, f"/ip4/192.0.2.1/tcp/4811/p2p/{TIP}", "a peer id after /p2p/"),
         (check_peer, f"/p2p/{ED25519}/p2p-circuit", "ends in /p2p/<peer id>"),
         (check_peer, "/ip4/192.0.2.1/tcp/4811/p2p/", 'or Qm…, not ""'),

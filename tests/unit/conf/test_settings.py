@@ -339,9 +339,12 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
         ('[network]\nname = "a/b"\n', "network.name"),
         ('network = "mainnet"\n', 'network = "mainnet": expected a table: [network]'),
         ("batch = 3\n", "a table: [batch]"),
-        ("[topic_table]\nbundles = { a = [] }\n", "bundle 'a' must have at least one topic"),
-        ('[topic_table]\nbundles = { a = ["x", ""] }\n', "bundle 'a' must have at least one topic, and no empty one"),
-        ('[topic_table.bundles]\na = ["x", "y"]\nb = ["y", "x"]\n', "bundles 'a' and 'b' have the same topics"),
+        ("[topic_table]\nbundles = { a = [] }\n", "bundle 'a' needs at least one topic"),
+        (
+            '[topic_table]\nbundles = { a = ["x", ""] }\n',
+            "bundle 'a' needs at least one topic, and no topic may be empty",
+        ),
+        ('[topic_table.bundles]\na = ["x", "y"]\nb = ["y", "x"]\n', "bundles 'a' and 'b' both have the same topics"),
         (
             '[topic_table.bundles]\na = ["ab", "c"]\nb = ["a", "bc"]\n',
             "bundles 'a' and 'b' have the same hash, f20015ad,",

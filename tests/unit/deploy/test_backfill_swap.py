@@ -219,7 +219,7 @@ def test_frames_that_came_when_the_run_had_begun_are_a_reason_to_refuse(lake: La
     lake.create(["frames"])
     begin(lake)
     append(lake, "frames", [row("frames")])
-    with pytest.raises(SwapError, match="1 frames of the range were added to the table frames after run r began"):
+    with pytest.raises(SwapError, match='1 frames of the range reached the table "frames" after the run r began'):
         swapped(lake)
     assert [each.event for each in read_events(lake)] == ["begun", "done"]
 
@@ -239,7 +239,7 @@ def test_the_times_of_files_say_nothing_about_late_frames(lake: Lake, at: int) -
     begin(lake, "later")
     append(lake, "frames", [row("frames", sequence=2)])
     with_file_times(Path(lake.path), at)
-    with pytest.raises(SwapError, match="1 frames of the range were added to the table frames after run later began"):
+    with pytest.raises(SwapError, match='1 frames of the range reached the table "frames" after the run later began'):
         swapped(lake, name="later")
 
 

@@ -259,7 +259,7 @@ def test_the_files_of_a_large_archive_are_found_with_progress_and_a_bound(
     monkeypatch.setattr(compression, "MAX_MEMBERS", 8)
     for kind in ("zip", "tar"):
         (tmp_path / "logs").write_bytes(many_logs(9, kind))
-        with pytest.raises(InputError, match=r"the archive has more than 8 files\. Extract it"):
+        with pytest.raises(InputError, match=r"the archive has more than 8 files\. Extract the archive"):
             find_captures([str(tmp_path / "logs")])
 
 
@@ -423,7 +423,7 @@ def test_an_empty_folder_and_an_encrypted_archive_are_refused(tmp_path: Path) ->
         at = raw.rfind(start)
         raw[at + (6 if start[2] == 3 else 8)] |= 1  # the flag of encryption
     (tmp_path / "secret.zip").write_bytes(raw)
-    with pytest.raises(InputError, match=r"logs/ceramic\.log\.gz in the archive is encrypted\. Extract it"):
+    with pytest.raises(InputError, match=r"logs/ceramic\.log\.gz in the archive is encrypted\. Extract the archive"):
         find_captures([str(tmp_path / "secret.zip")])
 
 

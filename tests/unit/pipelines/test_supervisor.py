@@ -515,7 +515,7 @@ def test_partitions_that_are_added_where_no_query_reads_them_stop_the_queries_in
     world.now += 60
     world.supervisor.check()  # of frames: Spark reads them
     queries: dict[JobName, str] = {
-        "sink": r"kiln.updates had 1 partitions, and now has 2. Their number is fixed",
+        "sink": r"kiln.updates had 1 partitions, and now has 2. The number of partitions cannot change",
         "updates": r"kiln.streams had 1 partitions, and now has 2. Start Kiln again",
     }
     for name, words in queries.items():
