@@ -241,7 +241,7 @@ _STOPPABLE: Final[Mapping[str, object]] = {
 
 
 class StoppableProducer(Protocol):
-    """The producer interface of a sink: `StoppableKafkaProducer`, or another in tests."""
+    """A producer that can be stopped: `StoppableKafkaProducer`, or another in tests."""
 
     def send(self, topic: str, *, value: bytes, key: bytes) -> SendFuture: ...
     def abandon(self) -> None: ...
