@@ -28,6 +28,8 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kit.run_tables import FROM, RUN_TABLES, TO, Row, append, begin, fill, history, message, row, tip, update
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 OUTSIDE = range(500, 510)
 """Updates after the range."""

@@ -42,6 +42,8 @@ from kit.history import ceramic_line, items, kubo_line
 from kit.log_model import Owner
 from kit.quality_lake import START, WINDOW, Row, add_batch, append, at, made_up_rows, rows_of, rows_of_file, write_rows
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[3]
 LATER = timedelta(hours=1)
 """By then everything has settled."""
