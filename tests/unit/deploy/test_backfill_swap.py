@@ -292,7 +292,6 @@ def killed(lake: Lake, moment: int) -> int:
     return subprocess.run(script, cwd=ROOT, env=environment, check=False, timeout=120).returncode
 
 
-@pytest.mark.slow
 def test_a_swap_killed_at_any_commit_leaves_a_consistent_lake_and_goes_on(lake: Lake) -> None:
     """Killed before and after each commit in turn, each time by the same swap that goes on."""
     other_history(lake)
