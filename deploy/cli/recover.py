@@ -53,7 +53,7 @@ def recover(
 
 
 def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
-    """Encode damages as a JSON array of objects; `done` is true for those not in `left`, which were repaired."""
+    """Encode damages as a JSON array of objects; `done` is true for a damage that is not in `left`: it was repaired."""
     unrepaired = {damage.query: damage for damage in left}
     return json.dumps(
         [
@@ -72,7 +72,7 @@ def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
 
 
 def render_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> Text:
-    """Render damages with their remedies, those in `left` as not repaired, and the next command."""
+    """Render damages with their remedies, and the next command. The damages in `left` are shown as not repaired."""
     from rich.text import Text
 
     if not damages:

@@ -439,7 +439,7 @@ class _Driver:
             self.emit({"event": "messages", "items": items})
 
     def start_fetch(self, cid: str, number: object) -> None:
-        """Fetch a block in a thread, unless too many wait."""
+        """Fetch a block in a thread, unless too many blocks are waiting."""
         if len(self._fetching) < FETCHES_WAITING:
             self._fetching[self._threads.submit(self.node.fetch, cid)] = cid, number
 

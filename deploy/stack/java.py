@@ -36,7 +36,8 @@ class Java(NamedTuple):
 
 
 def parse_java_version(output: str) -> int | None:
-    """Parse the major version in the output of `java -version`; that of `1.8.0_392` is 8. `None` if there is none."""
+    """Parse the major version in the output of `java -version`, such as 8 for `1.8.0_392`; `None` if the output has no
+    version."""
     match = _VERSION.search(output)
     if match is None:
         return None

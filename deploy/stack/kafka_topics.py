@@ -113,7 +113,7 @@ def ensure_topics(
     retention_bytes: Mapping[str, int] | None = None,
     client_options: Mapping[str, object] | None = None,
 ) -> list[str]:
-    """Create the missing topics and check the others.
+    """Create the missing topics, and check the existing ones.
 
     Args:
         bootstrap: Address of the broker; overrides `bootstrap_servers` in `client_options`.

@@ -44,11 +44,11 @@ class TableSnapshot:
     """those that may have rows of the range"""
 
     def paths(self, files: Iterable[str] | None = None) -> list[str]:
-        """Resolve the paths of `files`, by default of those of the range."""
+        """Resolve the paths of `files`; by default, of the files of the range."""
         return [f"{self.folder}/{unquote(path)}" for path in (self.files if files is None else files)]
 
     def select(self, files: Iterable[str] | None = None) -> str:
-        """Build a query for all rows of `files`, by default of those of the range."""
+        """Build a query for all rows of `files`; by default, of the files of the range."""
         return build_files_query(self.table, self.paths(files))
 
     @property

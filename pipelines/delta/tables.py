@@ -109,7 +109,8 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:
-    """Count the rows in the files that `read_rows` reads, by the files' statistics: an upper bound of its rows.
+    """Count the rows in the files that `read_rows` reads, from their statistics. It is an upper bound of the rows that
+    `read_rows` returns.
 
     A file without statistics counts as a table beyond all sizes.
     """

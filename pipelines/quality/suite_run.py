@@ -136,7 +136,7 @@ class SuiteRun:
         return [results[check.id] for check in runnable if check.id in results]
 
     def save(self, checks: Iterable[SuiteCheck]) -> None:
-        """Save the positions of these checks, and forget those of all others."""
+        """Save the positions of these checks, and forget the positions of all other checks."""
         if self._state_file is not None:
             known = {check.id for check in checks}
             kept = {check_id: position for check_id, position in self._positions.items() if check_id in known}

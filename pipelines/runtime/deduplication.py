@@ -175,8 +175,8 @@ def is_small(records: int | None, small: int) -> bool:
 
 
 def find_deduplication(checkpoint: Location, master: str, retention: int, *, durable: bool) -> Deduplication:
-    """Return the deduplication of a query with this checkpoint: on one machine by a file next to the checkpoint, and by
-    Spark's state where tasks may run on machines without the file.
+    """Return the deduplication of a query with this checkpoint. On one machine it uses a file next to the checkpoint;
+    where tasks may run on machines without that file, it uses Spark's state.
 
     Args:
         checkpoint: The query's checkpoint.

@@ -1,4 +1,4 @@
-"""Query `updates`. It writes each new update, with its separator, to `kiln.updates`, and requests for blocks to
+"""Query `updates`. It writes each new update, with its separator, to `kiln.updates`. It writes requests for blocks to
 `kiln.wanted`.
 
     kiln.frames ─ decode in the tasks of the source ─ foreachBatch: sort by capture time, drop repeats ─ Kafka
