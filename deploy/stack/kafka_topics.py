@@ -212,7 +212,7 @@ def _create_topics(admin: KafkaAdminClient, topics: Mapping[str, Mapping[str, ob
     """Create topics, and wait for them.
 
     Returns:
-        The names of the created topics, without those that another Kiln has just created.
+        The names of the created topics, without topics that another Kiln has just created.
 
     Raises:
         TopicsError: The broker rejects a topic.

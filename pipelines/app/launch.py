@@ -57,7 +57,7 @@ def launch(
 
     Raises:
         DecodingBrokenError: Messages that are known to be valid do not decode.
-        BundleError: The topic bundles of the settings contradict those of the table `bundles`.
+        BundleError: The topic bundles of the settings contradict the table `bundles`.
     """
     context = query_context(name, spark, settings, listener, report)
     match name:

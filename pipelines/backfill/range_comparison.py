@@ -1,6 +1,6 @@
 """Comparison of a run with live over the run's range, by views `live_TABLE` and `run_TABLE` of a DuckDB connection.
 
-DuckDB reads only those Parquet files whose statistics overlap the range, and spills to a temporary folder.
+DuckDB reads only Parquet files whose statistics overlap the range, and spills to a temporary folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TableSnapshot:
     all_files: frozenset[str]
     """paths as in the log"""
     files: tuple[str, ...]
-    """those that may have rows of the range"""
+    """the files that may have rows of the range"""
 
     def paths(self, files: Iterable[str] | None = None) -> list[str]:
         """Resolve the paths of `files`; by default, of the files of the range."""

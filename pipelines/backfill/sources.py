@@ -155,7 +155,7 @@ def split_captures(
     """Split files into parts that tasks can read in parallel. Each file or archive is read once.
 
     Args:
-        captures: The files, those of one archive in its order.
+        captures: The files; files of one archive are in the archive's order.
         network: Network of messages whose topic names none.
         report: Called with the number of the files that are split, for each file or member.
 
@@ -277,7 +277,7 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
         folder: Folder of the run's files. A file is named after its content, so the same content is the same file.
 
     Returns:
-        The paths with those of the saved files.
+        The paths, with the paths of the saved files.
 
     Raises:
         InputError: Standard input is a terminal, the first bytes of a stream have no known format, or the folder cannot

@@ -86,8 +86,8 @@ def read_rows(
 ) -> DataFrame:
     """Read the rows of a table in a range of times.
 
-    delta-rs lists the files, and Spark reads those that may have such rows: Delta's connector takes a second or two for
-    each table. The connector is used for tables with deletion vectors or column mapping.
+    delta-rs lists the files, and Spark reads the files that may have such rows: Delta's connector takes a second or two
+    for each table. The connector is used for tables with deletion vectors or column mapping.
     """
     opened = lake.open(table, version)
     paths = _list_files(opened, times)["path"].to_pylist()

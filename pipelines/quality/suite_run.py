@@ -69,7 +69,8 @@ class SuiteRun:
             state_file: State of the checks. Without it, the checks cover all rows and store no state.
             since: Cover only rows from this time on, by the table's time column.
             limits: Versions of tables up to which all queries have passed; the newest for the others.
-            recent: Compare new rows with those of the last day, and with all only if they seem to be at fault.
+            recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
+                fault.
 
         Raises:
             QualityError: The state cannot be read.

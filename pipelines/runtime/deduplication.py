@@ -41,7 +41,7 @@ class DedupSteps:
     """RECORDS in, rows of `source_schema` out"""
     source_schema: str
     deduplicate: Callable[[DataFrame], DataFrame]
-    """from rows of the source to those of a micro-batch"""
+    """from rows of the source to rows of a micro-batch"""
     finish: Callable[[DataFrame, int | None], DataFrame]
     """from rows of a micro-batch to the query's output; takes the number of records that it reads, if known"""
 

@@ -1,6 +1,6 @@
 """Comparison of a checkpoint with Kafka's topics, by the topic ids saved in the checkpoint's folder.
 
-Spark identifies a topic by its name alone. After the topic was deleted and created again, Spark continues at the old
+Spark identifies a topic only by its name. After the topic was deleted and created again, Spark continues at the old
 offsets as soon as the new topic is long enough, and skips the records before them.
 """
 

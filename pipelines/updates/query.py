@@ -3,9 +3,9 @@
 
     kiln.frames ─ decode in the tasks of the source ─ foreachBatch: sort by capture time, drop repeats ─ Kafka
 
-A micro-batch takes effect in this order: records into Kafka, the offsets as those of a consumer group, Spark's commit
-of the checkpoint. After a crash between two of them, Spark repeats the micro-batch. Kafka may then have it twice, under
-the same epoch (decision 7), and `batch` and `sink` drop the second.
+A micro-batch takes effect in this order: the records are written to Kafka, the offsets are committed for a consumer
+group, and Spark commits the checkpoint. After a crash between two of them, Spark repeats the micro-batch. Kafka may
+then have it twice, under the same epoch (decision 7), and `batch` and `sink` drop the second.
 """
 
 from __future__ import annotations
