@@ -143,7 +143,7 @@ def repair(
     progress: ProgressReport | None = None,
     topics: Mapping[str, Mapping[str, TopicState]] | None = None,
 ) -> list[str]:
-    """Repair what is safe to repair in every case. The arguments are those of `examine`.
+    """Repair what is safe to repair in every case. The arguments are as for `examine`.
 
     Returns:
         A description of each repair.
@@ -232,7 +232,8 @@ def _find_obstacle(location: DamageLocation, name: str) -> str:
 
 
 def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]) -> tuple[log.Offsets, bool]:
-    """Find the offsets at which a query continues: those of the tables, or the oldest ones of a re-created topic.
+    """Find the offsets at which a query continues: the offsets in the tables, or the oldest offsets of a re-created
+    topic.
 
     Returns:
         The offsets, and true if a topic was re-created: its records cannot be repeated, so that no row may go.

@@ -209,7 +209,7 @@ def backfill_swap(
 ) -> None:
     """Replace the live rows in the run's time range with the run's rows.
 
-    Kiln may run meanwhile. Repeat the command to resume an interrupted swap. Requires no Java.
+    Kiln may be running. Repeat the command to resume an interrupted swap. Requires no Java.
     """
     require_extras("lake")
     settings = settings_of(config, state)

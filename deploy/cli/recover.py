@@ -32,9 +32,9 @@ def recover(
 ) -> None:
     """Detect and repair power-loss damage and stale checkpoints.
 
-    Topics that were deleted and created again are detected too. Without QUERY or --yes the command changes nothing.
+    Topics that were deleted and created again are also detected. Without QUERY or --yes the command changes nothing.
     Nothing is deleted: damaged files move to the folder set-aside of the state folder, and tables are restored to an
-    earlier version. Kiln must not run meanwhile. Exit code 1 while damage is left.
+    earlier version. Kiln must not be running. Exit code 1 while damage is left.
     """
     require_extras("spark")
     settings = settings_of(config, state)
@@ -53,7 +53,7 @@ def recover(
 
 
 def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
-    """Encode damages as a JSON array of objects; `done` is true for those not in `left`, which were repaired."""
+    """Encode damages as a JSON array of objects; `done` is true for a damage that is not in `left`: it was repaired."""
     unrepaired = {damage.query: damage for damage in left}
     return json.dumps(
         [
@@ -72,7 +72,7 @@ def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
 
 
 def render_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> Text:
-    """Render damages with their remedies, those in `left` as not repaired, and the next command."""
+    """Render damages with their remedies, and the next command. The damages in `left` are shown as not repaired."""
     from rich.text import Text
 
     if not damages:

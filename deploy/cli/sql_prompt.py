@@ -114,7 +114,8 @@ class SqlNames(Completer):
 
 
 def _columns(lake: Lake, name: str) -> tuple[str, ...]:
-    """Return the columns of a table; none if it cannot be read. A query of the table then reports why."""
+    """Return the columns of a table, or no column if the table cannot be read. A query of the table then reports
+    why."""
     try:
         return tuple(field.name for field in lake.open(name).schema().fields)
     except KilnError:

@@ -36,7 +36,7 @@ class BatchFetcher:
         self._add, self._added = trio.open_memory_channel[str](_MAX_WAITING)
 
     def add(self, cid: str, deliver: Deliver) -> None:
-        """Fetch the block of a batch in the background, unless too many wait."""
+        """Fetch the block of a batch in the background, unless too many blocks are waiting."""
         self._sources.record_message(deliver.message.data, deliver.source)
         with suppress(trio.WouldBlock):
             self._add.send_nowait(cid)

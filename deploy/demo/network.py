@@ -3,11 +3,12 @@
     python -m kiln.deploy.demo.network --folder DIR --network NAME --rate N --seed N --separators N --streams N
         --publisher HEX
 
-All three subscribe to the topic of the network and those of its 500 most popular separators; Kiln's nodes dial Kubo and
-each other. DIR has their identities, which persist. Kubo sends 30 % of the messages, at most 100 per second; Kiln's
-nodes share the rest. They publish no BATCH_UPDATEs, so all received ones are those of the bridge under test. If Kubo
-cannot run, the two nodes run alone, and the status has the reason. With --publisher, the public key under which Kiln
-announces batches over BEP 50, there are also the two nodes of `kiln.deploy.demo.overlay`, and `overlay` in the events.
+All three subscribe to the topic of the network and the topics of its 500 most popular separators; Kiln's nodes dial
+Kubo and each other. DIR has their identities, which persist. Kubo sends 30 % of the messages, at most 100 per second;
+Kiln's nodes share the rest. They publish no BATCH_UPDATEs, so all received BATCH_UPDATEs come from the bridge under
+test. If Kubo cannot run, the two nodes run without it, and the status shows the reason. With --publisher, the public
+key under which Kiln announces batches over BEP 50, there are also the two nodes of `kiln.deploy.demo.overlay`, and
+`overlay` in the events.
 
 Commands are lines of JSON on stdin: {"cmd": "go"} starts the traffic, "mute" stops it, and "stop" stops the network, as
 do the end of stdin, SIGTERM and Ctrl-C. Events are lines of JSON on stdout:

@@ -138,7 +138,7 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str], extra:
     """Compare installed versions with the project's requirements.
 
     Args:
-        required: Requirements as in package metadata; those of extras are skipped.
+        required: Requirements as in package metadata; requirements of extras are skipped.
         installed: Versions by normalized package name.
         extra: The extra that has these requirements. Missing packages are then no fault.
     """
@@ -518,7 +518,7 @@ def _run_check(name: str, run: Callable[[], Iterable[DoctorCheck]]) -> list[Doct
 
 
 def list_listeners(settings: Settings) -> list[Listener]:
-    """List the ports on which Kiln listens with these settings, without those that the system chooses."""
+    """List the ports on which Kiln listens with these settings, without the ports that the system chooses."""
     kafka, monitor = settings.kafka, settings.monitor.host_and_port
     listeners = [
         Listener("kafka.embedded_port", HOST, kafka.embedded_port),
@@ -598,7 +598,8 @@ def _find_java() -> Java | JavaError:
 
 
 def _describe_block_store(settings: Settings) -> tuple[str, str]:
-    """Return a description of the store that `ipfs.api` selects, and its problem, empty if there is none."""
+    """Return a description of the store that `ipfs.api` selects, and the store's problem (empty if it has no
+    problem)."""
     api = settings.ipfs.api
     if not api:
         return str(settings.state / "blocks"), ""
@@ -637,7 +638,7 @@ def _read(read: Callable[[], _T], otherwise: _T) -> _T:
 
 
 def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -> DoctorCheck:
-    """Check a port. Kiln's own processes may use it: the broker, those that hold a lock, and their children."""
+    """Check a port. Kiln's own processes may use it: the broker, the processes that hold a lock, and their children."""
     error = check_port_free(listener.port, listener.host, udp=listener.udp)
     if error is None or listener.is_of_broker:
         holder = None if error is None or broker_runs else find_port_holder(listener.port)

@@ -1,4 +1,4 @@
-"""Maintenance of the lake's tables by the settings, in one process per state folder at a time."""
+"""Maintenance of the lake's tables according to the settings, in one process per state folder at a time."""
 
 from __future__ import annotations
 

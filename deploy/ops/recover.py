@@ -42,8 +42,8 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 
 def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, ...]]:
-    """Read the digests by which `archive` recognises the messages in its table. `horizon` is that of unsigned messages,
-    in µs."""
+    """Read the digests by which `archive` recognises the messages in its table. `horizon` is the deduplication horizon
+    of unsigned messages, in µs."""
     columns = ["network", "message_id", "verdict", "observed_at"]
     for batch in read_rows(lake.open("messages"), columns):
         times = batch.column("observed_at").cast(pa.int64()).to_pylist()

@@ -72,7 +72,7 @@ def sum_by_reason(quarantined: Mapping[tuple[str, str], int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of a run at one moment. Counts are those of this run; values not known yet are `None`."""
+    """State of a run at one moment. Counts cover only this run; values not known yet are `None`."""
 
     network: str
     mode: str

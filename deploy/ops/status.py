@@ -43,7 +43,7 @@ class CheckpointProgress:
 
 @dataclass(frozen=True)
 class TopicStatus:
-    """Offsets of a topic by partition: of the oldest record that the broker holds, and of the next record."""
+    """Offsets of the oldest record that the broker holds and of the next record, for each partition of a topic."""
 
     name: str
     begin: dict[int, int]
@@ -81,8 +81,8 @@ class QueryStatus:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """State of a Delta table, from its log alone; `rows` is `None` if a file has no row count, or the table may have
-    deletion vectors, which mark rows of a file as removed."""
+    """State of a Delta table, read only from its log; `rows` is `None` if a file has no row count, or the table may
+    have deletion vectors, which mark rows of a file as removed."""
 
     name: str
     rows: int | None

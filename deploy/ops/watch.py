@@ -28,7 +28,7 @@ class TopicCounts:
 
     Attributes:
         late: Delays of live batches, s (`BatchLine.late`). Batches of replayed captures do not count, because their
-            event times are those of the capture.
+            event times come from the capture.
     """
 
     batches: int = 0
@@ -72,7 +72,7 @@ class TopicCounts:
 
 
 class OpenWindows:
-    """Number of open windows, derived from keys and times of the log alone.
+    """Number of open windows, derived only from keys and times of the log.
 
     A window per key opens with an update and ends T + G later in log time (decision 1).
     """

@@ -82,8 +82,8 @@ def _kiln(state: Path, *arguments: str) -> str:
 
 
 def pack_lake(source: Lake, target: Lake) -> None:
-    """Copy each table, and those of the backfill run, into a table of one file. The run then refers to the versions of
-    the copies."""
+    """Copy each table, including the tables of the backfill run, into a table of one file. The run then refers to the
+    versions of the copies."""
     for lake, packed in ((source.locate_run(RUN), target.locate_run(RUN)), (source, target)):
         for name in sorted(lake.tables(), key=_RUN_LOG.__eq__):
             _pack_table(lake, packed, name)

@@ -282,8 +282,8 @@ def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], 
     """Find the tables and views that a query may read. Only these are opened, because to open a table takes time.
 
     Returns:
-        The existing tables and the views that the text names, with those that the views read. Each view comes after
-        the views that it reads.
+        The existing tables and the views that the text names, with the tables and views that these views read. Each
+        view comes after the views that it reads.
     """
     words = {word.lower() for word in re.findall(r"\w+", sql)}
     wanted: set[str] = set()

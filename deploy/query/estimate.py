@@ -106,7 +106,7 @@ def estimate_savings(
 
 
 def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
-    """Add the batches of a window: none if it has no tips."""
+    """Add the batches of a window; a window without tips has none."""
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))
@@ -175,7 +175,7 @@ Record = dict[str, str | int | float | None]
 
 
 def build_separator_records(savings: Iterable[BatchSavings]) -> list[Record]:
-    """Build a record for each network, origin, separator and T, those with the most updates first."""
+    """Build a record for each network, origin, separator and T, in descending order of updates."""
     return [
         {
             "network": saving.network,

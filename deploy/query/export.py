@@ -196,7 +196,7 @@ class _Export:
     progress: Callable[[str], None]
 
     def copy_tables(self, since: datetime | None) -> list[Row]:
-        """Copy the tables, and return the rows of the record, which is in the file too."""
+        """Copy the tables, and return the rows of the record, which is also in the file."""
         now = datetime.now(UTC)
         record: list[Row] = []
         with self._connect() as connection:

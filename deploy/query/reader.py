@@ -1,4 +1,5 @@
-"""The Python API of a lake: `kiln.open` returns a `LakeReader`. It only reads, and needs neither Java nor a broker."""
+"""The Python API of a lake: `kiln.open` returns a `LakeReader`, which only reads and needs neither Java nor a
+broker."""
 
 from __future__ import annotations
 
@@ -129,7 +130,7 @@ class TraceReport:
 
 
 class LakeReader:
-    """A lake to query. Its tables may grow meanwhile: each query reads their newest version.
+    """A lake to query. Its tables may grow while it is open: each query reads their newest version.
 
     Args:
         lake: The lake.

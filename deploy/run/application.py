@@ -90,11 +90,11 @@ def run_application(
     Args:
         settings: The settings.
         view: Shows the progress.
-        names: Queries to run, by default those of the settings.
+        names: Queries to run, by default the queries in the settings.
         duration: Duration of the run before it drains; `None` for no limit.
         catch_up: True to stop once the queries have read all records.
         source: Source of frames.
-        maintain: True to maintain and check the tables too, as the settings say.
+        maintain: True to also maintain and check the tables, as the settings say.
 
     Raises:
         KilnError: A problem that the user can fix.

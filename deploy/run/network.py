@@ -14,7 +14,7 @@ from kiln.deploy.stack.bridge_process import BridgeProcess
 _LAST_TRAFFIC = 1.0  # s that messages of the demo network take to the bridge, at most
 
 Source = Literal["demo", "network", "none"]
-"""Source of frames: the demo network on this machine, the network of `bridge.bootstrap`, or Kafka alone."""
+"""Source of frames: the demo network on this machine, the network of `bridge.bootstrap`, or only Kafka."""
 
 
 class LiveNetwork:

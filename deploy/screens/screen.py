@@ -406,7 +406,7 @@ def _render_queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
 
 
 def _wrap_errors(errors: Sequence[str], width: int, rows: int) -> list[str]:
-    """Wrap as many of the newest errors as fit, and truncate the newest if even that one does not."""
+    """Wrap as many of the newest errors as fit. If not even the newest fits, truncate it."""
     lines: list[str] = []
     for error in reversed(errors):
         wrapped = textwrap.wrap(

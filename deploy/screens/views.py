@@ -45,7 +45,7 @@ class LiveView:
         self._live.update(render_screen(snapshot), refresh=True)
 
     def say(self, words: str) -> None:
-        """Show the message alone on the screen."""
+        """Show only the message on the screen."""
         self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {printable(words)}"), refresh=True)
 
     def __enter__(self) -> Self:
@@ -59,7 +59,8 @@ class LiveView:
 
 
 class LineView:
-    """Prints a plain line every five seconds, by the times of the snapshots, and a line for each new error."""
+    """Printer of a plain line every five seconds, measured by the times of the snapshots, and of a line for each new
+    error."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -224,7 +224,7 @@ def list_jars(progress: Progress = _ignore_progress) -> list[Path]:
 
 
 def list_store_jars(progress: Progress = _ignore_progress) -> list[Path]:
-    """List the jars for an object store, as `list_jars` does the others."""
+    """List the jars for an object store, as `list_jars` lists the other jars."""
     return _list_jars("spark", ensure_jars(s3_root(), progress, IVY_S3), IVY_S3)
 
 
@@ -344,7 +344,7 @@ def _lock_folder(root: Path) -> Iterator[None]:
 
 
 def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
-    """Write the checksums of the jars in the repository. Whoever commits them trusts those jars."""
+    """Write the checksums of the jars in the repository. Committing the checksums means trusting these jars."""
     with tempfile.TemporaryDirectory() as fresh:
         resolve(ivy_xml, Path(fresh), _ignore_progress)
         lines = [f"{digest}  {name}\n" for name, digest in _compute_checksums(Path(fresh), ivy_xml).items()]

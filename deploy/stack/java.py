@@ -36,7 +36,8 @@ class Java(NamedTuple):
 
 
 def parse_java_version(output: str) -> int | None:
-    """Parse the major version in the output of `java -version`; that of `1.8.0_392` is 8. `None` if there is none."""
+    """Parse the major version in the output of `java -version`, such as 8 for `1.8.0_392`; `None` if the output has no
+    version."""
     match = _VERSION.search(output)
     if match is None:
         return None
@@ -84,7 +85,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     An unusable JAVA_HOME is an error even with a good Java on PATH, because Spark uses JAVA_HOME in any case.
 
     Raises:
-        JavaError: There is no Java, it is too old, or it does not run.
+        JavaError: Java is not installed, is too old, or does not run.
     """
     environ = os.environ if environ is None else environ
     home = environ.get("JAVA_HOME")

@@ -320,7 +320,7 @@ def is_reachable(server: str) -> bool:
 
 
 def make_topics(kafka: Kafka, servers: str) -> None:
-    """Create the missing topics and check the others.
+    """Create the missing topics, and check the existing ones.
 
     Raises:
         TopicsError: See `ensure_topics`.

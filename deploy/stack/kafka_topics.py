@@ -113,7 +113,7 @@ def ensure_topics(
     retention_bytes: Mapping[str, int] | None = None,
     client_options: Mapping[str, object] | None = None,
 ) -> list[str]:
-    """Create the missing topics and check the others.
+    """Create the missing topics, and check the existing ones.
 
     Args:
         bootstrap: Address of the broker; overrides `bootstrap_servers` in `client_options`.
@@ -212,7 +212,7 @@ def _create_topics(admin: KafkaAdminClient, topics: Mapping[str, Mapping[str, ob
     """Create topics, and wait for them.
 
     Returns:
-        The names of the created topics, without those that another Kiln has just created.
+        The names of the created topics, without topics that another Kiln has just created.
 
     Raises:
         TopicsError: The broker rejects a topic.

@@ -1,4 +1,4 @@
-"""Folders for Spark's temporary files, one per process. A later process removes those of killed ones."""
+"""Folders for Spark's temporary files, one per process. A later process removes the folders of killed processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _locks: list[IO[str]] = []
 
 
 def create_scratch_folder(state: Path) -> Path:
-    """Create a folder for this process in `STATE/scratch`, and remove those of killed processes, of 38 MB each."""
+    """Create a folder for this process in `STATE/scratch`, and remove the folders of killed processes (38 MB each)."""
     root = state / "scratch"
     root.mkdir(parents=True, exist_ok=True)
     with (root / _LOCK).open("a") as root_lock:

@@ -79,7 +79,7 @@ class BackfillRequest:
     network: str | None = None
     as_of: int | None = None
     engine: Engine = "core"
-    """decoder of frames: the native core where it is built, or Python alone"""
+    """decoder of frames: the native core where it is built, or only Python"""
 
 
 def save_request_streams(settings: Settings, request: BackfillRequest) -> BackfillRequest:
@@ -118,7 +118,7 @@ def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
     """Build the terms of a run.
 
     Raises:
-        BundleError: The topic bundles of the settings contradict those of the table `bundles`.
+        BundleError: The topic bundles of the settings contradict the table `bundles`.
     """
     batches = batch_config(settings)
     return RunTerms(

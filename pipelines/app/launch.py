@@ -57,7 +57,7 @@ def launch(
 
     Raises:
         DecodingBrokenError: Messages that are known to be valid do not decode.
-        BundleError: The topic bundles of the settings contradict those of the table `bundles`.
+        BundleError: The topic bundles of the settings contradict the table `bundles`.
     """
     context = query_context(name, spark, settings, listener, report)
     match name:
@@ -149,7 +149,7 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
 
 def separator_config(settings: Settings) -> SeparatorConfig:
     """Build the configuration of separators. It always includes the topic `streams`: an earlier run may have found
-    separators, although this run fetches no blocks."""
+    separators, even if this run fetches no blocks."""
     kafka = settings.broker
     streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
     return SeparatorConfig(streams, fetch=settings.fetches, believe=not settings.batch.only_verified)

@@ -459,7 +459,8 @@ _LOST_TASK = re.compile(r".*most recent failure: Lost task \S+ in stage \S+ \(TI
 
 def _read_cause(line: str) -> str:
     """Read the error in a line of a traceback: `KIND: message`, in Java `Caused by: KIND: message` or, for a failed
-    stage, the error of its last task. Empty if the line has none, or only announces another one."""
+    stage, the error of its last task. Return an empty text if the line has no error, or only announces another
+    error."""
     text, is_task = _LOST_TASK.subn("", line.removeprefix("Caused by: ").removeprefix(": "))
     kind, colon, _ = text.partition(": ")
     is_error = is_task or (colon and kind.replace(".", "").isidentifier())

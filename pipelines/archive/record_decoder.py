@@ -270,7 +270,7 @@ class _RecordDecoder:
         return items
 
     def _write_tables(self, tables: Mapping[str, pa.RecordBatch], is_new: list[bool]) -> None:
-        """Write the rows of `frames` and its parts from the core, without those of frames that came before."""
+        """Write the rows of `frames` and its parts from the core, without the rows of frames that came before."""
         frames = tables["frames"]
         parts = {name: tables[name] for name in PARTS}
         if not all(is_new):

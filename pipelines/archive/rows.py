@@ -223,8 +223,8 @@ def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedM
 
 
 def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, FaultRow]]:
-    """Build the rows of a fault, each with its digest. Bytes that are too many for one record give several, each with a
-    numbered part."""
+    """Build the rows of a fault, each with its digest. If the bytes are too many for one record, there are several
+    rows, each with a numbered part."""
     own = compute_fault_identity(item)
     for number, record in enumerate(build_fault_records(item)):
         identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own

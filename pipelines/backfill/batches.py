@@ -50,7 +50,7 @@ def select_batchable(updates: DataFrame, update_filter: UpdateFilter) -> DataFra
 
 
 def mark_live_batches(batches: DataFrame) -> DataFrame:
-    """Convert live `batches` to rows like those of `select_batchable`.
+    """Convert live `batches` to rows like the rows of `select_batchable`.
 
     `at` holds opened_at, `offset` emitted_at, `observed_at` closed_at, and `tip` the CID.
     """

@@ -1,5 +1,5 @@
 """Decoding of a chunk's frames into `copies`, `subscriptions`, `controls` and `quarantine`, and into one row for each
-good copy of a message, which `messages.py` selects from.
+good copy of a message. `messages.py` selects from these rows.
 
 The native core decodes what it can, as in the query `archive`; Python decodes the rest, and everything without it.
 """

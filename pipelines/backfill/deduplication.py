@@ -88,7 +88,7 @@ def match_signed(signed_horizon: int) -> Callable[[int, int], bool]:
 def match_unsigned(horizon: int) -> Callable[[int, int], bool]:
     """Match copies of an unsigned message in one span of `horizon` µs, by either of two divisions of time.
 
-    The divisions are those of `kiln.pipelines.decode.identities.compute_identities`.
+    The divisions are as in `kiln.pipelines.decode.identities.compute_identities`.
     """
     half = horizon // 2
     return lambda one, other: one // horizon == other // horizon or (one + half) // horizon == (other + half) // horizon

@@ -45,7 +45,8 @@ LIVE_MESSAGE = 2
 RUN_UPDATE = 3
 """Rank of an update that the run has."""
 LIVE_UPDATE = 4
-"""Rank of an update in live: partition and offset are those of `kiln.updates`, `data` is its `log_time` as text."""
+"""Rank of an update in live: partition and offset are from `kiln.updates`, `data` is the update's `log_time` as
+text."""
 CANDIDATES = "kind string, network string, stream string, data binary"
 CANDIDATE = "candidate"
 """The kind of a row that holds an `UpdateMessage`."""

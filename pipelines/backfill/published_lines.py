@@ -43,7 +43,7 @@ def set_seqnos(frames: DataFrame, near: DataFrame) -> DataFrame:
 
     Args:
         frames: Rows of the table `frames`.
-        near: The same rows, and those up to MAX_GAP before and after them.
+        near: The same rows, and the rows up to MAX_GAP before and after them.
     """
     of_log = F.col("protocol") == ceramic_log.NAME
     logged = near.where(of_log)

@@ -1,6 +1,6 @@
 """Comparison of a run with live over the run's range, by views `live_TABLE` and `run_TABLE` of a DuckDB connection.
 
-DuckDB reads only those Parquet files whose statistics overlap the range, and spills to a temporary folder.
+DuckDB reads only Parquet files whose statistics overlap the range, and spills to a temporary folder.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class TableSnapshot:
     all_files: frozenset[str]
     """paths as in the log"""
     files: tuple[str, ...]
-    """those that may have rows of the range"""
+    """the files that may have rows of the range"""
 
     def paths(self, files: Iterable[str] | None = None) -> list[str]:
-        """Resolve the paths of `files`, by default of those of the range."""
+        """Resolve the paths of `files`; by default, of the files of the range."""
         return [f"{self.folder}/{unquote(path)}" for path in (self.files if files is None else files)]
 
     def select(self, files: Iterable[str] | None = None) -> str:
-        """Build a query for all rows of `files`, by default of those of the range."""
+        """Build a query for all rows of `files`; by default, of the files of the range."""
         return build_files_query(self.table, self.paths(files))
 
     @property

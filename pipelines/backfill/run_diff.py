@@ -35,7 +35,7 @@ class DiffGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A row of one side, or two different rows of one key. Values are those of DuckDB."""
+    """A row of one side, or two different rows of one key. Values have DuckDB's types."""
 
     table: str
     key: dict[str, object]

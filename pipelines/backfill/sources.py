@@ -1,4 +1,4 @@
-"""Files that a run reads: named files, those in folders and archives, and streams saved to the state folder."""
+"""Files that a run reads: named files, files in folders and archives, and streams saved to the state folder."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ class _OtherFile(NamedTuple):
 def find_captures(
     files: Sequence[str], report: Callable[[str], None] = lambda _: None
 ) -> tuple[list[CaptureFile], list[str]]:
-    """Find the files to read: those named, and all in the named folders and archives. Each is opened once.
+    """Find the files to read: the named files, and all files in the named folders and archives. Each file is opened
+    once.
 
     Args:
         files: Paths.
@@ -154,7 +155,7 @@ def split_captures(
     """Split files into parts that tasks can read in parallel. Each file or archive is read once.
 
     Args:
-        captures: The files, those of one archive in its order.
+        captures: The files; files of one archive are in the archive's order.
         network: Network of messages whose topic names none.
         report: Called with the number of the files that are split, for each file or member.
 
@@ -227,7 +228,7 @@ def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged:
 
 
 def _read_seekable_members(raw: BinaryIO, wanted: Collection[int]) -> Iterator[tuple[Member, BinaryIO]]:
-    """Read members of an archive that can be sought in cheaply: those of a compressed tar are copied."""
+    """Read members of an archive so that seeking is cheap: members of a compressed tar are copied."""
     is_stream = bool(name_compression(raw))
     for member, content in read_members(raw, wanted):
         if not is_stream:
@@ -262,7 +263,8 @@ def _locate(part: FilePart) -> tuple[str, int, int]:
 
 
 def count_parts_per_step(parts: Sequence[FilePart], at_least: int) -> int:
-    """Count the parts that one step reads: more than `at_least` if all are small, since each step has a commit."""
+    """Count the parts that one step reads: more than `at_least` if all parts are small, because each step costs a
+    commit."""
     largest = max((part.size for part in parts), default=0)
     return max(at_least, min(_MAX_STEP_PARTS, at_least * _PART_BYTES // max(1, largest)))
 
@@ -275,7 +277,7 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
         folder: Folder of the run's files. A file is named after its content, so the same content is the same file.
 
     Returns:
-        The paths with those of the saved files.
+        The paths, with the paths of the saved files.
 
     Raises:
         InputError: Standard input is a terminal, the first bytes of a stream have no known format, or the folder cannot

@@ -13,8 +13,8 @@ from kiln.pipelines.backfill.run_log import BackfillRun
 from kiln.schemas.delta.tables import TABLES
 
 FRAME_STAGES: Final = ("hello", "rpc", "topic", "signature", "message", "bep50")
-"""Stages of quarantine that decoding the table `frames` reproduces. `separator` is not one of them: the bridge writes
-such rows too, after it fetched a genesis, about much older updates."""
+"""Stages of quarantine that decoding the table `frames` reproduces. `separator` is not one of them: the bridge also
+writes such rows, about much older updates, after it has fetched a genesis."""
 
 _TOPIC: Final = "'/sep/(.+)/([0-9a-z]+)$'"
 
@@ -29,7 +29,7 @@ class TableExtent:
     key: tuple[str, ...]
     """two rows of one key count as one row that differs"""
     content: tuple[str, ...] = ()
-    """columns that must be equal too"""
+    """columns that must also be equal"""
     separator: str = "NULL::VARCHAR"
     condition: str = "true"
     """further condition for a row that a run can produce"""

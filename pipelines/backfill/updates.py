@@ -61,7 +61,7 @@ class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     tip: str
     stamp: LiveUpdate
-    """times and log position of the row; those of live if live has the update"""
+    """times and log position of the row; the live values if live has the update"""
     is_live: bool
     position: tuple[int, int, int]
     is_first: bool

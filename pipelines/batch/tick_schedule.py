@@ -11,7 +11,7 @@ from math import inf
 from typing import Final, NamedTuple
 
 _MAX_WAIT: Final = 10_000
-"""longest wait between two ticks while the broker's clock trails, ms: it may be corrected meanwhile"""
+"""longest wait between two ticks while the broker's clock trails, ms: the clock may be corrected during the wait"""
 
 
 class _WindowEnd(NamedTuple):
@@ -31,8 +31,8 @@ class TickSchedule:
     The first tick after other records reports log time. All windows that these records opened end `span` (T + G) later
     in log time. The schedule waits by the caller's time, but ticks go on until the broker's stamps have reached that
     log time: the next one when they should, or after `_MAX_WAIT` while the broker's clock trails by more. A last tick
-    is due `rest` ms after the first. `rest` must be well over `span`, so that windows that
-    were opened with a greater T end then too.
+    is due `rest` ms after the first. `rest` must be well over `span`, so that windows that were opened with a greater T
+    also end then.
     """
 
     span: int

@@ -15,7 +15,7 @@ from kiln.pipelines.batch.processor import OUTPUT, BatchProcessor
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 
 OFFSET_RANGES = "partition int, first bigint, last bigint, data binary"
-"""Rows between tasks. The columns after `partition` are those of a PackedOffsetRange."""
+"""Rows between tasks. The columns after `partition` are the fields of a PackedOffsetRange."""
 
 _OFFSET_RANGES_SCHEMA = pa.schema(
     [("partition", pa.int32()), ("first", pa.int64()), ("last", pa.int64()), ("data", pa.binary())]

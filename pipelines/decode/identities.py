@@ -12,12 +12,11 @@ from kiln.schemas.wire.message_id import CONTENT_PREFIXES
 def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, ...]:
     """Compute the digests that identify copies of a message; copies agree in at least one of them.
 
-    Copies of a signed message are identified as long as its digest is stored, and so are those of an unverifiable
-    message with author and seqno. An unsigned message, and any message on a network with ids by content, is identified
-    by its bytes. The same bytes may legitimately be sent again (an unsigned QUERY is always the same), so its two
-    digests hold only within the horizon. Time is divided into spans of one horizon in two ways, which are half a span
-    apart. Copies less than half a span apart share a span in at least one division; a repeat after a whole horizon
-    shares none.
+    Copies of a signed message, or of an unverifiable message with author and seqno, are identified as long as its
+    digest is stored. An unsigned message, and any message on a network with ids by content, is identified by its bytes.
+    The same bytes may legitimately be sent again (an unsigned QUERY is always the same), so its two digests hold only
+    within the horizon. Time is divided into spans of one horizon in two ways, which are half a span apart. Copies less
+    than half a span apart share a span in at least one division; a repeat after a whole horizon shares none.
 
     Args:
         decoded: The message.

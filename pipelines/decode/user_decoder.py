@@ -1,7 +1,7 @@
 """The user's own decoder of messages (`network.decoder`): a function from the bytes of a message to a dict.
 
 The dict becomes JSON in the column `decoded` of the table `messages`. Kiln knows nothing about the decoder's code, so a
-failure on one message affects that message alone.
+failure on one message affects only that message.
 """
 
 from __future__ import annotations

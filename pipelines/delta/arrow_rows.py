@@ -27,7 +27,7 @@ _BYTES = 16 << 20
 
 
 _CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
-"""errors of Arrow on values that a column cannot store. The rows alone cause them: nothing here does I/O."""
+"""errors of Arrow on values that a column cannot store. Only the rows cause these errors: nothing here does I/O."""
 
 RejectRow = Callable[[Sequence[object], Exception], None]
 """Receives a row that no record batch can store, and the error."""
@@ -82,7 +82,7 @@ class RowBuffer:
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows since the last `drain` as one batch, or none if there are no rows.
 
-        If the rows cannot be converted together, each half is converted alone, down to single rows.
+        If the rows cannot be converted together, each half is converted separately, down to single rows.
         """
         rows, self._rows, self._bytes = self._rows, [], 0
         yield from self._convert(rows)

@@ -1,6 +1,6 @@
 """The table `bundles`: known topic bundles, including those that have left the settings (docs/design/contracts.md).
 
-It uses delta-rs alone, without Spark.
+It uses only delta-rs, without Spark.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class DeltaRsCommits:
         """Return the table as this driver follows it, or open it again if maintenance has removed its version's commit.
 
         Raises:
-            SecondWriterError: Another driver has committed under the same query meanwhile.
+            SecondWriterError: Another driver has committed for the same query since the table was read.
         """
         opened = self._tables.get(table)
         if opened is not None and locate_commit(self._lake.folder(table), opened.version()).exists():

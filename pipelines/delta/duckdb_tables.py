@@ -184,7 +184,8 @@ def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
 
 
 def add_empty_tables(select: str, tables: Iterable[str], existing: Collection[str]) -> str:
-    """Extend a SELECT over `tables` (`kiln.schemas.delta.tables`) with empty tables for those that do not exist."""
+    """Extend a SELECT over `tables` (`kiln.schemas.delta.tables`) with an empty table for each table that does not
+    exist."""
     empty = [f"{name} AS ({_build_empty_query(name)})" for name in tables if name not in existing]
     return f"WITH {', '.join(empty)} SELECT * FROM ({select})" if empty else select
 

@@ -91,7 +91,7 @@ class TableFiles:
                 self._write_gathered()
 
     def close(self) -> list[DataFile]:
-        """Close and return all files, each complete and on disk; none if there was no row."""
+        """Close and return all files, each complete and on disk; no file if there was no row."""
         self._write_gathered()
         self._drain()
         self._close()

@@ -56,7 +56,7 @@ class FrameRangeFilter:
         return self.accept_key(build_range_key(connection, direction), sequence)
 
     def accept_key(self, key: bytes, sequence: int) -> bool:
-        """Accept a frame by the key of `FrameRanges`, as `accept`."""
+        """Accept a frame as `accept` does, given its key of `FrameRanges`."""
         stored = self._stored.get(key)
         if stored is not None and contains(stored, sequence):
             return False

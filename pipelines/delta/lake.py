@@ -121,8 +121,8 @@ class Lake:
         return self.has(name) and bool(self.open(name).file_uris())
 
     def create(self, names: Iterable[str]) -> None:
-        """Create those of the named tables (`kiln.schemas.delta.tables`) that are missing, with column comments, and
-        add missing columns to the others.
+        """Create the named tables (`kiln.schemas.delta.tables`) that are missing, with column comments, and add missing
+        columns to the existing tables.
 
         delta-rs creates a table in milliseconds, Spark in a second. Either writes the base reader and writer protocol.
 
@@ -281,8 +281,8 @@ def list_delta_fields(table: Table) -> list[tuple[str, object]]:
 
 
 def find_column_fault(name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> str:
-    """Find the first relevant difference between a table's schema and Kiln's columns; empty if there is none, or if it
-    is not a table of Kiln. The arguments are those of `Lake.check_columns`."""
+    """Find the first relevant difference between a table's schema and Kiln's columns; empty if there is no difference,
+    or if it is not a table of Kiln. The arguments are as for `Lake.check_columns`."""
     if name not in TABLES:
         return ""
     fields = {field["name"]: field for field in json.loads(schema)["fields"]}

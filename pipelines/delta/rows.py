@@ -1,4 +1,4 @@
-"""Rows of a table, read by delta-rs alone.
+"""Rows of a table, read with delta-rs and no other engine.
 
 `DeltaTable.to_pyarrow_table` reads through Python on Arrow's threads. If Python exits while such a thread still closes
 a file, the process ends in SIGABRT ("terminate called without an active exception"), although all its work is done.

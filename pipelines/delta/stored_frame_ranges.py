@@ -80,7 +80,7 @@ def _wrap_errors() -> Iterator[None]:
 
 
 def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameRanges:
-    """Read the frames in the table as ranges, without those that came from the records in `excluded`.
+    """Read the frames in the table as ranges, without the frames from the records in `excluded`.
 
     Raises:
         LakeError: The table cannot be read, or there is no room on disk.

@@ -37,7 +37,7 @@ class RestorePoint(NamedTuple):
 
 @dataclass
 class _History:
-    """The commits of a table that count: a RESTORE has undone those after its version."""
+    """The commits of a table that count. A RESTORE has undone the commits after the version that it restored."""
 
     newest: int
     is_truncated: bool
@@ -159,7 +159,7 @@ def _read_history(lake: Lake, table: str) -> _History:
 
 
 def _read_restored_version(info: Mapping[str, object]) -> int | None:
-    """Read the version that a commit has restored; None if it is no RESTORE to a version."""
+    """Read the version that a commit has restored; None if the commit is not a RESTORE to a version."""
     parameters = info.get("operationParameters")
     version = str(parameters.get("version")) if isinstance(parameters, dict) else ""
     return int(version) if info.get("operation") == "RESTORE" and version.isdecimal() else None

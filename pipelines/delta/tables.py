@@ -86,8 +86,8 @@ def read_rows(
 ) -> DataFrame:
     """Read the rows of a table in a range of times.
 
-    delta-rs lists the files, and Spark reads those that may have such rows: Delta's connector takes a second or two for
-    each table. The connector is used for tables with deletion vectors or column mapping.
+    delta-rs lists the files, and Spark reads the files that may have such rows: Delta's connector takes a second or two
+    for each table. The connector is used for tables with deletion vectors or column mapping.
     """
     opened = lake.open(table, version)
     paths = _list_files(opened, times)["path"].to_pylist()
@@ -109,7 +109,8 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:
-    """Count the rows in the files that `read_rows` reads, by the files' statistics: an upper bound of its rows.
+    """Count the rows in the files that `read_rows` reads, from their statistics. It is an upper bound of the rows that
+    `read_rows` returns.
 
     A file without statistics counts as a table beyond all sizes.
     """

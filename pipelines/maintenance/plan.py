@@ -114,7 +114,7 @@ class RewriteFiles:
 
 
 def plan_expiry(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> ExpireFiles | None:
-    """Plan the removal of files whose rows are all expired, if there are any."""
+    """Plan the removal of files whose rows are all expired; None if there are no such files."""
     if rules.retention is None:
         return None
     before = now - rules.retention

@@ -23,7 +23,7 @@ MIN_RECORDS: Final = 100
 """Records of a task below which Python is as fast: the core takes some 3 ms more for each task"""
 
 SAMPLE_ONE_IN = 1_000
-"""One record of so many is decoded by Python too"""
+"""One record of so many is also decoded by Python"""
 
 _RECORD_COLUMNS: Final = pa.schema(
     [
@@ -60,7 +60,7 @@ class CoreRows(NamedTuple):
     left: Sequence[int]
     """rows of the records that Python must decode"""
     samples: Sequence[int] = ()
-    """rows of records that Python decodes too"""
+    """rows of records that Python also decodes"""
 
 
 def can_decode(config: DecodeConfig, records: int) -> bool:

@@ -45,7 +45,7 @@ class Engine(NamedTuple):
 
 def compute_sources_digest(sources: Path | None = None) -> str:
     """Compute the digest of the core's sources and of the columns that it must fill. Without sources, as in a wheel,
-    the columns alone count."""
+    only the columns count."""
     digest = sha256()
     for path in sorted((sources or SOURCES).glob("*.rs")):
         digest.update(f"{path.name}\n".encode())

@@ -1,6 +1,6 @@
 """Catalogue of the expectations that a suite may name, with their arguments: Great Expectations' own, and Kiln's.
 
-Nothing here imports Great Expectations, which takes seconds. A test compares the arguments with those of the classes.
+Nothing here imports Great Expectations, which takes seconds. A test compares the arguments with the classes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 Kind = Literal["column", "number", "switch", "text", "list"]
-"""Type of an argument. `column`: of the suite's table."""
+"""Type of an argument. `column`: a column of the suite's table."""
 
 
 @dataclass(frozen=True)

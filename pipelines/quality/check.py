@@ -73,7 +73,8 @@ def check_lake(
         every: Checks of all suites.
         tables: Run only the checks of these tables.
         since: Check only rows of this time before `now`, without state.
-        recent: Compare new rows with those of the last day, and with all only if they seem to be at fault.
+        recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
+            fault.
 
     Raises:
         StateInUseError: Another check is running.

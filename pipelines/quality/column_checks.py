@@ -51,7 +51,7 @@ def identity_columns(table: str) -> tuple[str, ...]:
 
 
 def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckResult:
-    """Compare the columns of a table and their types with those of docs/TABLES.md."""
+    """Compare the columns of a table and their types with docs/TABLES.md."""
     expected = {column.name: DUCKDB_TYPES[column.type] for column in TABLES[check.table].columns}
     wrong = {
         name: f"the type is {actual.get(name, 'none: the column is missing')}, and should be {column_type}"

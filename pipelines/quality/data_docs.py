@@ -22,7 +22,7 @@ from kiln.pipelines.quality.results import CheckResult
 from kiln.schemas.printable import printable
 
 _BY_DUCKDB: Final[tuple[str, dict[str, object]]] = ("unexpected_rows_expectation", {"unexpected_rows_query": "{batch}"})
-"""Great Expectations' type for checks in SQL, under which the pages show those that DuckDB ran"""
+"""Great Expectations' type for checks in SQL, under which the pages show the checks that DuckDB ran"""
 _STYLE: Final = Path(__file__).with_suffix(".css")
 _POLICY: Final = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"

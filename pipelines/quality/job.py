@@ -29,7 +29,7 @@ _DEFAULT_PAUSE = 600.0  # s, if `quality.interval` is 0
 def main() -> int:
     """Check the tables every `quality.interval` until SIGTERM or SIGINT.
 
-    Each check prints a line of JSON with the number of expectations and those that failed.
+    Each check prints a line of JSON with the number of expectations and the failed ones.
 
     Returns:
         The exit status: 0 after a signal, or that of an error in a suite, a setting or a table.

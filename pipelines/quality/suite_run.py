@@ -69,7 +69,8 @@ class SuiteRun:
             state_file: State of the checks. Without it, the checks cover all rows and store no state.
             since: Cover only rows from this time on, by the table's time column.
             limits: Versions of tables up to which all queries have passed; the newest for the others.
-            recent: Compare new rows with those of the last day, and with all only if they seem to be at fault.
+            recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
+                fault.
 
         Raises:
             QualityError: The state cannot be read.
@@ -136,7 +137,7 @@ class SuiteRun:
         return [results[check.id] for check in runnable if check.id in results]
 
     def save(self, checks: Iterable[SuiteCheck]) -> None:
-        """Save the positions of these checks, and forget those of all others."""
+        """Save the positions of these checks, and forget the positions of all other checks."""
         if self._state_file is not None:
             known = {check.id for check in checks}
             kept = {check_id: position for check_id, position in self._positions.items() if check_id in known}

@@ -1,5 +1,4 @@
-"""Reader of a query's checkpoint: Spark's files, of which it writes only those of a new checkpoint. It needs no
-Spark."""
+"""Reader of Spark's files in a query's checkpoint, and writer of the files of a new checkpoint. It needs no Spark."""
 
 from __future__ import annotations
 
@@ -179,8 +178,8 @@ class Checkpoint:
         return since
 
     def ends(self, batch_id: int) -> log.Offsets:
-        """Return the end offsets of a micro-batch, by full topic name and partition; none for the one before the
-        first.
+        """Return the end offsets of a micro-batch, by full topic name and partition; no offsets for the micro-batch
+        before the first.
 
         Raises:
             CheckpointError: The file does not have Spark's format.
@@ -207,7 +206,7 @@ class Checkpoint:
         return int(self._read_metadata(batch_id)["batchTimestampMs"])
 
     def count_records(self, batch_id: int) -> int | None:
-        """Count the records of a micro-batch; None if it is not known where it begins."""
+        """Count the records of a micro-batch; None if its beginning is not known."""
         before = self.starts(batch_id)
         starts = {(topic, part): at for topic, parts in before.items() for part, at in parts.items()}
         ends = {(topic, part): at for topic, parts in self.ends(batch_id).items() for part, at in parts.items()}

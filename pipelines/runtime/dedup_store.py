@@ -52,7 +52,7 @@ class DedupStoreError(KilnError):
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Prevent other tasks on this machine from creating the file meanwhile."""
+    """Prevent other tasks on this machine from creating the file inside the block."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -88,7 +88,7 @@ _Copy = TypeVar("_Copy", bound=DedupCopy)
 
 
 class CopyColumns(NamedTuple):
-    """Copies by column: the digest that is checked first, the second one if there is one, and the position."""
+    """Copies by column: the digest that is checked first, the second digest if a copy has one, and the position."""
 
     first: Sequence[bytes]
     second: Sequence[bytes | None]
@@ -122,7 +122,7 @@ class DedupStore:
     """
 
     def __init__(self, config: DedupStoreConfig) -> None:
-        """Open the file, and make it if there is none."""
+        """Open the file, or create it if it does not exist."""
         self._span = config.span
         self._path = Path(config.path)
         with self._wrap_errors():
@@ -219,7 +219,7 @@ class DedupStore:
             self._file.execute(_ADD_COUNT, (added,))
 
     def _forget(self, now: int, added: int) -> None:
-        """Check some of the digests, others at each call, and delete those that have expired. `added`: digests that are
+        """Check some digests, different ones at each call, and delete the expired ones. `added`: digests that are
         new."""
         (first,) = self._file.execute(_SELECT_SWEPT).fetchone()
         last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * added + _MIN_SWEPT)).fetchone()
@@ -359,7 +359,7 @@ class DedupStoreState(NamedTuple):
 
 
 def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
-    """Read the state of the file next to a checkpoint; all 0 if there is none or it cannot be read. The query itself
+    """Read the state of the file next to a checkpoint; all 0 if there is no file or it cannot be read. The query itself
     reports an unreadable file."""
     if checkpoint is None or not (checkpoint / FILE_NAME).exists():
         return DedupStoreState()

@@ -41,7 +41,7 @@ class DedupSteps:
     """RECORDS in, rows of `source_schema` out"""
     source_schema: str
     deduplicate: Callable[[DataFrame], DataFrame]
-    """from rows of the source to those of a micro-batch"""
+    """from rows of the source to rows of a micro-batch"""
     finish: Callable[[DataFrame, int | None], DataFrame]
     """from rows of a micro-batch to the query's output; takes the number of records that it reads, if known"""
 
@@ -175,8 +175,8 @@ def is_small(records: int | None, small: int) -> bool:
 
 
 def find_deduplication(checkpoint: Location, master: str, retention: int, *, durable: bool) -> Deduplication:
-    """Return the deduplication of a query with this checkpoint: on one machine by a file next to the checkpoint, and by
-    Spark's state where tasks may run on machines without the file.
+    """Return the deduplication of a query with this checkpoint. On one machine it uses a file next to the checkpoint;
+    where tasks may run on machines without that file, it uses Spark's state.
 
     Args:
         checkpoint: The query's checkpoint.

@@ -49,7 +49,7 @@ class DriverLease:
     """Lease by which this process is the driver of one query. For one thread.
 
     The holder keeps the lease while Kafka receives its heartbeats. Another process takes the lease only if Kafka has
-    received none for `SESSION`, or if the holder ran on the same machine and has ended.
+    received no heartbeat for `SESSION`, or if the holder ran on the same machine and has ended.
     """
 
     def __init__(

@@ -58,8 +58,8 @@ class KafkaSource:
 
 
 def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask, checkpoint: Checkpoint) -> str:
-    """Register the source for `session.readStream.format(…).schema(…).load()`. Its rows are those that `task` makes of
-    `kafka_ranges.RECORDS`.
+    """Register the source for `session.readStream.format(…).schema(…).load()`. Its rows are the rows that `task` makes
+    of `kafka_ranges.RECORDS`.
 
     A query without a checkpoint reads from the beginning of the log. A record that Kafka's retention removed before it
     was read stops the query: loss is never silent.
@@ -91,8 +91,8 @@ def pack_task(task: ArrowTask) -> bytes:
 
 
 def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
-    """Load the offsets at which the first micro-batch begins. At the first start, they are the oldest ones in Kafka.
-    They are saved because a crash may repeat the micro-batch after retention has removed some of its records."""
+    """Load the offsets at which the first micro-batch begins. At the first start, these are the oldest offsets in
+    Kafka. They are saved because a crash may repeat the micro-batch after retention has removed some of its records."""
     saved = checkpoint.first_offsets
     if saved is not None:
         return _collect((topic, part, at) for topic, parts in saved.items() for part, at in parts.items())
@@ -139,7 +139,8 @@ class KafkaReader(DataSourceStreamReader):
         return ReadMaxRows(self._source.max_records) if self._source.max_records else ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the end of the next micro-batch; `start` if there is none, or while the broker does not answer.
+        """Return the end of the next micro-batch; `start` if there are no new records, or while the broker does not
+        answer.
 
         Raises:
             KafkaException, TimeoutError: The broker has not answered for _PATIENCE s.

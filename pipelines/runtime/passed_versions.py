@@ -124,7 +124,7 @@ def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatc
 
 
 def _has_read(reader: PlannedBatch, other: PlannedBatch) -> bool:
-    """Return true if one query has read what another one has read, of the topics that both read."""
+    """Return true if one query has read all that another query has read of the topics that both read."""
     topics = {topic for topic, _ in reader.ends}
     ends = {part: end for part, end in other.ends.items() if part[0] in topics}
     return bool(ends) and all(reader.ends.get(part, 0) >= end for part, end in ends.items())

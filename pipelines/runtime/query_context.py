@@ -35,7 +35,8 @@ def ignore_report(query: str, counts: Mapping[str, int]) -> None:
 
 @dataclass(frozen=True)
 class QueryContext:
-    """Resources that every query needs to start. A parameter of one query alone belongs to its `start`."""
+    """Resources that every query needs to start. A parameter that only one query needs belongs to that query's
+    `start`."""
 
     spark: SparkSession
     broker: Broker

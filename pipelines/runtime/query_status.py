@@ -112,7 +112,7 @@ class QueryWatch:
     """Tracks the status of one query of a run."""
 
     def __init__(self, name: str, topics: Iterable[str]) -> None:
-        """Create the watch. `topics`: full names of those that the query reads."""
+        """Create the watch. `topics`: full names of the topics that the query reads."""
         self._name = name
         self._topics = tuple(topics)
         self._backlog = QueryBacklog()
@@ -120,7 +120,7 @@ class QueryWatch:
     def build_state(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
     ) -> QueryState:
-        """Build the state of the query. `now`: monotonic clock, s. The other arguments are those of
+        """Build the state of the query. `now`: monotonic clock, s. The other arguments are as for
         `build_query_state`."""
         read = {topic: ends.get(topic, {}) for topic in self._topics}
         line = build_query_state(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)

@@ -34,8 +34,8 @@ def find_foreign_variables(names: Iterable[str]) -> list[str]:
 
 
 def isolate_spark() -> None:
-    """Remove these variables from this process's environment, and set those of PySpark's own Spark, which
-    listens on this machine alone.
+    """Remove these variables from this process's environment, and set those of PySpark's own Spark, which listens only
+    on this machine.
 
     Call it before the JVM starts.
 

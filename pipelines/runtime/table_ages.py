@@ -55,7 +55,7 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
 
 
 def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, torn: Collection[str] = ()) -> str:
-    """Find a table that is older than the checkpoint of the query that writes it. The query may run meanwhile.
+    """Find a table that is older than the checkpoint of the query that writes it. The query may be running.
 
     A table that cannot be opened is skipped, as its readers report it.
 

@@ -43,8 +43,8 @@ class TableWriter:
         """Commit all writes of a micro-batch, and save that the tables have them. Spark records the micro-batch as done
         afterwards.
 
-        Each commit names all of them and carries the offsets of the micro-batch, so that the tables alone tell where
-        `kiln recover` can continue. The files of a write that a table has already are deleted.
+        Each commit names all of them and carries the offsets of the micro-batch, so that `kiln recover` needs only the
+        tables to find where to continue. The files of a write that a table has already are deleted.
         """
         outputs = [output for output in outputs if output.files]
         progress = self._read_progress(query_id, batch_id, outputs) if outputs else None

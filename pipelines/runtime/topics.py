@@ -1,6 +1,6 @@
 """Comparison of a checkpoint with Kafka's topics, by the topic ids saved in the checkpoint's folder.
 
-Spark identifies a topic by its name alone. After the topic was deleted and created again, Spark continues at the old
+Spark identifies a topic only by its name. After the topic was deleted and created again, Spark continues at the old
 offsets as soon as the new topic is long enough, and skips the records before them.
 """
 
@@ -111,13 +111,13 @@ class KafkaTopics:
 
 
 def read_topic_ids(checkpoint: Location) -> dict[str, str]:
-    """Read the topic ids saved in a checkpoint, by full topic name; none if there are none."""
+    """Read the topic ids saved in a checkpoint, by full topic name; empty if no ids are saved."""
     path = checkpoint / TOPICS_FILE
     return msgspec.json.decode(path.read(), type=dict[str, str]) if path.exists() else {}
 
 
 def save_topic_ids(checkpoint: Location, ids: Mapping[str, str]) -> None:
-    """Save topic ids in a checkpoint, next to those that it has already."""
+    """Save topic ids in a checkpoint, in addition to the ids already saved there."""
     saved = read_topic_ids(checkpoint)
     merged = saved | {topic: identity for topic, identity in ids.items() if identity}
     if merged != saved:

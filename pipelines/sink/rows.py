@@ -185,7 +185,7 @@ def compute_digest(*parts: object) -> bytes:
 
 
 def read_record(topic: str, partition: int, offset: int, now: int, key: bytes, value: bytes) -> list[IdentifiedRow]:
-    """Read a record. One that cannot be read becomes a row of `quarantine`. `now`: log time of the partition."""
+    """Read a record. A record that cannot be read becomes a row of `quarantine`. `now`: log time of the partition."""
     try:
         return list(_READERS[topic](partition, offset, now, key, value))
     except (*UNREADABLE, BlockError) as error:

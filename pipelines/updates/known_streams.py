@@ -42,7 +42,7 @@ class StreamsFile:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and make it if there is none."""
+        """Open the file, or create it if it does not exist."""
         self.path = path
         self._file = sqlite3.connect(path, timeout=_LOCK_PATIENCE_S, isolation_level=None)
         self._file.execute("PRAGMA journal_mode = WAL")  # so that readers do not wait for a writer
@@ -52,7 +52,7 @@ class StreamsFile:
         self._cached_number = lru_cache(maxsize=_REMEMBERED)(self._get_number)
 
     def read_offsets(self) -> dict[int, int]:
-        """By partition of the topic, the offset after the last record that is in the file."""
+        """Map each partition of the topic to the offset after the last record that is in the file."""
         return dict(self._file.execute("SELECT partition, next_offset FROM offsets"))
 
     def add(self, values: Iterable[bytes | None], offsets: Mapping[int, int]) -> None:
@@ -209,7 +209,7 @@ def _is_behind(offsets: Mapping[int, int], ends: Mapping[int, int]) -> bool:
 
 @contextmanager
 def _lock_file(path: Path) -> Iterator[None]:
-    """Prevent other processes on this machine from reading the topic into the file meanwhile."""
+    """Prevent other processes on this machine from reading the topic into the file inside the block."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

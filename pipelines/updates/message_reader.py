@@ -62,7 +62,8 @@ class MessageReader:
         self._finished.add(key)
 
     def read(self, batch: pa.RecordBatch) -> _RecordMessages:
-        """Read the messages of a batch of RECORDS: from the core, UPDATE and BATCH_UPDATE alone, each with its key."""
+        """Read the messages of a batch of RECORDS, each with its key. From the core come only UPDATE and
+        BATCH_UPDATE."""
         if not self._is_started:
             self._is_started = True
             self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None
@@ -155,7 +156,7 @@ def _compute_same(item: DecodedMessage, horizon: int) -> bytes:
 
 
 def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:
-    """Build messages from the core's columns. `batch`: the RECORDS that they are in."""
+    """Build messages from the core's columns. `batch`: the RECORDS that the messages are in."""
     records = messages.column("row")
     positions = (batch.column(name).take(records).to_pylist() for name in ("partition", "offset"))
     columns = {name: messages.column(name).to_pylist() for name in messages.schema.names}

@@ -142,5 +142,5 @@ class UpdateProcessor(StatefulProcessor):
         return StreamState(bytes(state[0]) if state else b"", 2 * self._retention)
 
     def _set_timer(self, now: int) -> None:
-        """Set the timer that fires when a digest of this time expires, by the watermark."""
+        """Set the timer that fires when the watermark passes the expiry of a digest of this time."""
         self._handle.registerTimer((now + self._retention) // 1000 + 1)

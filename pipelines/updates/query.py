@@ -1,4 +1,4 @@
-"""Query `updates`. It writes each new update, with its separator, to `kiln.updates`, and requests for blocks to
+"""Query `updates`. It writes each new update, with its separator, to `kiln.updates`. It writes requests for blocks to
 `kiln.wanted`.
 
     kiln.frames ─ source: decode ─ foreachBatch: sort by capture time, drop repeats ─ Kafka
@@ -7,9 +7,9 @@ On one machine one task of the micro-batch drops repeats, with the state of dedu
 Spark's state drops them before foreachBatch, by stream. Either way a micro-batch ends as rows of topic, key and value,
 sorted by capture time.
 
-A micro-batch takes effect in this order: records into Kafka, the offsets as those of a consumer group, Spark's commit
-of the checkpoint. After a crash between two of them, Spark repeats the micro-batch. Kafka may then have it twice, under
-the same epoch (decision 7), and `batch` and `sink` drop the second.
+A micro-batch takes effect in this order: the records are written to Kafka, the offsets are committed for a consumer
+group, and Spark commits the checkpoint. After a crash between two of them, Spark repeats the micro-batch. Kafka may
+then have it twice, under the same epoch (decision 7), and `batch` and `sink` drop the second.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The rule by which an announcement of a tip is a new update or a repeat (decision 5). Pure, and the same for the
-deduplication file, for Spark's state and for a backfill.
+"""The rule by which an announcement of a tip is a new update or a repeat (decision 5). The rule is a pure function, and
+the same for the deduplication file, for Spark's state and for a backfill.
 
 An announcement is a repeat if anyone has announced the same tip of the stream before, unless its own author has
 announced another tip of that stream since. So a node that returns to an earlier tip gives an update, and two nodes that
@@ -63,7 +63,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnnouncementCopy(Protocol):
-    """A row that passes once. `identity`: of a row that is no announcement; `position`: unique to this copy."""
+    """A row that passes once. `identity`: digest of a row that is not an announcement; `position`: unique to this
+    copy."""
 
     @property
     def identity(self) -> bytes: ...

@@ -48,7 +48,7 @@ checks its claim, and the fault that it contradicts the genesis or its topic."""
 
 
 class StreamStates(KnownSeparators, Protocol):
-    """What is known of streams by their geneses."""
+    """Facts known about streams from their geneses."""
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
         """Return true if an update waited for the genesis of its stream (network, StreamID), and has since been written
@@ -70,7 +70,7 @@ class RowBuilder:
     """Builder of the rows of the messages of one task."""
 
     def __init__(self, config: DecodeConfig, separating: SeparatorConfig, streams: StreamStates, epoch: Epoch) -> None:
-        """Create the builder. `epoch`: of the updates (decision 7)."""
+        """Create the builder. `epoch`: epoch of the updates (decision 7)."""
         self._horizon = config.unsigned_horizon
         self._separating = separating
         self._streams = streams

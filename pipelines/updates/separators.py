@@ -75,7 +75,7 @@ def build_claims(topic: Separator | None, model: str | None) -> Claims:
 
 
 def build_false_claim(claimed: Separator, separator: Separator, data: bytes, observed_at: int) -> QuarantineRecord:
-    """Build the quarantine record of an UPDATE whose claim the genesis contradicts. `data`: of the message."""
+    """Build the quarantine record of an UPDATE whose claim the genesis contradicts. `data`: bytes of the message."""
     return QuarantineRecord(
         stage="separator",
         reason=CONTRADICTS,

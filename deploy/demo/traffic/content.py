@@ -30,7 +30,7 @@ class TopicData(NamedTuple):
 
 
 def list_topics(options: TrafficOptions, most_separators: int | None = None) -> tuple[str, ...]:
-    """List the network's topic, then those of at most `most_separators` separators, the most popular first."""
+    """List the network's topic, then the topics of at most `most_separators` separators, the most popular first."""
     population = Population(options)
     count = options.separators if most_separators is None else min(options.separators, most_separators)
     separators = (population.separator(rank) for rank in range(count))

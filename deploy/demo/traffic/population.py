@@ -103,7 +103,7 @@ class Population:
         return SyntheticStream(StreamID(CAIP10_LINK if digest[12] & 3 == 0 else TILE, _genesis(digest)).text, None)
 
     def pick_stream(self, u: float) -> SyntheticStream:
-        """Pick any stream; those with low numbers twice as often as the average."""
+        """Pick any stream. Streams with low numbers are picked twice as often as the average."""
         return self.stream(int(self._options.streams * u * (0.5 + 0.5 * u)))
 
     def pick_old_stream(self, u: float) -> SyntheticStream:

@@ -51,7 +51,7 @@ class Monitor:
 
     @property
     def error(self) -> str:
-        """Why nothing is served; empty if there is no error."""
+        """The reason why nothing is served; empty if there is no error."""
         return self._exporter.error
 
     def see(self, snapshot: Snapshot) -> None:

@@ -82,7 +82,7 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
 def _record_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
 ) -> int:
-    """Append the rows to `quarantine_dropped`, except those already recorded. Returns the number of the latter."""
+    """Append the rows to `quarantine_dropped`, except rows already recorded there. Return the number of these."""
     lake.create([_RECORD])
     schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
     rows = [

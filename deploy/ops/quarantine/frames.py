@@ -66,7 +66,7 @@ def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: Dec
 
 
 def select_messages(frame: Frame, positions: Set[int]) -> Frame:
-    """Reduce a frame to these messages of its RPC; returns the same frame if it has no others."""
+    """Reduce a frame to these messages of its RPC, or return the same frame if it has no other messages."""
     messages = list_messages(frame)
     if isinstance(messages, Rejected) or len(positions) == len(messages):
         return frame

@@ -74,7 +74,7 @@ class QuarantineRow(NamedTuple):
 
 
 class ReasonCount(NamedTuple):
-    """Number of rows in a group, and the times of the first and the last one; `of` has the group's values of the
+    """Number of rows in a group, and the times of the first and the last row; `of` has the group's values of the
     columns in GROUPS."""
 
     of: tuple[object, ...]

@@ -178,7 +178,7 @@ class QuarantineReplay:
             yield select_messages(frame, self._chosen[at])
 
     def _find_present(self, messages: set[str]) -> set[_Digest]:
-        """Find the digests of those messages that are in the table `messages`."""
+        """Find the digests of the messages that are already in the table `messages`."""
         if not self._messages or not messages:
             return set()
         self._connection.register("asked", pa.table({"message_id": pa.array(sorted(messages), pa.string())}))

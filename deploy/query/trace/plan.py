@@ -187,7 +187,7 @@ ORDER BY heard_at, message_id""",
 
 
 def _at_offsets(updates: Sequence[Row]) -> str:
-    """Build a condition on the offsets of these updates; empty if there are too many."""
+    """Build a condition on the offsets of these updates; empty if there are too many updates."""
     offsets = sorted({offset for row in updates if isinstance(offset := row["log_offset"], int)})
     return f"\n  AND log_offset IN ({', '.join(map(str, offsets))})" if 0 < len(offsets) <= _NAMED else ""
 

@@ -347,7 +347,7 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
         ('[topic_table.bundles]\na = ["x", "y"]\nb = ["y", "x"]\n', "bundles 'a' and 'b' both have the same topics"),
         (
             '[topic_table.bundles]\na = ["ab", "c"]\nb = ["a", "bc"]\n',
-            "bundles 'a' and 'b' have the same hash, f20015ad,",
+            "bundles 'a' and 'b' both have the same hash, f20015ad,",
         ),
         ('[topic_table]\nbundles = { a = "x" }\n', "topic_table.bundles.a"),
         ('[topic_table]\nsend = "always"\n', "'cautious', 'eager' or 'off'"),

@@ -282,10 +282,10 @@ def test_bundles_are_equal_by_content_in_another_process_too(named: dict[str, se
 
 
 def test_bundles_that_cannot_be_told_apart_are_refused() -> None:
-    with pytest.raises(BundleError, match="bundles 'a' and 'b' have the same topics"):
+    with pytest.raises(BundleError, match="bundles 'a' and 'b' both have the same topics"):
         BundleSet({"a": ["x", "y"], "b": ["y", "x", "x"]})
     # nothing stands between the topics in what is hashed
-    with pytest.raises(BundleError, match="bundles 'a' and 'b' have the same hash, f20015ad"):
+    with pytest.raises(BundleError, match="bundles 'a' and 'b' both have the same hash, f20015ad"):
         BundleSet({"a": ["ab", "c"], "b": ["a", "bc"]})
 
 
