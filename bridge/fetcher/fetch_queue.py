@@ -198,7 +198,7 @@ class FetchQueue:
         """Add a record that waits for a block, and holds a place until `release`.
 
         If there is no room, a batch is refused, unless it was announced while IPFS was unavailable. An update is
-        refused only if fetches of its announcer, or of this genesis, fail.
+        refused only if earlier fetches for the same announcer, or of the same genesis, have failed.
 
         Args:
             is_kept: the record must not be refused.

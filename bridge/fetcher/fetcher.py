@@ -355,10 +355,10 @@ class Fetcher(KafkaWorker):
         return True
 
     def _renew(self) -> None:
-        """Commit again what is committed, in time before the broker could have given this bridge up.
+        """Repeat the last commit before the broker's limit for members without a commit is over.
 
         Raises:
-            FramesProducerError: it may have.
+            FramesProducerError: the broker may have removed this bridge from the group.
         """
         if (now := _boot_clock()) < self._renew_at:
             return

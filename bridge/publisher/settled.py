@@ -1,4 +1,4 @@
-"""The batches behind a committed offset that have their receipts, for the metadata of the commit.
+"""The batches after the committed offset that already have their receipts. The metadata of the commit lists them.
 
 A batch without a peer waits for `publish_timeout` and holds the offset back meanwhile. After a restart the batches
 behind it that are settled are not published again.

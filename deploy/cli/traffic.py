@@ -158,12 +158,10 @@ def capture(
         f"{counts.from_logs:,} come from logs of other programs, and of {counts.truncated:,} only a part is stored"
     )
     if counts.records == counts.earlier:
-        reason = (
-            f": of {left_out:,} frames, {reasons}" if left_out else f" in {lake.path}. See SELECT min(observed_at), "
-        )
+        if left_out:
+            raise KilnError(f"no frame from {low} to {high} can be written: of {left_out:,} frames, {reasons}")
         raise KilnError(
-            f"there is no frame from {low} to {high} to write{reason}"
-            + ("" if left_out else "max(observed_at) FROM frames")
+            f"no frame from {low} to {high} is in {lake.path}. See SELECT min(observed_at), max(observed_at) FROM frames"
         )
     text = f"{file}: {counts.records:,} records, {counts.earlier:,} of them from the start of connections"
     out.print(text + (f"; {left_out:,} frames are left out: {reasons}" if left_out else ""), soft_wrap=True)

@@ -125,8 +125,8 @@ def _check_target(target: Path) -> None:
     wal = target.with_name(f"{target.name}.wal")
     if wal.exists():  # DuckDB would apply it to the new file
         raise ExportError(
-            f"cannot replace {target}: {wal.name} next to it has changes of another program. Close that program, and "
-            "open the file once with DuckDB to apply them, or remove both"
+            f"cannot replace {target}: {wal.name} next to it has changes of another program. Close that program. "
+            f"Then open {target} with DuckDB, which applies the changes, or remove {target} and {wal.name}"
         )
     if not target.exists():
         return

@@ -55,8 +55,8 @@ class RowDifference:
 class TableDiff:
     """Differences of one table.
 
-    A row that differs counts in `only_live`, in `only_run` and in `differ`, so the rows of live are `same` and
-    `only_live` together.
+    A row that differs counts in `only_live`, in `only_run` and in `differ`, so the number of live rows is
+    `same` + `only_live`.
     """
 
     table: str

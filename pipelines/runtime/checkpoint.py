@@ -163,11 +163,11 @@ class Checkpoint:
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
     def behind_since(self, time: int) -> int | None:
-        """Find the first of the newest consecutive micro-batches that began before `time` by the driver's clock.
+        """Find since when every micro-batch has begun before `time`, by the driver's clock, up to the newest one.
 
         Returns:
-            The time at which it began, µs, as far back as Spark keeps micro-batches; None if the newest one began
-            later.
+            The begin of the first of these micro-batches, µs, as far back as Spark keeps them; None if the newest
+            micro-batch began at `time` or later.
         """
         since = None
         for batch_id in sorted(self._list_numbers("offsets"), reverse=True):

@@ -1,7 +1,7 @@
 """Deduplication of a query: by a file on one machine, or by Spark's state on a cluster (decision 10).
 
-A query describes its two stages, one before and one after deduplication, and gets the steps that its plan puts
-together. Both implementations accept the same rows.
+A query describes two stages, one before and one after deduplication. The implementation returns the steps of the
+query in which these stages run. Both implementations accept the same rows.
 
     FileDeduplication    source: decode, look up in the file, write                   micro-batch: no step
     StateDeduplication   source: decode and pack ─ Spark's deduplicating operators ─  micro-batch: unpack, write

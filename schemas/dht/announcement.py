@@ -64,7 +64,7 @@ class Announcement(Struct, frozen=True):
 
 
 class PublisherKey(NamedTuple):
-    """Key of a publisher, and a separator of its batches: an item belongs to one key."""
+    """Key of a publisher together with a separator of its batches. Each item of the DHT belongs to one such pair."""
 
     key: bytes
     separator: Separator

@@ -95,7 +95,7 @@ def test_a_range_without_frames_writes_no_file_and_says_so(original: Path, capsy
     out = original.with_name("out.rpc.gz")
     out.write_bytes(b"of before")
     assert run_command(["capture", str(out), "--from", "2020-01-01", "--to", "2020-01-02"]) == 1
-    assert "there is no frame from 2020-01-01 to 2020-01-02 to write" in capsys.readouterr().err
+    assert "no frame from 2020-01-01 to 2020-01-02 is in" in capsys.readouterr().err
     assert out.read_bytes() == b"of before"
     assert run_command(["capture", str(out), "--from", "2020-01-02", "--to", "2020-01-01"]) == 2
     assert run_command(["capture", str(out), "--from", "noon", "--to", "2020-01-01"]) == 2
