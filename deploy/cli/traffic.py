@@ -161,7 +161,8 @@ def capture(
         if left_out:
             raise KilnError(f"no frame from {low} to {high} can be written: of {left_out:,} frames, {reasons}")
         raise KilnError(
-            f"no frame from {low} to {high} is in {lake.path}. See SELECT min(observed_at), max(observed_at) FROM frames"
+            f"no frame from {low} to {high} is in {lake.path}. See SELECT min(observed_at), max(observed_at) "
+            "FROM frames"
         )
     text = f"{file}: {counts.records:,} records, {counts.earlier:,} of them from the start of connections"
     out.print(text + (f"; {left_out:,} frames are left out: {reasons}" if left_out else ""), soft_wrap=True)
