@@ -1,5 +1,5 @@
-"""Selection of the topics that the node joins. On a Ceramic network these are the network's topic and those of the
-interests (CIP-120, Specification), on another network the topics that the settings name.
+"""Selection of the topics that the node joins. On a Ceramic network these are the network's topic and the topics of the
+interests (CIP-120, Specification); on another network, the topics that the settings name.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[st
     """Select the topics to join.
 
     Args:
-        seen: Topics that peers subscribe to. Those selected are the separator topics that an interest covers, and the
-            network's topic in CIP-120's form.
+        seen: Topics that peers subscribe to. Of these, the separator topics that an interest covers are selected, and
+            the network's topic in CIP-120's form.
     """
     interests = list(interests)
     name, cip120_name = network_topics(network)

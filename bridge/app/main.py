@@ -1,8 +1,8 @@
 """The bridge process: gossipsub node, capture into Kafka, publisher. `kiln bridge` runs it, `kiln run` starts it.
 
-Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; of
-BEP 50 `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (our blocks pinned in IPFS) and `transition.json`
-(that its block height is reached).
+Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; for BEP
+50, `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (our blocks pinned in IPFS) and `transition.json`
+(written once the chain has reached the block height).
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class BridgeError(PrerequisiteError):
 
 
 def run(settings: Settings) -> None:
-    """Run the bridge until SIGTERM or SIGINT. From SIGUSR1 on, it captures no more frames, and keeps publishing.
+    """Run the bridge until SIGTERM or SIGINT. After SIGUSR1 it captures no more frames, but continues to publish.
 
     Raises:
-        BridgeError, StateInUseError: it cannot run.
-        FramesLostError: frames were lost at its end.
+        BridgeError, StateInUseError: The bridge cannot run.
+        FramesLostError: Frames were lost when the bridge ended.
     """
     with lock_state(settings.state, "bridge"):
         settings.bridge_dir.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
 async def _update_topics(
     parts: BridgeComponents, rule: TopicRule, peers: Mapping[bytes, PeerView], joined: Collection[str]
 ) -> None:
-    """Join and leave topics to match the interests. There may be thousands, so other tasks run in between."""
+    """Join and leave topics to match the interests. There may be thousands of topics, so other tasks run in between."""
     selected = parts.topic_selector.select(rule, peers, joined)
     if not parts.publishing.joins_network_topic():
         selected.difference_update(rule.shared)

@@ -28,8 +28,9 @@ class TopicSelector:
 
     The most useful topics are joined. A peer counts for each of its N topics as 1 / N, so a peer that subscribes to
     thousands has little weight for each. A peer with a score below 0 does not count. `select` is called once a round,
-    of about a second. It changes so little in a round that no peer takes the node for a flooder, whatever peers connect
-    and disconnect: the most useful topics are joined first, and topics without a peer are left when changes remain.
+    of about a second. A round makes so few changes that no peer takes the node for a flooder, whatever peers connect
+    and disconnect: it joins the most useful topics first, and leaves topics that are no longer chosen if changes
+    remain.
     """
 
     def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares | None = None) -> None:
@@ -37,7 +38,7 @@ class TopicSelector:
 
         Args:
             max_topics: Maximum number of topics joined by pattern.
-            max_topics_per_peer: Maximum number of them whose only subscriber is one and the same peer.
+            max_topics_per_peer: Maximum number of these topics whose only subscriber is the same peer.
             shares: The topics that other bridges of the same network join instead; `None` without other bridges.
         """
         self._max_topics = max_topics
@@ -98,8 +99,8 @@ class TopicSelector:
         return self._limit_changes(rule, fixed, self._chosen & covered, set(joined))
 
     def _select_bridges(self, peers: Mapping[bytes, PeerView]) -> Mapping[bytes, PeerView]:
-        """Select our other bridges among the peers. Their subscriptions do not count, because they are no evidence of
-        traffic."""
+        """Select our other bridges among the peers. Subscriptions of our bridges do not count, because they are no
+        evidence of traffic."""
         others = frozenset[str]() if self._shares is None else self._shares.others
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 

@@ -63,7 +63,7 @@ class FramesLostError(KilnError):
 
 @dataclass(frozen=True)
 class BridgeComponents:
-    """The parts of a bridge; `None` for those that the settings turn off."""
+    """The parts of a bridge; `None` for a part that the settings turn off."""
 
     interests: InterestsFile
     shares: TopicShares
@@ -173,7 +173,7 @@ class PublishingTopics:
             self._height.start()
 
     def stop(self) -> None:
-        """Stop watching it."""
+        """Stop watching the block height."""
         if self._height is not None:
             self._height.stop()
 
@@ -196,7 +196,8 @@ class PublishingTopics:
 
     @property
     def _reached_at(self) -> int | None:
-        """Time in µs at which the chain reached the height of the settings; `None` if it has not, or there is none."""
+        """Time in µs at which the chain reached the height of the settings; `None` if the chain has not, or if the
+        settings name no height."""
         return None if self._height is None else self._height.reached_at
 
 

@@ -24,7 +24,7 @@ The draft's requirements and the code that meets them (tests/unit/bridge/test_be
 
 How this implementation reads what the draft leaves open:
 
-1. `c` is at the top level, also of errors: the draft's source has the lines that its printed examples lack.
+1. `c` is at the top level, in errors too: the draft's source contains the lines that its printed examples lack.
 2. A put needs a token from its receiver. A periodic get renews each contact's token, as does a refusal (203).
 3. A response names up to 8 nodes (`OverlaySettings.nodes`), although K is one; any number is accepted.
 4. An update is not sent back to its sender, nor to a node that is known to have it.
@@ -37,8 +37,8 @@ How this implementation reads what the draft leaves open:
 10. An address from get_peers is probed before it enters the table; so is every node that other nodes name.
 11. Plain queries to our port are answered, since announcing leads to them; items of other nodes are not stored.
 12. IPv6: a table for each family, one item (BEP 32). Rates are limited by address. There is no message for leaving.
-13. A publisher also puts its item into the plain DHT, at first and then hourly; every node looks it up there as often
-    as peers.
+13. A publisher also puts its item into the plain DHT, at first and then hourly; every node looks the item up there
+    whenever it looks up peers.
 """
 
 from kiln.bridge.bep50.core import (

@@ -64,8 +64,9 @@ TRANSPORT: Final = "bep50"
 GAP: Final = "gap"
 
 _SAVE_DELAY: Final = 2.0
-"""Seconds from an item to its file. By then its frame is in Kafka or in the spool. If the file came first, a crash
-between the two would lose the frame, since the node only requests items newer than its file."""
+"""Seconds from the receipt of an item to the write of its file. By then its frame is in Kafka or in the spool. If the
+file were written first, a crash before the frame is stored would lose the frame, since the node only requests items
+newer than its file."""
 _SAVE_INTERVAL: Final = 1.0
 _RESOLVE_INTERVAL: Final = 60.0  # s between attempts to resolve a host name
 _ROOM_POLL: Final = 0.1  # s between checks for room in the sink

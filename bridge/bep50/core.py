@@ -48,7 +48,7 @@ class OverlaySettings(Struct, frozen=True):
     """Queries a second answered to one IPv4 address, or one /64 of IPv6. It also bounds the traffic to a host whose
     address others spoof."""
     burst: float = 400.0
-    """Queries of that address answered at once."""
+    """Queries from one address answered at once."""
 
 
 Via = Literal["put", "get", "plain", "publish"]

@@ -25,7 +25,7 @@ class WriteTokens:
         return self._token(ip, target, int(now // TOKEN_EPOCH))
 
     def is_valid(self, token: bytes, ip: bytes, target: bytes, now: float) -> bool:
-        """True if this token was issued to this IP for this target in this epoch or the last."""
+        """True if this token was issued to this IP for this target in this epoch or the one before."""
         epoch = int(now // TOKEN_EPOCH)
         return any(hmac.compare_digest(token, self._token(ip, target, number)) for number in (epoch, epoch - 1))
 

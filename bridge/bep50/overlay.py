@@ -1,5 +1,5 @@
 """BEP 50, publish/subscribe over the BitTorrent DHT, as a state machine: datagrams and the time go in, datagrams and
-events come out. `kiln.bridge.bep50.socket` has the clock and the sockets.
+events come out. `kiln.bridge.bep50.socket` provides the clock and the sockets.
 
 BEP 50 modifies the DHT protocol so that a mutable item (BEP 44) is pushed to its subscribers. The subscribers of one
 item, a topic, form an overlay of their own, found through the plain DHT. All nodes on one UDP port share an id; the key
@@ -54,7 +54,7 @@ class Overlay:
     ) -> None:
         self.settings = settings or OverlaySettings()
         self.topics: dict[bytes, TopicNode] = {}
-        """By target."""
+        """Joined topics by target."""
         self._core = OverlayCore(node_id, port, random, self.settings, now)
         self._tokens = WriteTokens(random.randbytes(32))
         self._rates = RateLimits(self.settings.rate, self.settings.burst)
@@ -111,7 +111,7 @@ class Overlay:
 
         Raises:
             ItemPublishError: The topic is not joined, the item is not newer than the topic's or not correctly signed,
-                or another publisher uses its key.
+                or another publisher uses the topic's key.
         """
         self._core.advance(now)
         topic = self.topics.get(item.target)

@@ -90,7 +90,7 @@ class Lookup:
 
     @property
     def nearest(self) -> list[WritableNode]:
-        """The nearest K of those that answered with a token."""
+        """The K nearest nodes that answered with a token."""
         nodes = [node for node in self.answered.values() if node is not None]
         return sorted(nodes, key=lambda answered: compute_distance(answered.node.id, self.target))[:K]
 

@@ -4,8 +4,9 @@ BEP 50: "The value of K is set to one. The routing table's home bucket and its s
 least 8 nodes each. When the home bucket is split the sibling of the previous home bucket (now an uncle of the new home
 bucket) SHOULD be resized to one node per the setting of K=1."
 
-Bucket *i* holds nodes whose ids share exactly *i* leading bits with ours; the last one, the home bucket, holds all that
-share as many or more. So its sibling is the bucket before it, and those before the sibling are uncles::
+Bucket *i* holds nodes whose ids share exactly *i* leading bits with ours; the last one, the home bucket, holds all
+nodes that share that many bits or more. So its sibling is the bucket before it, and the buckets before the sibling are
+uncles::
 
     id bits shared    0    1    2    3    4 and more
     capacity          1    1    1    8    8

@@ -145,7 +145,7 @@ class TopicNode:
         """Probe a node, if the table has room for it.
 
         Args:
-            node_id: Its id, which get_peers does not name.
+            node_id: The node's id; get_peers does not return ids.
             force: If true, also probe an address that did not respond recently.
         """
         core, table = self._core, self.tables[address.family]
@@ -297,7 +297,7 @@ class TopicNode:
         return True
 
     def _find_nodes(self, node: DhtNode, wanted: bytes, tries: int = 1) -> None:
-        """Request the nodes near ``wanted`` from a node. Only gets count as failures of a contact."""
+        """Request the nodes near ``wanted`` from a node. Only unanswered gets count as failures of a contact."""
 
         def handle_answer(answer: Answer) -> None:
             if isinstance(answer, KrpcResponse) and answer.sender == node.id:
@@ -373,7 +373,7 @@ class TopicNode:
             self._put_plain()
 
     def _offer(self, item: Item, via: Via, source: DhtAddress, contact: OverlayContact | None) -> bool:
-        """Accept the item of a get response, if it is newer; False if it is not correctly signed."""
+        """Accept the item of a get response if it is newer. Return false if the item is not correctly signed."""
         stored = self.item
         if find_exceeded_limit(item) is not None:
             return False
@@ -534,7 +534,7 @@ class TopicNode:
         return values
 
     def _answer_put(self, query: KrpcQuery, source: DhtAddress) -> KrpcRefusal | None:
-        """Apply BEP 44's rules within BEP 50's limits; returns `None` if we have the item now."""
+        """Apply BEP 44's rules within BEP 50's limits. Return `None` if the item is stored now, else the refusal."""
         token, cas = query.arguments.get(b"token"), query.arguments.get(b"cas")
         if not isinstance(token, bytes) or not self._tokens.is_valid(token, source.ip, self.target, self._core.now):
             return BAD_TOKEN

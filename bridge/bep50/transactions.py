@@ -1,7 +1,7 @@
 """Queries that wait for their response.
 
-Each topic has its own (BEP 50: "its own routing table and transaction state"), and so has the plain DHT. A response
-counts only once, and only with the address, the transaction and the topic of its query.
+Each topic has transactions of its own (BEP 50: "its own routing table and transaction state"), and so does the plain
+DHT. A response counts only once, and only with the address, the transaction and the topic of its query.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Answer: TypeAlias = KrpcResponse | KrpcError | None
 
 
 class Transactions:
-    """The unanswered queries of one topic; those of the plain DHT if ``topic`` is `None`."""
+    """The unanswered queries of one topic, or of the plain DHT if ``topic`` is `None`."""
 
     def __init__(self, core: OverlayCore, topic: bytes | None) -> None:
         self._core = core

@@ -6,10 +6,10 @@ portion is in flight at a time. If Kafka refuses one of its frames, a new produc
 get some frames twice. Connection, direction and sequence identify a frame, and the first copies are always in order.
 
 A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is available, these are
-the frames of LINGER or a round trip, whichever is longer, and of one more round trip. When an acknowledgement takes
-longer than `spool_after`, all frames go to the spool, including those in flight, and further frames follow within TICK
-until the spool is empty again. So the loss is at most `spool_after` + 2 TICK of frames; gaps in the sequences show it.
-The next start sends the spool first.
+the frames received during LINGER or one round trip, whichever is longer, plus one more round trip. When an
+acknowledgement takes longer than `spool_after`, all frames go to the spool, including those in flight, and further
+frames follow within TICK until the spool is empty again. So the loss is at most `spool_after` + 2 TICK of frames; gaps
+in the sequences show it. The next start sends the spool first.
 
 One thread sends the frames and uses the spool. It never waits longer than TICK for Kafka: librdkafka has threads of its
 own, and a producer that is not connected yet is made in another thread.
@@ -169,7 +169,7 @@ class FrameSink:
         """Wait up to `patience` seconds for Kafka, unless it is unavailable, spool the rest, and stop the thread.
 
         Returns:
-            The number of frames that are lost because the spool is full. The next start sends the others.
+            The number of frames that are lost because the spool is full. The next start sends the spooled frames.
         """
         deadline = self._clock() + patience
         with self._changed:
@@ -305,7 +305,7 @@ class FrameSink:
     # ------------------------------------------------------------ the spool
 
     def _update_spool(self) -> None:
-        """Delete acknowledged frames from the spool, move those there that must not stay in memory, and pause or
+        """Delete acknowledged frames from the spool, move frames that must not stay in memory to it, and pause or
         resume reading."""
         try:
             pause = self._spool.find_shortage()
@@ -333,7 +333,7 @@ class FrameSink:
         return self._clock() - oldest > self._spool_after
 
     def _move_to_spool(self) -> None:
-        """Move the portion in flight to the spool, or else a portion of those that wait."""
+        """Move the portion in flight to the spool or, if none is in flight, a portion of the waiting frames."""
         if portion := self._portion:
             self._spool.append(portion, are_read=True)
         else:

@@ -42,14 +42,14 @@ class QueuedFrame(NamedTuple):
     connection: bytes
     frame: bytes
     queued_at: float = 0.0
-    """Time of the sink's clock, s; 0 if it was read from the spool."""
+    """Time by the sink's clock, s; 0 for a frame read from the spool."""
 
 
 class Spool:
     """Queue of frames on disk, used by one thread; other threads may read its attributes.
 
-    Frames are appended, read, acknowledged and released. The last three methods act on the oldest frames, in their
-    order. Methods raise OSError or sqlite3.Error if the disk is full or fails.
+    `read`, `acknowledge` and `release` act on the oldest frames, in their order. Methods raise OSError or sqlite3.Error
+    if the disk is full or fails.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class Spool:
         return self._last - self._acknowledged
 
     def append(self, frames: Sequence[QueuedFrame], *, are_read: bool = False) -> None:
-        """Write frames at the end, all or none. `are_read`: they count as read; only if no frame is unread."""
+        """Write frames at the end, all or none. If `are_read`, they count as read; pass it only if no frame is
+        unread."""
         try:
             self._insert(frames)
         except sqlite3.DatabaseError as error:
@@ -120,7 +121,7 @@ class Spool:
         self._measure()
 
     def read(self, max_bytes: int) -> list[QueuedFrame]:
-        """Read the next frames, at least one if there is an intact one."""
+        """Read the next frames, at least one if any unread frame is intact."""
         frames: list[QueuedFrame] = []
         size = 0
         try:
@@ -177,7 +178,7 @@ class Spool:
         return bool(pages - unused <= most * 3 // 4)
 
     def find_shortage(self) -> str | None:
-        """Describe that less of the disk is free than `floor`, until a quarter more is; `None` if enough is free."""
+        """Describe a shortage: less than `floor` is free. It ends when a quarter more is free; then return `None`."""
         self.free_bytes = self._free()
         self._is_short = self.free_bytes < (self._floor + self._floor // 4 if self._is_short else self._floor)
         if not self._is_short:
@@ -252,7 +253,7 @@ class Spool:
             to_disk(self._log_path)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Rename a damaged file, so that a new one takes its place; raise the error if it is no damage."""
+        """Rename a damaged file, so that a new one takes its place; raise the error if it does not mean damage."""
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DAMAGE:
             raise error
         self.close()

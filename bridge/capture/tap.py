@@ -18,7 +18,7 @@ Direction = Literal["IN", "OUT"]
 
 
 class Sink(Protocol):
-    """A sink for captured frames: kiln.bridge.capture.spool.FrameSink, or another in tests."""
+    """A sink for captured frames: kiln.bridge.capture.sink.FrameSink, or a fake in tests."""
 
     def put(self, connection: bytes, frame: bytes) -> None: ...
     @property
@@ -28,7 +28,7 @@ class Sink(Protocol):
 
 
 class ConnectionRecord(NamedTuple):
-    """Facts about a connection that has ended which its RPCs do not contain."""
+    """Facts about an ended connection that its RPCs do not contain."""
 
     agent: str
     """agent version of the remote peer, by identify; "" if unknown"""
@@ -40,8 +40,8 @@ class ConnectionRecord(NamedTuple):
 class ConnectionTap:
     """One peer connection (a pair of pubsub streams): numbers its frames, and stores both hellos.
 
-    A hello is the first RPC of a direction. Its topic table is in that frame and all later ones of both directions.
-    Not thread-safe: the frames of a direction are numbered in the order of the calls.
+    A hello is the first RPC of a direction. The frame of a hello and all later frames, of both directions, contain its
+    topic table. Not thread-safe: the frames of a direction are numbered in the order of the calls.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from hashlib import blake2b
 import msgspec
 
 PROTOCOL = "kiln-bridges"
-"""The protocol name of this layout: the broker refuses a bridge of another layout."""
+"""The protocol name of this layout: the broker refuses a bridge with another layout."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def interests_digest(texts: Iterable[str]) -> str:
 def build_round(members: Collection[Member]) -> GroupView:
     """Build the round of these members.
 
-    While fetching moves from one bridge to another, both may lead by what they last knew.
+    While fetching moves from one bridge to another, both may still report that they lead.
     """
     leader = max((member.peer for member in members if member.leads), default="")
     authors = sorted({author for member in members for author in member.authors})

@@ -1,9 +1,9 @@
 """Membership of a bridge in the consumer group of the bridges of its network, from start to stop.
 
-Kafka's group protocol detects the live bridges, and tells each what the others follow. It works across machines, and
-needs no shared clock and no rights beyond those of the bridge's other groups. The bridge is a static member (KIP-345)
-under its peer id, so that a bridge that restarts within `SESSION` is the same member. The group assigns no partition;
-kafka-python is its client, because librdkafka has no assignors of others.
+Kafka's group protocol detects the live bridges, and informs each of the interests of the others. It works across
+machines, and needs no shared clock and no rights beyond those of the bridge's other groups. The bridge is a static
+member (KIP-345) under its peer id, so that a bridge that restarts within `SESSION` is the same member. The group
+assigns no partition; kafka-python is its client, because librdkafka supports no custom assignor.
 """
 
 from __future__ import annotations
@@ -110,11 +110,12 @@ class Membership(SessionThread):
 
     @property
     def authors(self) -> frozenset[str]:
-        """Peer ids of the messages of all bridges that were alive since this one started."""
+        """Peer ids that sign the messages of all bridges that have been alive since this one started."""
         return self._authors
 
     def update(self, interests: Sequence[str], *, leads: bool) -> None:
-        """Set the current interests, and if this bridge fetches; the others learn of a change in the next round."""
+        """Set the current interests, and whether this bridge fetches; the others learn of a change in the next
+        round."""
         self._wanted = structs.replace(self._wanted, interests=interests_digest(interests), leads=leads)
 
     def status(self) -> SharingStatus:
@@ -203,8 +204,7 @@ class Membership(SessionThread):
         self._state = f"{len(view.bridges)} bridges"
 
     def _is_outdated(self, view: GroupView) -> bool:
-        """Return whether the group has outdated data of this bridge: after a restart, it still has the data from
-        before."""
+        """Return whether the group has outdated data of this bridge, such as those from before a restart."""
         wanted = self._wanted
         known = next((bridge for bridge in view.bridges if bridge.peer == wanted.peer), None)
         return (

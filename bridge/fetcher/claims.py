@@ -85,7 +85,8 @@ class ClaimedStreams:
             del claims.tips[next(iter(claims.tips))]
 
     def next_genesis(self, now: int) -> str | None:
-        """Return the genesis to fetch now, if any: those not attempted yet first, the most claimed of them first."""
+        """Return the genesis to fetch now, if any: the most claimed of those that wait, else one that was deferred
+        until now."""
         if self._waiting:
             most = max(self._waiting)
             cid = next(iter(self._waiting[most]))
@@ -98,7 +99,7 @@ class ClaimedStreams:
         return cid
 
     def put_back(self, cid: str) -> None:
-        """Return a genesis that was not fetched after all."""
+        """Put back a genesis that was not fetched after all."""
         claims = self._claims[cid]
         if claims.tries:
             self._deferred[cid] = 0
@@ -107,18 +108,18 @@ class ClaimedStreams:
             self._enqueue(cid, claims)
 
     def defer(self, cid: str, until: int) -> None:
-        """Return a genesis that was not fetched, and is not to be before `until`."""
+        """Put back a genesis that was not fetched, and must not be fetched before `until`."""
         self._deferred[cid] = until
 
     def record_failure(self, cid: str, until: int, *, final: bool) -> bool:
         """Record an attempt that brought no block.
 
         Args:
-            until: the time before which it is not tried again.
-            final: no further attempt can succeed.
+            until: the time before which the genesis is not tried again.
+            final: true if no further attempt can succeed.
 
         Returns:
-            True if it is given up.
+            True if the genesis is given up.
         """
         claims = self._claims[cid]
         claims.tries += 1

@@ -56,7 +56,7 @@ class Fetch:
     started_at: int | None = None
     """when the first attempt began, in uptime of IPFS"""
     waited: int = 0
-    """uptime of IPFS from then to the end of the last attempt, µs"""
+    """uptime of IPFS from `started_at` to the end of the last attempt, µs"""
     for_claims: bool = False
     """started by ClaimedStreams, which must learn the outcome"""
 
@@ -80,7 +80,7 @@ class KnownAnswers:
     def __init__(self) -> None:
         self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
         self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = OrderedDict()
-        """with the time until which it counts"""
+        """failures by request, each with the time until which it counts"""
         self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
         self.lost_blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
         """batches, by separator, whose block was given up, and which are quarantined"""
@@ -133,8 +133,8 @@ class UnansweredGeneses(NamedTuple):
 class FetchQueue:
     """The blocks to fetch, by request. Time comes from the caller, in µs.
 
-    Among fetches of one lane, announcers take turns. Some fetches leave room for others, so that blocks that nobody has
-    delay none that arrive: retries for first attempts, batches for geneses, unproven announcers for proven ones.
+    Among fetches of one lane, announcers take turns. Retries leave room for first attempts, batches for geneses, and
+    unproven announcers for proven ones, so that blocks that no peer has do not delay those that arrive.
     """
 
     def __init__(
@@ -186,7 +186,8 @@ class FetchQueue:
 
     @property
     def room(self) -> int:
-        """The number of further records that may be read: none while one that took a place without room waits."""
+        """The number of further records that may be read: none while there is no room for the last record that took a
+        place."""
         if self._blocking is not None:
             request, wanted = self._blocking
             if not self._places[request.kind].has_room(wanted.announcer) and not self._is_refusable(request, wanted):
@@ -328,7 +329,7 @@ class FetchQueue:
         return lane.rank > 1 or blocks_in_memory + batches < _MAX_BLOCKS_IN_MEMORY
 
     def end_attempt(self, request: BlockRequest, answer: Answer, now: int) -> Fetch:
-        """Record that an attempt has ended, and if IPFS is available. The fetch stays in the queue."""
+        """Record that an attempt has ended, and whether IPFS is available. The fetch stays in the queue."""
         fetch = self._fetches[request]
         assert fetch.started_at is not None
         fetch.in_flight = False

@@ -16,9 +16,9 @@ Exactly once: a released update carries the epoch (`genesis/NETWORK/PARTITION`, 
 the first of some updates, it commits which updates these are and their generation, together with the offset in
 `kiln.wanted`. Each commit raises the generation by one. After a crash the fetcher, here or in another bridge, releases
 the same updates under the same generation before anything else, so that a reader of the log drops what came already in
-the same epoch (docs/design, decision 7; kiln.bridge.fetcher.offsets). The broker accepts a commit only from a member
-of the group, and gives no member up within SESSION of a commit. So writes end before that time is over, and none of a
-bridge that was cut off or suspended follows those of its successor.
+the same epoch (docs/design, decision 7; kiln.bridge.fetcher.offsets). The broker accepts a commit only from a member of
+the group, and removes no member within SESSION of a commit. Writes end before that time is over, so no write of a
+bridge that was cut off or suspended follows a write of its successor.
 
 Without a committed offset, but with streams that an earlier run fetched, the fetcher stops and explains how to set it.
 """
@@ -56,7 +56,7 @@ _STOP_TIMEOUT: Final = 2.0  # s for the broker to acknowledge a stage when the t
 
 
 class PositionLostError(BlockedError):
-    """A lost offset, so that it is unknown which records are done. The message says what to do."""
+    """The offset is lost, so it is unknown which records are done. The message says what to do."""
 
 
 class _FetchProgress(NamedTuple):
@@ -379,7 +379,7 @@ class Fetcher(KafkaWorker):
             False if the thread must stop before the broker has all records.
 
         Raises:
-            FramesProducerError: the broker refused a record, or may have given this bridge up.
+            FramesProducerError: the broker refused a record, or may have removed this bridge from the group.
         """
         results: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:

@@ -23,12 +23,13 @@ from kiln.schemas.wire.cid import read_varint, write_varint
 class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """JSON that is committed with the offset of the first unfinished record.
 
-    `generation` is that of the records being released, `read` the offset up to which records were read, `unfinished`
-    the unfinished ones before it, and `releasing` the indexes, from 0, of those being released to `kiln.updates`.
+    `generation` belongs to the records that are being released to `kiln.updates`. `read` is the offset up to which
+    records were read, and `unfinished` holds the unfinished records before it. `releasing` holds the indexes in
+    `unfinished`, from 0, of the records being released.
 
-    Both are sets of numbers from a base, which is the committed offset or 0: "" for none, else base85 of a bitmap
-    ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from the base to the
-    first, then from each to the next).
+    `unfinished` and `releasing` are sets of numbers from a base, which is the committed offset and 0: "" for none, else
+    base85 of a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from
+    the base to the first, then from each to the next).
     """
 
     generation: int

@@ -108,7 +108,7 @@ class FetchingOptions:
     check_genesis: bool = True
     """if true, fetch the geneses of a batch's streams before its block is written"""
     genesis_timeout: int = 10 * _SECOND
-    """the longest wait of the block for them"""
+    """the longest time that a batch's block waits for the geneses"""
     max_open: int = 10_000
     """records that wait: a quarter batches, the others updates"""
     implied_separator: str | None = None
@@ -123,7 +123,7 @@ class _ReadyUpdate(NamedTuple):
     update: UpdateRecord
     separator: SeparatorRecord | None
     claimed: GenesisClaims | None = None
-    """claims about the stream from before the answer"""
+    """claims about the stream that were counted before the answer"""
 
 
 class _ReadyAnswer(NamedTuple):
@@ -171,7 +171,7 @@ class PendingFetches:
     # -------- records in
 
     def start(self, partition: int, offsets: DoneOffsets) -> None:
-        """Add a partition, whose records follow from the resume offset of its offsets."""
+        """Add a partition. `add_record` then gets its records from `offsets.resume_offset` on."""
         self._offsets[partition] = offsets
         self._ready[partition] = deque()
 
@@ -485,7 +485,7 @@ class PendingFetches:
             self._give_up_batch(wanted, failed, now)
 
     def _give_up_batch(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
-        """Write the reason, once for each separator."""
+        """Write the reason to `kiln.blocks` and quarantine, once for each separator of the batch."""
         record = wanted.record
         if failed.reason != OVER_LIMIT and not self._known.add_lost_block(record):
             self._finish(wanted.position, "already_fetched")

@@ -88,14 +88,14 @@ class AnnouncerPlaces:
         return announcer.author in self._proven_misses
 
     def is_failing(self, announcer: Announcer) -> bool:
-        """Return whether the author is not proven, and its last block failed, or that of an author by this peer."""
+        """Return whether the author is not proven, and the last block of this author, or from this peer, failed."""
         return not self.is_proven(announcer) and any(party in self._failing for party in _list_parties(announcer))
 
     def record_attempt(self, announcer: Announcer, *, arrived: bool) -> bool:
         """Record the first attempt for a block, or that a block arrived.
 
         Returns:
-            True if the author has just become proven, or no longer is.
+            True if the author has just become proven, or has just ceased to be.
         """
         was_proven = self.is_proven(announcer)
         if arrived:
@@ -133,7 +133,7 @@ class FairQueue(Generic[_T]):
         """Remove an item of this announcer.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the queue does not contain the item.
         """
         authors = self._peers[announcer.peer]
         items = authors[announcer.author]

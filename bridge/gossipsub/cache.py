@@ -75,7 +75,7 @@ class CachedMessage(NamedTuple):
 
 
 class MessageCache:
-    """The messages of the last `length` heartbeats; IHAVE announces those of the last `gossip`.
+    """The messages of the last `length` heartbeats; IHAVE announces the messages of the last `gossip` heartbeats.
 
     If there are more than `cap` bytes, the oldest messages are evicted, and `evicted` counts them. The cache keeps
     bytes, because a Message object would keep its whole RPC alive.

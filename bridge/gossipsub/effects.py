@@ -42,7 +42,8 @@ class PolicyConflict(NamedTuple):
     topic: str
     signed: bool
     withheld: bool
-    """true if a peer rejects such messages, so the node sends it none; false if the node rejects those of a peer"""
+    """true if a peer rejects such messages, so the node sends it none; false if the node rejects such messages of a
+    peer"""
 
 
 @dataclass(frozen=True, slots=True)

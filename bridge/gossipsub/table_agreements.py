@@ -168,7 +168,7 @@ class TableAgreements:
             state.table = negotiate_table(state.hello, self._hello, self._bundles).table
 
     def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:
-        """Return their hello and ours, for Frame.hello_in and Frame.hello_out.
+        """Return the peer's hello and ours, for Frame.hello_in and Frame.hello_out.
 
         A hello is empty if there is none, if it was refused, or if it was not sent.
         """
@@ -184,8 +184,8 @@ class TableAgreements:
         partial-messages, and is sent together with the name.
 
         Returns:
-            The topic's name, or `None` if the item has none, its index does not resolve (each is counted), or its
-            name is empty.
+            The topic's name, or `None` if the item has none, its index does not resolve (both are counted), or its name
+            is empty.
         """
         name: str | bytes | None = _read_name(item)
         if name is not None:
@@ -344,7 +344,8 @@ def _read_name(item: Item) -> str | bytes | None:
 
 
 def _has_index(rpc: RPC) -> bool:
-    """Return true if any item has an index that must not be sent. One next to a subscription's name may be sent."""
+    """Return true if any item has an index that must not be sent. An index next to a subscription's name may be
+    sent."""
     for message in rpc.publish:
         if message.HasField("topicIndex"):
             return True

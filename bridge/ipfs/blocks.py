@@ -54,7 +54,7 @@ class BlockStore(Protocol):
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
             BlockUnavailableError: the block cannot be stored or protected now; a later call may succeed.
-            BlockRefusedError: not the bytes of this CID, too large, or stored under another CID.
+            BlockRefusedError: the bytes are not those of the CID, are too many, or were stored under another CID.
         """
         ...
 
@@ -62,17 +62,18 @@ class BlockStore(Protocol):
         """Fetch a block and verify it against its CID, reading at most `limit` bytes.
 
         Args:
-            timeout: seconds, roughly, to search for it among peers.
+            timeout: seconds, roughly, to search for the block among peers.
 
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
-            BlockUnavailableError: not found in time.
-            BlockRefusedError: larger, with another hash, or with a CID that cannot be checked (not sha2-256).
+            BlockUnavailableError: the block was not found in time.
+            BlockRefusedError: the block is larger than `limit`, does not have the hash of the CID, or the CID cannot be
+                checked (not sha2-256).
         """
         ...
 
     def remove(self, cid: str) -> None:
-        """Give up a block that was put; do nothing if there is none, or if others protect it too.
+        """Undo `put` for a block; do nothing if the block is not stored, or if others protect it too.
 
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
@@ -107,7 +108,7 @@ def read_digest(cid: str) -> bytes:
     """Return the sha2-256 digest in a CID.
 
     Raises:
-        BlockRefusedError: not a CID, or one of another hash.
+        BlockRefusedError: the text is not a CID, or the CID has another hash.
     """
     try:
         digest = read_sha2_256_digest(cid_bytes(cid))
@@ -122,7 +123,7 @@ def verify_block(cid: str, data: bytes) -> bytes:
     """Return the bytes if they are those of the CID.
 
     Raises:
-        BlockRefusedError: they are not, or the CID cannot be checked.
+        BlockRefusedError: the bytes are not those of the CID, or the CID cannot be checked.
     """
     if sha256(data).digest() != read_digest(cid):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes received have another hash")

@@ -75,7 +75,7 @@ class FolderBlockStore:
             raise BlockStoreUnavailableError(f"{self._folder} cannot be written: {error.strerror}") from error
 
     def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
-        """Return the size of each block in bytes; `None` of those that are not here."""
+        """Return the size of each block in bytes; `None` for a block that is not in the folder."""
         sizes: dict[bytes, int | None] = {}
         for cid in cids:
             try:

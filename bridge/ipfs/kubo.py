@@ -372,7 +372,7 @@ def _canonical_text(cid: str) -> str:
     """Return the CID as Kubo writes it.
 
     Raises:
-        BlockRefusedError: As `read_digest`.
+        BlockRefusedError: The CID cannot be checked (`read_digest`).
     """
     read_digest(cid)
     return cid_text(cid_bytes(cid))

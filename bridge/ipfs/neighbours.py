@@ -27,8 +27,8 @@ _LONGEST_PAUSE: Final = 300.0  # s
 
 
 class BitswapPeer(NamedTuple):
-    """A peer, and the multiaddrs at which it may be dialled, without /p2p/. There may be none, if the node itself knows
-    some."""
+    """A peer, and the multiaddrs at which it may be dialled, without /p2p/. There may be no multiaddrs, if the node
+    itself knows some."""
 
     peer: str
     addresses: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ class NodeBlockStore:
         return self._kubo.get(cid, timeout, limit)
 
     def remove(self, cid: str) -> None:
-        """Implement `BlockStore.remove`: Kubo's garbage collection takes the block."""
+        """Implement `BlockStore.remove`: Kubo's garbage collection deletes the block."""
         self._kubo.unpin(cid)
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
@@ -98,7 +98,7 @@ class NodeBlockStore:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_check(self, timeout: float) -> bool:
-        """Wait for the first check of the node. If the node is not up then, `describe` has the reason."""
+        """Wait for the first check of the node. If the node is not up then, `describe` gives the reason."""
         return self._looked.wait(timeout)
 
     def _run_checks(self) -> None:

@@ -80,7 +80,7 @@ class _PeerState:
 
 @dataclass
 class _OwnWant:
-    """A block that is wanted of peers."""
+    """A block that is wanted from peers."""
 
     cid: bytes
     digest: bytes
@@ -187,7 +187,7 @@ class BitswapEngine:
         """Answer the lookups of a peer's message.
 
         Args:
-            sizes: size in bytes of each block by CID; `None` of those that are not here.
+            sizes: size in bytes of each block by CID; `None` for a block that the folder lacks.
         """
         state = self._peers.get(peer)
         if state is None:
@@ -202,7 +202,7 @@ class BitswapEngine:
                 self._add_presence(peer, state, cid, has_block=False)
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Send a block that is here from now on to the peers that want it."""
+        """Send a block that was added to the folder to the peers that want it."""
         for peer, state in self._peers.items():
             entry = state.wants.get(cid)
             if entry is not None:
@@ -271,8 +271,8 @@ class BitswapEngine:
         return self._own.keys()
 
     def is_exhausted(self, digest: bytes) -> bool:
-        """Return whether no connected peer can be expected to send the block: it was requested from none, or none has
-        it."""
+        """Return whether no connected peer can be expected to send the block: no peer was queried, or each reported
+        that it does not have the block."""
         want = self._own.get(digest)
         return want is not None and want.dont_haves.issuperset(want.asked)
 
@@ -389,7 +389,7 @@ class BitswapEngine:
         """Count a message that was written.
 
         Args:
-            missing: CIDs of blocks that were in the message and not in the folder any more.
+            missing: CIDs of blocks of the message that were no longer in the folder.
         """
         sent = [size for cid, size in output.blocks if cid not in missing]
         self.counters["bitswap_blocks_sent"] += len(sent)

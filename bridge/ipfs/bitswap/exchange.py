@@ -76,7 +76,7 @@ class BlockFiles(Protocol):
     """Access to the blocks that are served; called in threads."""
 
     def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
-        """Return the size of each block, `None` of those that are not here."""
+        """Return the size of each block; `None` for a block that is not stored."""
         ...
 
     def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
@@ -238,8 +238,8 @@ class BlockExchange:
             timeout: seconds.
 
         Raises:
-            BlockUnavailableError: no peer sent it in time.
-            BlockRefusedError: the CID is none of sha2-256.
+            BlockUnavailableError: no peer sent the block in time.
+            BlockRefusedError: the hash of the CID is not sha2-256.
         """
         digest = read_digest(cid)
         fetch = self._fetches.setdefault(digest, _Fetch())
@@ -498,7 +498,7 @@ async def _spend(budget: CaptureBudget, peer: bytes, amount: float, peers: Colle
     """Charge bytes to a peer's budget, and wait while the peer is over it.
 
     Returns:
-        True if it had to wait.
+        True if the call had to wait.
     """
     pause = budget.spend(peer, amount, peers, trio.current_time())
     has_waited = bool(pause)

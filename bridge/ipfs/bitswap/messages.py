@@ -33,7 +33,7 @@ class MessageError(ValueError):
 
 
 class WantEntry(NamedTuple):
-    """A change of a wantlist: a want, or with `cancel` the end of one.
+    """A change of a wantlist: a new want, or with `cancel` the end of a want.
 
     Attributes:
         have: true for a want-have, which requests only whether the peer has the block; false for a want-block.

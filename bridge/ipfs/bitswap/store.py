@@ -37,8 +37,8 @@ class BitswapBlockStore:
 
         Args:
             discovery: announces the blocks in the DHT; `None` without one.
-            token: of the trio thread in which `exchange` runs.
-            counters: of exchange and discovery.
+            token: token of the trio thread in which `exchange` runs.
+            counters: counters of `exchange` and `discovery`.
         """
         self._folder = folder
         self._exchange = exchange
