@@ -1,7 +1,7 @@
 """The streaming queries of Kiln: which topics each reads, and which tables and topics it writes.
 
-`QUERIES` declares each query once. `pipelines/NAME/query.py` has its `start`; settings, screen, status and supervisor
-take the rest from here.
+`QUERIES` declares each query once. `pipelines/NAME/query.py` defines its `start`; settings, screen, status and
+supervisor read the rest from `QUERIES`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class QuerySpec:
     at_most: int = 200_000
     """default of `jobs.NAME.max_offsets_per_trigger`: records of one micro-batch"""
     starts: int = 2
-    """rank: queries of a lower rank start first. The first micro-batches of the others take the cores for seconds, so
-    the queries that make batches come first."""
+    """rank: queries of a lower rank start first. The first micro-batches of other queries occupy the cores for seconds,
+    so the queries that make batches come first."""
 
 
 CERAMIC_QUERIES: Final = frozenset({"updates", "batch"})

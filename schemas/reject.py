@@ -14,8 +14,8 @@ class Rejected(msgspec.Struct, frozen=True):
 
     ``reason`` is a snake_case code from a closed set, by which counts and dashboards may group; each reader documents
     its own (``kiln.schemas.wire.pubsub.REASONS``, ``kiln.schemas.wire.topic_table.REASONS``), and
-    ``kiln.schemas.faults.FAULTS`` has them all. ``detail`` is a short text for people: no code may depend on its
-    wording.
+    ``kiln.schemas.faults.FAULTS`` lists the codes of all readers. ``detail`` is a short text for people: no code may
+    depend on its wording.
     """
 
     reason: str

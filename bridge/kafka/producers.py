@@ -176,7 +176,7 @@ class FramesProducer:
         """Return when the broker has every frame sent so far.
 
         Raises:
-            FramesProducerError: it does not have them within `timeout` seconds.
+            FramesProducerError: the broker does not have the frames within `timeout` seconds.
         """
         try:
             self._producer.flush(timeout)
@@ -274,7 +274,7 @@ class StoppableKafkaProducer:
         """Return when the broker has answered for every record sent so far.
 
         Raises:
-            KafkaError: it has not within `timeout` seconds.
+            KafkaError: the broker has not answered within `timeout` seconds.
         """
         self._producer.flush(timeout)
 

@@ -1,7 +1,7 @@
 """Write the bridge's own records to `kiln.quarantine`.
 
-They are few, so the writer sends each record alone and retries until the broker has it. Until then a record is only in
-memory; its producer must be able to reproduce it after a crash.
+These records are few, so the writer sends each alone and retries until the broker has it. Until then a record is only
+in memory, so the code that made the record must be able to make it again after a crash.
 """
 
 from __future__ import annotations

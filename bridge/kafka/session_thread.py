@@ -1,4 +1,4 @@
-"""A thread that works in sessions with Kafka: when one fails, it says why and begins another."""
+"""A thread that works in sessions with Kafka: when a session fails, the thread reports why and begins another."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BlockedError(RuntimeError):
 
 
 class TwinError(BlockedError):
-    """Two bridges with one key."""
+    """Two bridges run with the same key."""
 
     def __init__(self, peer: str) -> None:
         super().__init__(f"another bridge uses the key of this one ({peer}). Give each bridge its own state folder.")

@@ -1,11 +1,12 @@
 """A thread that works as a member of a Kafka consumer group.
 
-Kafka gives each partition to one bridge of the group (assignor `cooperative-sticky`), and to another one when that one
-sends no heartbeat for SESSION. A bridge is a static member (KIP-345): if it restarts within this time, it keeps its
-partitions. The broker refuses offsets of a member that it has given up.
+Kafka assigns each partition to one bridge of the group (assignor `cooperative-sticky`), and to another bridge when the
+first sends no heartbeat for SESSION. A bridge is a static member (KIP-345): if it restarts within this time, it keeps
+its partitions. The broker refuses offsets of a member that it has removed from the group.
 
 The metadata of an offset begins with the id of its topic (KIP-516), because an offset means nothing in a topic that was
-deleted and created again. kafka-python would stay before a record that it cannot decode, so a `RecordReader` reads.
+deleted and created again. kafka-python never gets past a record that it cannot decode, so a `RecordReader` reads the
+records.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _NO_RECORD_FOR: Final = 20.0  # s, after which the broker is asked for the end o
 _REJOINING: Final = frozenset(
     (LibrdkafkaError.REBALANCE_IN_PROGRESS, LibrdkafkaError.ILLEGAL_GENERATION, LibrdkafkaError.UNKNOWN_MEMBER_ID)
 )
-"""Errors of a commit while the group changes; what is not committed then is done again, by whom Kafka chooses."""
+"""Errors of a commit while the group changes. Records that are not committed then are handled again, by the bridge that
+Kafka chooses."""
 _FATAL: Final = frozenset(
     (
         LibrdkafkaError._ALL_BROKERS_DOWN,
@@ -48,7 +50,7 @@ _FATAL: Final = frozenset(
         LibrdkafkaError.UNKNOWN_TOPIC_OR_PART,
     )
 )
-"""Errors that end the session. librdkafka recovers from others by itself."""
+"""Errors that end the session. librdkafka recovers from all others by itself."""
 _NO_ID: Final = "A" * 22  # of a broker that is older than Kafka 2.8
 _TOPIC_ID: Final = re.compile(r"([\w+/-]{22}) ")
 
@@ -64,7 +66,7 @@ class KafkaWorker(SessionThread):
     """A thread that handles the records of the partitions that Kafka assigns to it, from `start()` to `stop()`.
 
     A subclass handles records, works between polls, and commits the offset of each partition below which all is done.
-    After a crash, the records from there on are handled again, here or in another bridge.
+    After a crash, the records from this offset on are handled again, here or in another bridge.
     """
 
     def __init__(
@@ -100,13 +102,13 @@ class KafkaWorker(SessionThread):
         """Begin with a partition, and return the offset from which it is read.
 
         Args:
-            committed: `None` if the group has committed none.
-            first: the first offset that the broker still has; `end` is the one after the last.
+            committed: the committed offset; `None` if there is none.
+            first: the first offset that the broker still has; `end` is the offset after the last record.
         """
 
     @abstractmethod
     def _end(self, partition: int) -> None:
-        """Forget what is not done of a partition, which may be another bridge's now."""
+        """Forget the unfinished records of a partition, which Kafka may have assigned to another bridge."""
 
     @abstractmethod
     def _record_lost_range(self, partition: int, before: int) -> None:
@@ -130,7 +132,7 @@ class KafkaWorker(SessionThread):
 
     @abstractmethod
     def _commit_done(self) -> None:
-        """Commit what is done: now and then, before partitions are taken away, and at the end."""
+        """Commit the offsets of finished records: now and then, before partitions are revoked, and at the end."""
 
     # -------- a session
 
@@ -209,7 +211,8 @@ class KafkaWorker(SessionThread):
         return TopicIdentity("" if topic_id == _NO_ID else topic_id, len(topic.partitions))
 
     def _check_topic(self, admin: AdminClient) -> None:
-        """Begin another session if the topic is another one: a client silently reads on in it, at the old offset."""
+        """Begin another session if the topic was created again, because a client would silently read the new one from
+        the old offset, or if partitions were added."""
         try:
             identity = self._read_identity(admin)
         except KafkaException:
@@ -286,7 +289,7 @@ class KafkaWorker(SessionThread):
     # -------- records
 
     def _assign_reader(self, added: Mapping[int, int]) -> None:
-        """Read the partitions of this member, the added ones from these offsets on."""
+        """Read the partitions of this member. `added` maps new partitions to the offsets at which to begin."""
         parts = {TopicPartition(self._topic, partition): partition for partition in self._committed}
         self._reader.assign({p: added[n] if n in added else self._reader.position(p) for p, n in parts.items()})
 
@@ -311,7 +314,7 @@ class KafkaWorker(SessionThread):
         return bool(arrived)
 
     def _commit(self, progress: Mapping[int, Progress]) -> bool:
-        """Commit offsets, and return whether the broker accepted them: not while the group changes."""
+        """Commit offsets, and return whether the broker accepted them. It refuses them while the group changes."""
         offsets = [
             Assignment(self._topic, partition, offset, f"{self._identity.id} {metadata}".lstrip())
             for partition, (offset, metadata) in progress.items()
@@ -330,9 +333,8 @@ class KafkaWorker(SessionThread):
 
 
 class StallCheck:
-    """A check that a reader gets what the broker has.
-
-    A broker that does not send what it has, such as after the loss of a disk, gives no error.
+    """A check that a reader gets the records that the broker has. A broker that does not send them, such as after the
+    loss of a disk, reports no error.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class CaptureBudget:
         return max(pause, -account.own / own_rate)
 
     def _fair_share(self, connected: Collection[bytes], now: float) -> float:
-        """Return the share, in bytes per second, of each peer that wants more than it."""
+        """Return the rate, in bytes per second, to which each peer that wants more is limited."""
         accounts = [account for account in map(self._accounts.get, connected) if account is not None]
         # the demand of a throttled peer is unknown
         demands = sorted(inf if a.throttled else a.use * exp((a.at - now) / _MINUTE) / _MINUTE for a in accounts)

@@ -2,7 +2,8 @@
 
 For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
 and dials some of them. It does the same for blocks: it announces those that it serves, and connects to providers of
-those that it fetches. It starts from the bootstrap peers; without one it sends no queries and only answers others.
+those that it fetches. It starts from the bootstrap peers; without bootstrap peers it sends no queries and only answers
+others.
 
 Discovered peers deserve little trust. The node dials a few of them at a time, with a growing back-off after failures.
 It refuses addresses that cannot be meant for it, and disconnects a peer that is not on the topic. Discovered peers are
@@ -155,7 +156,7 @@ class DialBackoff:
             del self._dialled[next(iter(self._dialled))]
 
     def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
-        """Record that the peer was not at the address, or that it was useless if `address` is `None`."""
+        """Record that the peer was not at the address or, if `address` is `None`, that it was useless."""
         count = self._failed.pop((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._longest))
         if len(self._failed) > self._max_entries:
@@ -518,7 +519,8 @@ class Discovery:
         return answer, scope
 
     async def _announce(self, key: bytes, servers: Iterable[DhtContact]) -> int:
-        """Announce to servers that we provide a key, and return to how many it was sent; they do not answer."""
+        """Announce to servers that we provide a key, and return the number of servers that it was sent to. Servers do
+        not answer."""
         rest = list(servers)
         count = 0
 
@@ -757,7 +759,7 @@ class _Messages:
         """Return the next message, or `None` at the end.
 
         Raises:
-            WireError, DecodeError: it is malformed. A broken stream raises one of `BROKEN`.
+            WireError, DecodeError: the message is malformed. A broken stream raises one of `BROKEN`.
         """
         while not self._waiting:
             try:

@@ -1,6 +1,6 @@
 """The gossipsub node: connections, and one pubsub stream pair per peer.
 
-`traffic.py` has the path of RPCs between the streams and the router. The router decides and the node does the I/O.
+`traffic.py` contains the path of RPCs between the streams and the router. The router decides and the node does the I/O.
 Everything here runs in one trio task tree; only the sink has threads.
 """
 
@@ -469,7 +469,7 @@ class Node:
                 await self._drop_inbound(inbound)
 
     async def _run_session(self, link: PeerLink) -> bool:
-        """Exchange frames until either stream ends, and return true if the node's could not be opened."""
+        """Exchange frames until either stream ends, and return true if the node's stream could not be opened."""
         try:
             with trio.fail_after(self._options.negotiate_timeout):
                 outbound, protocol = await self._open_stream(link)
@@ -541,7 +541,7 @@ class Node:
         return await negotiate(conn, self._host.multiselect_client, protocols, self._options.negotiate_timeout)
 
     def _count_colocated(self, ip: str) -> None:
-        """Pass the number of peers that share a public address to the router: many peers there are often one
+        """Pass the number of peers that share a public address to the router: many peers at one address are often one
         attacker."""
         if not ip or not ipaddress.ip_address(ip).is_global:
             return

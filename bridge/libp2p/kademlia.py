@@ -1,7 +1,7 @@
 """The libp2p Kademlia DHT without I/O: keys, addresses, the nearest servers, provider records, answers.
 
-Source: libp2p specs, kad-dht/README.md. It uses py-libp2p's messages, but not its KadDHT (0.8.1), which has these
-faults:
+Source: libp2p specs, kad-dht/README.md. This module uses py-libp2p's messages, but not its KadDHT (0.8.1), which has
+these faults:
 
 * A node that announces a key finds only itself under that key: its own record ends the look-up.
 * It dials every address that it receives, including DNS names.
@@ -211,7 +211,8 @@ class DhtLimits:
 
 
 class ProviderRecords:
-    """Provider records by key, as announced by the peers. If there is no room, the least recently renewed one goes."""
+    """Provider records by key, as announced by the peers. If there is no room, the least recently renewed one is
+    dropped."""
 
     def __init__(self, limits: DhtLimits) -> None:
         self._limits = limits
@@ -315,7 +316,7 @@ class DhtServer:
             own_contact: our own addresses.
 
         Returns:
-            The answer, an empty message if there is none, or `None` if the stream must be reset.
+            The answer, an empty message if no answer is due, or `None` if the stream must be reset.
         """
         kind, key = query.type, query.key
         if kind == Message.PING:

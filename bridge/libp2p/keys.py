@@ -30,7 +30,8 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     The file is never repaired or replaced: others may know a key that was readable, and a lost key is a lost identity.
 
     Raises:
-        KeyFileError: The file cannot be read or written, others may read or write it, or it is no such key.
+        KeyFileError: The file cannot be read or written, others may read or write it, or it does not contain such a
+            key.
     """
     try:
         return _load(path)

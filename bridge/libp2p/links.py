@@ -51,7 +51,7 @@ class SendQueue:
         return True
 
     def pop(self, limit: int) -> list[QueuedRpc]:
-        """Remove and return RPCs of at most `limit` bytes, or one of any size."""
+        """Remove and return RPCs of at most `limit` bytes, or one RPC of any size."""
         popped: list[QueuedRpc] = []
         room = limit
         for priority in (True, False):
@@ -88,7 +88,7 @@ class PeerAccount:
         self._peer = peer
         self._connected = connected
         self.is_held = False
-        """whether the peer waits, as it is over its budget"""
+        """true while the peer waits, because it is over its budget"""
 
     def charge(self, size: float) -> float:
         """Charge bytes, or seconds of CPU, and return for how many seconds the peer must wait."""

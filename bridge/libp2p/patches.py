@@ -47,7 +47,7 @@ _Ours = TypeVar("_Ours")
 
 
 def patch_process(agent: str) -> None:
-    """Apply what concerns the whole process: keys of peers, identify, and the agent version of all hosts."""
+    """Apply the patches of the whole process: keys of peers, identify, and the agent version of all hosts."""
     identify.AGENT_VERSION = agent
     _DESERIALIZERS[KeyType.RSA.value] = _read_rsa_key
     _DESERIALIZERS[KeyType.ECDSA.value] = _EcdsaPublicKey.from_bytes
@@ -134,7 +134,7 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
 
 
 class _PeerData(dict[ID, PeerData]):
-    """Data of peers, of which that of the node itself is never deleted."""
+    """Data of peers. The data of the node itself are never deleted."""
 
     def __init__(self, own: ID, data: Mapping[ID, PeerData]) -> None:
         super().__init__(data)

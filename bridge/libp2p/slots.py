@@ -55,10 +55,10 @@ class InboundSlots:
     """A limited number of inbound connections, in handshake or established.
 
     A new connection finds a slot even if all are taken, so that silent connections cannot keep others out. The
-    connection that gives up its slot is chosen within the network prefix with the most connections, and there at the
-    address with the most, among those that delivered nothing. Useful peers give up no slot while others exist, unless
-    their prefix has a quarter of all slots: one attacker with many peers could make them all useful. That limit is for
-    global addresses, since many peers may share a private network or loopback.
+    connection that gives up its slot is in the network prefix with the most connections, there at the address with the
+    most, and there, if possible, of a peer that delivered nothing. Useful peers give up no slot while others exist,
+    unless their prefix has a quarter of all slots: one attacker with many peers could make them all useful. That limit
+    is for global addresses, since many peers may share a private network or loopback.
     """
 
     def __init__(self, limit: int, value: Callable[[bytes], PeerValue] = lambda peer: PeerValue.UNKNOWN) -> None:

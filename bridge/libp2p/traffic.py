@@ -3,8 +3,8 @@
 bytes in -> RPCs (kiln.bridge.gossipsub.wire) -> router, and frame to the sink -> RPCs to send -> bounded queues ->
 frame to the sink -> bytes out
 
-A peer may cost bytes and CPU. A session has an account of each (`PubsubSession`); whoever exceeds one is read or
-written more slowly, and nothing is dropped for it.
+A peer may cost bytes and CPU. A session has an account of each (`PubsubSession`). A peer that exceeds an account is
+read or written more slowly, and nothing is dropped for it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Traffic:
         self._unfinished = UnfinishedRpcs[InboundStream](options.unfinished_bytes)
 
     def start(self) -> None:
-        """Go on as soon as the sink has room again. The sink may say so from any thread."""
+        """Subscribe to the sink, to continue as soon as it has room again. It may call back in any thread."""
         token = trio.lowlevel.current_trio_token()
         self._sink.subscribe(lambda: _call_in_trio(token, self._signal_sink_room))
 

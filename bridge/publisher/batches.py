@@ -42,8 +42,8 @@ MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
 """Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
-tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that the others
-need not stay in Kafka."""
+tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that further
+batches need not stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of their blocks; one more poll may exceed it
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
@@ -87,8 +87,9 @@ class BlockKeeper(Protocol):
         """Make the block available to peers; do nothing if it already is.
 
         Raises:
-            BlockStoreUnavailableError, BlockUnavailableError, PinsError: it may work later.
-            BlockRefusedError: it never will.
+            BlockStoreUnavailableError, BlockUnavailableError, PinsError: the block cannot be stored or pinned now; a
+                later call may succeed.
+            BlockRefusedError: the block is rejected, and would be at a later call too.
         """
         ...
 
@@ -96,7 +97,7 @@ class BlockKeeper(Protocol):
         """Unpin blocks whose time is over.
 
         Raises:
-            BlockStoreUnavailableError, PinsError: it may work later.
+            BlockStoreUnavailableError, PinsError: the blocks cannot be unpinned now; a later call may succeed.
         """
         ...
 
@@ -118,10 +119,10 @@ class _PartitionState:
 
 
 class PendingBatches:
-    """The batches read from Kafka that are not published yet, and the offsets up to which all are.
+    """The batches read from Kafka that are not published yet, and the offsets up to which all batches are published.
 
-    The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record
-    that the broker has. After a crash, the batches from `resume_offsets` on are published again, but for those that
+    The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record that
+    the broker has. After a crash, the batches from `resume_offsets` on are published again, except those that
     `metadata` names.
     """
 
@@ -204,7 +205,7 @@ class PendingBatches:
 
     @property
     def waiting_count(self) -> int:
-        """Number of batches that wait for a peer or for their turn; on two topics, each counts twice."""
+        """Number of batches that wait for a peer or for their turn. A batch for two topics counts twice."""
         return len(self._arrivals) + len(self._turn) + len(self._queue)
 
     @property
@@ -340,8 +341,7 @@ class PendingBatches:
     def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutputRecord]:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.
 
-        A block that is there already is put there again if IPFS has not answered for a while, to notice that it is
-        away.
+        A block that is stored already is stored again if IPFS has not answered for a while, to notice an outage.
         """
         outputs: list[OutputRecord] = []
         try:
@@ -401,7 +401,7 @@ class PendingBatches:
     def _publish_delivery(
         self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
     ) -> Sequence[OutputRecord]:
-        """Attempt a delivery. If it reaches no peer, those of its topic and separator that are behind it wait, too."""
+        """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait, too."""
         if _is_settled(delivery):
             return ()
         publication = delivery.publication
@@ -455,7 +455,7 @@ class PendingBatches:
 
 
 def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
-    """Read `not_before` and `settled` from what `PendingBatches.metadata` wrote, or another program."""
+    """Read `not_before` and `settled` from metadata that `PendingBatches.metadata`, or another program, wrote."""
     limit, _, settled = text.partition(" ")
     return int(limit) if limit.lstrip("-").isdecimal() else 0, decode_settled(offset, settled)
 

@@ -1,9 +1,9 @@
-"""Batches on their way to topics: those that take turns, and apart from them those whose topic has no peer.
+"""Batches on their way to topics: those that take turns, and separately those whose topic has no peer.
 
 Anyone can make batches: an update of a new stream with a new model is a batch of its own, and most of these topics have
-no peer. A batch therefore waits for a peer without a place among those that can be sent, and without an attempt. The
-others take turns by the peers that receive them, then by whether their separator was published before, then by
-separator. So neither many separators, nor many authors, nor many topics of one peer delay the batches for another peer.
+no peer. A batch without a peer therefore waits apart from those that can be sent, and is not attempted. The others take
+turns by the peers that receive them, then by whether their separator was published before, then by separator. So
+neither many separators, nor many authors, nor many topics of one peer delay the batches for another peer.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MAX_LOOKUP: Final = 10_000  # topics in one call of `Subscribers`, which runs i
 _MAX_GIVEN_UP: Final = 5_000  # batches given up early at one check
 
 Flow = tuple[str, Separator]
-"""Topic and separator. Deliveries with the same ones keep their order."""
+"""Topic and separator. Deliveries of the same topic and separator keep their order."""
 
 Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
-"""Returns, of some topics, those that peers are on, and these peers."""
+"""Returns those of the given topics that have peers, each with its peers."""
 
 
 class OpenRecord:
@@ -66,7 +66,7 @@ class PendingPublication:
         """Check that the batch makes a message.
 
         Raises:
-            TopicError, CidError: no message can be made of it.
+            TopicError, CidError: no message can be made of the batch.
         """
         self.record = record
         self.batch_cid = batch.batch_cid
@@ -125,8 +125,8 @@ class DeliveryQueue:
     """The deliveries that are not sent yet. Time comes from the caller, in µs.
 
     A delivery waits for a peer for `patience`. That time does not run while publishing is paused. If too many
-    deliveries wait, those whose separator has not reached a peer yet are given up after `MIN_PATIENCE`, without a peer
-    or if their turn has not come. The others never are. Nor are any while nothing reaches a peer.
+    deliveries wait, those whose separator has not reached a peer yet are given up early, after `MIN_PATIENCE`, whether
+    they wait for a peer or for their turn. While nothing reaches a peer, none is given up early.
     """
 
     def __init__(self, patience: int, retry_every: int, subscribers: Subscribers | None = None) -> None:
@@ -181,7 +181,7 @@ class DeliveryQueue:
         self._check_at = 0
 
     def add(self, deliveries: Sequence[TopicDelivery]) -> None:
-        """Add deliveries, each behind the earlier ones of its topic and separator."""
+        """Add deliveries, each after the earlier ones of its topic and separator."""
         peers = self._find_peers({delivery.topic for delivery in deliveries})
         for delivery in deliveries:
             if delivery.waits_since is None:
@@ -216,7 +216,8 @@ class DeliveryQueue:
             self._reached.popitem(last=False)
 
     def give_up(self, delivery: TopicDelivery, reason: str) -> GivenUp | None:
-        """Return the delivery, if an attempt that reached no peer for this reason was its last one."""
+        """Return the delivery as given up if its patience is over, after an attempt that reached no peer for this
+        reason."""
         waited = self._waited(delivery)
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 

@@ -52,7 +52,7 @@ class FairQueue(Generic[Item]):
         return branch
 
     def extend(self, path: Path, items: Iterable[Item]) -> None:
-        """Add items behind those of the same path. A branch that had none comes after the others of its level."""
+        """Add items after those of the same path. A branch that had no items becomes the last of its level."""
         added = deque(items)
         if not added:
             return

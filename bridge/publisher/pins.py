@@ -1,7 +1,7 @@
 """Store Kiln's own blocks in IPFS, and remove them after a set time, across restarts.
 
 Layout of the file (SQLite): `pins(cid TEXT PRIMARY KEY, until INTEGER)`, µs since the epoch. A row is written before
-its block is stored, so that no block is ever forgotten; to remove a block that is not there does no harm.
+its block is stored, so that no block is ever forgotten; removing a block that is not stored does no harm.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ class BlockPins:
         """Store a block for the set time, so that peers can fetch it.
 
         Raises:
-            BlockStoreUnavailableError, BlockUnavailableError, PinsError: it may work later.
-            BlockRefusedError: it never will.
+            BlockStoreUnavailableError, BlockUnavailableError, PinsError: the block cannot be stored or pinned now; a
+                later call may succeed.
+            BlockRefusedError: the block is rejected, and would be at a later call too.
         """
         self._run(
             "INSERT INTO pins VALUES (?, ?) ON CONFLICT (cid) DO UPDATE SET until = max(until, excluded.until)",
@@ -45,7 +46,7 @@ class BlockPins:
         """Unpin some blocks whose time is over, and return their number.
 
         Raises:
-            BlockStoreUnavailableError, PinsError: it may work later.
+            BlockStoreUnavailableError, PinsError: the blocks cannot be unpinned now; a later call may succeed.
         """
         expired = self._run("SELECT cid FROM pins WHERE until <= ? ORDER BY until LIMIT ?", (now, _MAX_UNPINS))
         for (cid,) in expired:

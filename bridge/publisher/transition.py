@@ -104,7 +104,7 @@ class Transition:
         return BOTH if self.mode == "duplicate" else BY_NETWORK
 
     def joins_network_topic(self, now: int, reached_at: int | None = None) -> bool:
-        """Return whether to subscribe to the network's topic now; those of separators are always joined."""
+        """Return whether to subscribe to the network's topic now; the topics of separators are always joined."""
         if not self.phase_out or not self._is_over(now, reached_at):
             return True
         since = self.cutover_time(reached_at)

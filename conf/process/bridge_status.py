@@ -33,7 +33,7 @@ class SavingStatus(Struct):
     as_indices: int = 0
 
     def add(self, more: SavingStatus) -> None:
-        """Add the counts of another one."""
+        """Add the counts of another object."""
         self.references += more.references
         self.as_names += more.as_names
         self.as_indices += more.as_indices
@@ -47,24 +47,24 @@ class PeerStatus(Struct, frozen=True):
     protocol: str
     address: str
     outbound: bool
-    """the node dialled"""
+    """true if the node dialled the peer"""
     score: float
     frames_in: int
     frames_out: int
     dropped: int
     savings: tuple[SavingStatus, ...] = ()
-    """since the stream opened"""
+    """savings since the stream opened"""
     topics: int = 0
     queued: int = 0
     """bytes in the send queue of the peer"""
     bytes_in: int = 0
     """bytes of captured frames that the peer sent"""
     held_back: bool = False
-    """over its receive budget: reading is paused"""
+    """true while reading is paused, because the peer is over its receive budget"""
     bytes_out: int = 0
     """bytes of captured frames that were sent to the peer"""
     sent_slowly: bool = False
-    """over its send budget: sending is paused"""
+    """true while sending is paused, because the peer is over its send budget"""
 
 
 class SpoolStatus(Struct, frozen=True):
@@ -120,7 +120,7 @@ class FetcherStatus(Struct, frozen=True):
     unanswered_streams: int = 0
     """streams whose genesis no peer had in at least one attempt"""
     unanswered_updates: int = 0
-    """updates that wait for these geneses"""
+    """updates that wait for the geneses of `unanswered_streams`"""
 
     @property
     def is_on(self) -> bool:
@@ -136,9 +136,9 @@ class IpfsStatus(Struct, frozen=True):
     gossip_peers: int = 0
     """gossip peers that speak bitswap"""
     gossip_connected: int = 0
-    """number of them that the node is connected to"""
+    """those of `gossip_peers` that the node is connected to"""
     gossip_left_out: int = 0
-    """number of them beyond the limit"""
+    """those of `gossip_peers` beyond the limit"""
     provided: int = 0
     unprovided: int = 0
     """blocks that were left out, or could not be announced"""
@@ -149,7 +149,7 @@ class IpfsStatus(Struct, frozen=True):
 
 
 class OverlayTopicStatus(Struct, frozen=True):
-    """A topic of BEP 50; `sequence` is that of the newest item, `None` before the first."""
+    """A topic of BEP 50; `sequence` belongs to the newest item; `None` before the first item."""
 
     target: str
     publisher: str
@@ -159,8 +159,8 @@ class OverlayTopicStatus(Struct, frozen=True):
 
 
 class OverlayStatus(Struct, frozen=True):
-    """The BEP 50 overlay. `key`: the publisher's, hex; `contacts`: of all `joined` topics; `topics`: the topics with
-    most contacts; `dropped`, `unsent`: datagrams, by reason."""
+    """The BEP 50 overlay. `key`: the publisher's key, hex; `contacts`: their number, over all `joined` topics;
+    `topics`: the topics with most contacts; `dropped`, `unsent`: datagrams, by reason."""
 
     key: str
     node: str
@@ -233,7 +233,7 @@ def write_status(path: Path, status: BridgeStatus) -> None:
     On a full disk, overwrites the old file in place, with a status whose size does not depend on peers and topics.
 
     Raises:
-        OSError: Neither is possible.
+        OSError: The file can be neither replaced nor overwritten.
     """
     fresh = path.with_suffix(".new")
     try:

@@ -1,4 +1,5 @@
-"""Sync to disk: a file's bytes survive a power cut once the file is synced, and its name once its folder is.
+"""Sync to disk: a file's bytes survive a power cut once the file is synced, and its name survives once its folder is
+synced.
 
 Every room may import this file.
 """

@@ -36,10 +36,10 @@ class ObservedProcess(Protocol):
         """Build the metric families."""
 
     def why_dead(self) -> list[str]:
-        """Describe why the process is not alive; empty if it is."""
+        """Describe why the process is not alive; empty if it is alive."""
 
     def why_not_ready(self) -> list[str]:
-        """Describe why the process is not ready; empty if it is."""
+        """Describe why the process is not ready; empty if it is ready."""
 
     def page(self) -> str | None:
         """Render the status page, or return `None` if there is none."""
@@ -122,7 +122,8 @@ class HostNames:
     def accept(self, header: str | None) -> bool:
         """Return true if a request with this header `Host` may be answered.
 
-        A request without the header may: it does not come from a browser, because browsers always send it.
+        A request without the header is answered too: it does not come from a browser, since browsers always send the
+        header.
         """
         if self._any or header is None:
             return True

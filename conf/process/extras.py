@@ -123,7 +123,7 @@ def _find_source() -> Path | None:
     """Find the wheel or the checkout that this Kiln was installed from (PEP 610).
 
     Returns:
-        `None` for a package index, and for a file that is gone.
+        `None` if Kiln was installed from a package index, or if the wheel or checkout no longer exists.
     """
     from importlib import metadata
 

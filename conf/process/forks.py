@@ -21,7 +21,7 @@ def refuse_fork() -> None:
     """Check that no parent of this process called this function before it forked.
 
     Raises:
-        ForkedProcessError: One did.
+        ForkedProcessError: A parent did.
     """
     global _pid
     if _pid is None:

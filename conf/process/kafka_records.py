@@ -1,7 +1,7 @@
 """Records of Kafka topics, read with librdkafka.
 
 kafka-python decompresses snappy, lz4 and zstd with further packages only, and never gets past a record with a header
-key that is not UTF-8. librdkafka has each codec of Kafka, and decodes headers on request only. So Kiln reads the
+key that is not UTF-8. librdkafka supports each codec of Kafka, and decodes headers on request only. So Kiln reads the
 contents of records here, or in bulk in kiln.pipelines.runtime.kafka_ranges, and uses kafka-python for groups, offsets
 and topics (`tests/unit/conf/test_kafka_clients.py` looks for other readers).
 """
@@ -35,7 +35,7 @@ READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
 
 UNDECODABLE: Final = frozenset((LibrdkafkaError._BAD_MSG, LibrdkafkaError._BAD_COMPRESSION))
 """Errors of a group of records that no client can decode, such as after damage on the broker's disk. librdkafka reports
-them again and again, until it is assigned an offset behind the group."""
+them again and again, until it is assigned an offset after the group."""
 
 _REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
 _ELECTING: Final = frozenset((LibrdkafkaError.NOT_LEADER_FOR_PARTITION, LibrdkafkaError.LEADER_NOT_AVAILABLE))
@@ -67,7 +67,7 @@ class RecordReader:
 
         Args:
             client_options: kafka-python's options.
-            group: name of a group, which librdkafka wants and nothing joins.
+            group: name of a group; librdkafka requires a name, but no group is joined.
         """
         options = {"auto.offset.reset": "earliest", "queued.max.messages.kbytes": 16 << 10, "fetch.queue.backoff.ms": 5}
         self._consumer = Consumer(
@@ -77,8 +77,8 @@ class RecordReader:
         self._paused: set[TopicPartition] = set()
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from these offsets on, and no others. Offsets that the broker has no more become the
-        first that it has."""
+        """Read these partitions from these offsets on, and no others. An offset that the broker no longer has becomes
+        the first one that it has."""
         self._positions, self._paused = dict(offsets), set()
         self._consumer.assign([Assignment(part.topic, part.partition, offset) for part, offset in offsets.items()])
 
@@ -117,7 +117,7 @@ class RecordReader:
         """Return the available records, at most `max_records`. If there are none, wait up to `timeout` s for one.
 
         Raises:
-            KafkaError: the broker refuses.
+            KafkaError: the broker refuses a request.
         """
         first = self._consumer.poll(timeout)  # `consume` would wait for as many as it may return
         messages = [] if first is None else [first]
@@ -161,10 +161,10 @@ class RecordReader:
         return [TopicPartition(topic, number) for number in sorted(found[topic].partitions)] if topic in found else []
 
     def read_end(self, part: TopicPartition, timeout: float = 30.0) -> int:
-        """Return the offset after the last record of a partition, or of the first open transaction.
+        """Return the offset after the last record of a partition, or the offset of the first open transaction.
 
         Raises:
-            KafkaError: no broker answers within `timeout` s, or the partition has no leader for as long.
+            KafkaError: no broker answers within `timeout` s, or the partition has no leader during that time.
         """
         assignment, deadline = Assignment(part.topic, part.partition), time.monotonic() + timeout
         while True:
@@ -200,7 +200,7 @@ def describe_undecodable(error: LibrdkafkaError) -> bytes:
 
 
 def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
-    """Return kafka-python's error for one of librdkafka's. Codes below 0 have no counterpart there."""
+    """Return kafka-python's error for one of librdkafka's. Codes below 0 have no counterpart in kafka-python."""
     if error.code() < 0:
         return KafkaError(error.str())
     kind: type[BrokerResponseError] = for_code(error.code())

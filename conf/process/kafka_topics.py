@@ -40,7 +40,7 @@ def describe_topics(admin: KafkaAdminClient, topics: Iterable[str]) -> dict[str,
 
 
 def find_replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIdentity]) -> list[str]:
-    """Compare noted ids with what the broker has.
+    """Compare noted ids with the identities that the broker reports.
 
     Returns:
         The topics whose ids differ, in the order of `noted`. Topics that do not exist, and topics whose id

@@ -24,7 +24,7 @@ _ALWAYS: Final[Mapping[str, str | int | bool]] = {
 
 
 def librdkafka_options(client_options: Mapping[str, object]) -> dict[str, str | int | bool]:
-    """Convert the result of `client_options` of kiln.conf.settings.model.Kafka. Both have the password in clear
+    """Convert the result of `client_options` of kiln.conf.settings.model.Kafka. Both contain the password in clear
     text, so never print them.
 
     Raises:

@@ -70,7 +70,8 @@ def shorten_error(error: Exception) -> str:
 
 
 def find_os_error(error: Exception) -> str:
-    """Find the system's error in one of delta-rs, such as "No space left on device"; empty if it names none."""
+    """Find the operating system's error in an error of delta-rs, such as "No space left on device"; empty if there is
+    none."""
     match = re.search(r"(?:^|: )([^:]+) \(os error \d+\)", str(error))
     return match[1] if match else ""
 
@@ -85,7 +86,7 @@ class FileEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class Location(ABC):
-    """A file, or a folder of files; `options` are delta-rs's storage options, which may have secrets."""
+    """A file, or a folder of files; `options` are delta-rs's storage options, which may contain secrets."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)

@@ -44,8 +44,8 @@ _NUMBER: Final = re.compile(r"(?<![\w./:-])\d[\d,.]*(?![\w./:-])")
 
 
 class ProblemLog:
-    """Log of current problems. Each is logged when it appears and when it is resolved, even if its wording changes
-    meanwhile."""
+    """Log of current problems. Each problem is logged when it appears and when it is resolved, even if its wording
+    changes meanwhile."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -53,7 +53,7 @@ class ProblemLog:
         """the first text of each problem, by its identity"""
 
     def see(self, problems: Iterable[str]) -> None:
-        """`problems`: descriptions of all current problems."""
+        """Log the problems that are new or resolved. `problems` describes all current problems."""
         now: dict[str, str] = {}
         for text in problems:
             now.setdefault(identify_problem(text), text)
@@ -89,8 +89,8 @@ def configure_logs(
 
 
 class LogFile(RotatingFileHandler):
-    """A rotated log file. Lines that cannot be written, such as on a full disk, are counted, and the next line has
-    their number."""
+    """A rotated log file. Lines that cannot be written, such as on a full disk, are counted, and the next line that is
+    written gives their number."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=_FILE_BYTES, backupCount=2, delay=True)
@@ -111,8 +111,8 @@ class LogFile(RotatingFileHandler):
 class RateLimitFilter:
     """A filter that passes 20 lines per event and minute.
 
-    The last of them states that more are dropped, and the first line of a later minute has the number of dropped ones.
-    Events are distinguished by logger and text.
+    The last of them states that more are dropped, and the first line of a later minute gives the number of dropped
+    lines. Events are distinguished by logger and text.
     """
 
     def __init__(self) -> None:

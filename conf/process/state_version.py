@@ -42,11 +42,12 @@ def check_state_version(state: Path) -> None:
 
 
 def claim_state_folder(state: Path) -> None:
-    """Create a state folder readable by its user alone, as it has keys and network data, and write its version.
+    """Create a state folder that only its user can read, because it contains keys and network data, and write its
+    version.
 
-    Call it before anything else is written to the folder. An empty folder of this user becomes readable by its user
-    alone, too. The permissions of any other folder stay as they are, because other programs may depend on them: `kiln
-    doctor` reports them.
+    Call it before anything else is written to the folder. The permissions of an empty folder of this user are
+    restricted in the same way. The permissions of any other folder stay as they are, because other programs may depend
+    on them: `kiln doctor` reports them.
 
     Raises:
         StateVersionError: An older or a newer Kiln wrote the folder. Nothing is changed.

@@ -11,10 +11,10 @@ from kiln.conf.process.small_files import read_small_file
 
 
 def ensure_password(broker_dir: Path) -> str:
-    """Read the password of this folder's broker, after creating a missing one.
+    """Read the password of this folder's broker; create it if it is missing.
 
-    The broker and its clients may start in any order. If two of them create the password at the same time, both use one
-    of the two.
+    The broker and its clients may start in any order. If two of them create a password at the same time, both use the
+    same one.
 
     Raises:
         OSError: The file cannot be read or created.

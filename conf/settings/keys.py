@@ -34,13 +34,13 @@ def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys,
 
 
 def is_secret(keys: Keys) -> bool:
-    """Return true if the value of a key is never shown: it is a secret, or a free table, which may have some."""
+    """Return true if the value of a key is never shown: it is a secret, or a free table, which may contain secrets."""
     kind = find_field(keys).annotation
     return kind is SecretStr or str(kind).startswith("dict[")
 
 
 def find_bounds(keys: Keys) -> tuple[object, object]:
-    """Find the least and the greatest value of a number or duration; `None` for one that is not declared."""
+    """Find the least and the greatest value of a number or duration; `None` for a bound that is not declared."""
     metadata = find_field(keys).metadata
     return (
         next((limit.ge for limit in metadata if isinstance(limit, Ge)), None),

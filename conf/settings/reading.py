@@ -69,7 +69,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     Arguments that are not None take precedence over both.
 
     Raises:
-        SettingsError: Something is wrong; the error lists all problems.
+        SettingsError: The settings are invalid; the error lists all problems.
     """
     if os.environ.get(CONFIG_VARIABLE) == "":
         raise SettingsError([f"environment {CONFIG_VARIABLE}: expected the path of a settings file. Set or unset it"])
@@ -159,7 +159,8 @@ def load_settings(config: Path | None = None, *, state: Path | None = None, netw
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Build the variables that give another process these settings. They have passwords in clear: never print them."""
+    """Build the variables that give another process these settings. They contain passwords in clear text: never print
+    them."""
     return {name_variable(keys): _variable_text(get_value(settings, keys)) for keys in list_keys()}
 
 

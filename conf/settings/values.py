@@ -19,7 +19,7 @@ def check_depth(value: object, levels: int = _MAX_DEPTH) -> None:
     """Check that tables and lists are not nested so deeply that code which walks through them fails.
 
     Raises:
-        ValueError: They are.
+        ValueError: They are nested too deeply.
     """
     if isinstance(value, dict | list):
         if not levels:
@@ -32,7 +32,7 @@ def parse_json(text: str) -> object:
     """Parse the JSON of an environment variable.
 
     Raises:
-        ValueError: It is not JSON, is nested too deeply, or has a number of thousands of digits.
+        ValueError: The text is not JSON, is nested too deeply, or contains a number of thousands of digits.
     """
     try:
         value: object = json.loads(text)

@@ -6,10 +6,10 @@ the console and in the log file of the service. From 2.26 on, the envelope of a 
 message that it has read, so the data is rebuilt from the fields, in their order, as compact JSON: the same message, not
 always the same bytes. Before 2021-04 the fields had the prefix `message.data.`.
 
-A `received` line has a message of another node, since the node does not log its own ones as received. A `published`
-line has a message of the node, without seqno; a backfill takes the seqno from the received line of another node. Both
-become Frames of direction IN; the author and sender of a published message is the node. Lines of other events and other
-services have no message.
+A `received` line contains a message of another node, since the node does not log its own messages as received. A
+`published` line contains a message of the node, without seqno; a backfill takes the seqno from the received line of
+another node. Both become Frames of direction IN; the author and sender of a published message is the node. Lines of
+other events and other services have no message.
 
 Source: js-ceramic packages/common/src/loggers.ts and packages/core/src/pubsub/pubsub.ts; npm logfmt 1.x,
 lib/stringify.js.
@@ -45,7 +45,7 @@ _NUMBERS: Final = frozenset({"typ", "ts"})
 _ENVELOPE: Final = frozenset({"from", "seqno", "receivedFrom", "topicIDs", "data", "key", "signature"})
 """Fields of the gossipsub message, which a line has in addition to the fields of Ceramic's message."""
 _TYPED_ENVELOPE: Final = _ENVELOPE | {"type", "sequenceNumber", "topic"}
-"""The same for js-ceramic from 2.26 on, whose IPFS client returns typed messages."""
+"""Fields of the gossipsub message in lines of js-ceramic from 2.26 on, whose IPFS client returns typed messages."""
 
 _Pairs = dict[str, str | None]
 
@@ -90,7 +90,7 @@ def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
     """Build the message of a line.
 
     Raises:
-        ValueError: The line lacks a required field, or one cannot be read.
+        ValueError: The line lacks a required field, or a field cannot be read.
     """
     topic = pairs.get("topic")
     if not topic:

@@ -49,11 +49,11 @@ MAX_MEMBERS: Final = 100_000
 
 
 class DamagedError(Exception):
-    """Compressed data is damaged. The message has the damage."""
+    """Compressed data is damaged. The message describes the damage."""
 
 
 class ArchiveError(Exception):
-    """An archive cannot be read. The message has the reason."""
+    """An archive cannot be read. The message gives the reason."""
 
 
 class Member(NamedTuple):
@@ -83,7 +83,8 @@ def name_compression(file: BinaryIO) -> str:
 
 @contextmanager
 def describe_damage() -> Iterator[list[str]]:
-    """Catch the exceptions of damaged data, and append a description to the list. Errors of the file are raised."""
+    """Catch the exceptions of damaged data, and append a description to the yielded list. Errors of the file are
+    raised."""
     damage: list[str] = []
     try:
         yield damage
@@ -107,7 +108,7 @@ def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Itera
         wanted: Numbers of the members to yield; by default all.
 
     Yields:
-        Each member, and its content, which can be read until the next member. To seek back in it is slow.
+        Each member, and its content, which can be read until the next member. Seeking back in the content is slow.
 
     Raises:
         ArchiveError: The archive is damaged, encrypted, compressed in a way that is not supported, or has more than

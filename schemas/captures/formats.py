@@ -134,7 +134,8 @@ _SHOWN: Final = 80
 
 
 def _read_first(file: BinaryIO) -> tuple[bytes, str]:
-    """Read the first SNIFF_BYTES uncompressed bytes of a file, or those before its damage, and describe the damage."""
+    """Read the first SNIFF_BYTES uncompressed bytes of a file, or the bytes before its damage, and describe the
+    damage."""
     first = b""
     try:
         for block in read_blocks(file):

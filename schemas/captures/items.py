@@ -46,7 +46,7 @@ class FileSource(NamedTuple):
     digest: bytes
     """sha256 of the file as stored: the same file always gives the same keys of `frames`"""
     network: str
-    """of messages whose topic names no Ceramic network; 1 to 256 characters"""
+    """network of messages whose topic names no Ceramic network; 1 to 256 characters"""
     default_time: int
     """event time of messages for which the file has no time, unix ns"""
 

@@ -5,7 +5,7 @@ hello. The first RPC of a direction is a hello, and so is each later RPC that a 
 stream: one with control.extensions (gossipsub v1.3: in the first message only), or one that subscribes to a topic to
 which this peer is already subscribed.
 
-Every frame has both hellos of its connection, even a frame from before the second hello. So a file is read twice:
+Every frame contains both hellos of its connection, even a frame from before the second hello. So a file is read twice:
 `survey_capture` finds the connections, and `build_frames` builds the frames.
 """
 

@@ -17,7 +17,7 @@ import msgspec
 
 _MAX_LAYERS: Final = 6
 _DOCKER_PIECE: Final = 16 * 1024
-"""Docker and CRI runtimes split longer lines into pieces of this size."""
+"""Docker and CRI runtimes split lines longer than this into pieces of this size."""
 
 _BARE: Final = re.compile(rb'\[[A-Z][a-z]{2}, |\{"(?:from|data|type|peerID)"')
 """Start of most lines that have no layer."""
@@ -44,7 +44,7 @@ _PREFIX: Final = re.compile(
     re.VERBOSE,
 )
 _TEXT_KEYS: Final = ("log", "message")
-"""Keys of the line in a JSON object: of Docker, of PM2."""
+"""Keys of the line in a JSON object: `log` of Docker, `message` of PM2."""
 _TIME_KEYS: Final = ("time", "timestamp")
 _OBJECT: Final = msgspec.json.Decoder(dict[str, object])
 _NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000}

@@ -153,8 +153,8 @@ def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_
 
 
 class ReceivedAnnouncement(NamedTuple):
-    """A verified item and its announcement. ``(item.target, item.sequence)`` identifies it: a key signs one value for
-    each number, or equivocates."""
+    """A verified item and its announcement. ``(item.target, item.sequence)`` identifies the item, because an honest
+    publisher signs only one value for each sequence number."""
 
     item: Item
     announcement: Announcement
@@ -164,7 +164,7 @@ def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Rec
     """Read and verify the announcement in a captured datagram: a put query or a get response, with ``c`` or without.
 
     A get response has no salt, so the salt is that of the separator which the value claims. Signature and ``c`` refute
-    a false claim. One datagram cannot show if its sequence number is the newest.
+    a false claim. One datagram cannot show whether its sequence number is the newest.
 
     Returns:
         The announcement, or a rejection with one of REASONS.

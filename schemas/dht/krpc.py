@@ -11,7 +11,7 @@ A message is one bencoded dictionary in one UDP datagram::
     ro  1: the requester responds to no queries (BEP 43)
 
 ``c`` is a top-level key like ``t`` and ``y``, not an argument, as in the source of BEP 50. Its printed examples lack
-the lines ``"a": {`` and ``"r": {``. Errors have it too, because the text says "all messages".
+the lines ``"a": {`` and ``"r": {``. Errors have ``c`` too, because the text says "all messages".
 
 Addresses are compact, as on the wire (BEP 5, Contact Encoding; BEP 32 for IPv6): 4 or 16 bytes of IP, 2 of port.
 """
@@ -168,7 +168,7 @@ class KrpcError(Struct, frozen=True):
 
 
 class MalformedDatagram(Struct, frozen=True):
-    """A datagram that is none of the three."""
+    """A datagram that is neither a query, nor a response, nor an error."""
 
     reason: str
     """one of REASONS"""

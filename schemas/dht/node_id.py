@@ -1,7 +1,7 @@
 """Node ids: distance (BEP 5, Overview), and ids bound to the node's IP (BEP 42).
 
-The first 21 bits of an id are those of a CRC-32C over the masked IP and a number of three bits, which the id's last
-byte repeats. So an address can have few ids, and no node can choose its position in the id space.
+The first 21 bits of an id are the first 21 bits of a CRC-32C over the masked IP and a three-bit number, which the id's
+last byte repeats. So an address can have few ids, and no node can choose its position in the id space.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Values and keys of the JSON topics in Kafka (docs/design/contracts.md, Kafka topics).
 
 The contract is schemas/kafka/<topic>.schema.json; these are the same records as msgspec Structs. Times are integer µs
-since the epoch, bytes are base64, and optional keys have a default. Every value that `encode` writes has every key.
+since the epoch, bytes are base64, and optional keys have a default. Every value that `encode` writes contains every
+key.
 
 The decode_* functions are strict: they refuse an unknown field at any depth and fields that contradict each other, so
 that a misspelt optional field never counts as an absent one. They raise msgspec.ValidationError (valid JSON, but not
@@ -127,7 +128,7 @@ class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
     """`kiln.streams`: the separator that a verified genesis names, or in `without` the reason why it names none.
 
-    `waited`: tips that have waited for the genesis. A later announcement of one is no new update (decision 20).
+    `waited`: tips that have waited for the genesis. A later announcement of such a tip is no new update (decision 20).
     """
 
     network: Name

@@ -171,7 +171,7 @@ def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, li
 
 
 def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[tuple[list[bytes], int]]:
-    """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts of the greatest size.
+    """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts, each as large as fits.
 
     Returns:
         Each part, with the size that it and its stream have in a block, in bytes.
@@ -237,7 +237,8 @@ def read_block(data: bytes) -> dict[str, list[str]]:
     (StreamID bytes), and the list-pairs form of an IPLD map, ``[[key, [link, …]], …]``. Otherwise the block must be
     DAG-CBOR, except for key order: definite lengths, shortest heads, only tag 42, nothing after the end. A repeated tip
     of a stream is returned once. There is no size limit: MAX_BLOCK applies to writers. A block with many more items
-    than streams and tips of its size have is refused early, since reading them would take seconds.
+    than the streams and tips of a block of its size can have is refused early, since reading the items would take
+    seconds.
 
     Raises:
         BlockError: The block is invalid. The message names the byte.

@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 from kiln.schemas.wire.topics import Separator
 
 CONTRADICTS: Final = "contradicts_genesis"
-"""Reason of a false claim in quarantine."""
+"""Quarantine reason of a false claim."""
 
 
 CONTRADICTS_TOPIC: Final = "contradicts_topic"
-"""Reason of a BATCH_UPDATE on the topic of another separator in quarantine."""
+"""Quarantine reason of a BATCH_UPDATE on the topic of another separator."""
 
 
 class Claims(NamedTuple):

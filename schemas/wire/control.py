@@ -38,7 +38,7 @@ MAX_IDS: Final = 5_000
 """Maximum number of message ids of one RPC that are read; the rest is counted. go-libp2p-pubsub sends at most this many
 in one IHAVE."""
 MAX_RAW: Final = 64 * 1024
-"""Maximum bytes of `raw`; the frame has all of them."""
+"""Maximum bytes of `raw`; the frame contains all bytes."""
 
 _PUBLISH_TAG: Final = 0x12
 
@@ -115,7 +115,7 @@ def has_control_part(payload: bytes) -> bool:
 def read_control_part(
     payload: bytes, table: TopicTable, format_id: Callable[[bytes], str] = format_gossip_id
 ) -> ControlPart | Rejected:
-    """Read the control part of an RPC: `parse_control_rpc` and `list_control_entries`."""
+    """Read the control part of an RPC: call `parse_control_rpc`, then `list_control_entries`."""
     rpc = parse_control_rpc(payload)
     return rpc if isinstance(rpc, Rejected) else list_control_entries(rpc, table, format_id)
 

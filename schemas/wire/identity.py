@@ -353,7 +353,7 @@ def split_peer(raw: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _read_multihash(raw: bytes) -> tuple[int, bytes] | None:
-    """Read code and digest of an identity or sha2-256 multihash, the two kinds of peer ids."""
+    """Read code and digest of an identity or sha2-256 multihash, the two kinds that peer ids use."""
     if (head := _read_varint(raw, 0)) is None or (size := _read_varint(raw, head[1])) is None:
         return None
     code, digest = head[0], raw[size[1] :]
@@ -434,7 +434,7 @@ def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def verify_signature(key: PublicKey, signature: bytes, data: bytes) -> bool:
-    """Return whether a signature is one of a libp2p key over the data (libp2p specs, peer-ids.md, Keys)."""
+    """Return whether a libp2p key made this signature of the data (libp2p specs, peer-ids.md, Keys)."""
     try:
         if isinstance(key, Ed25519PublicKey):
             if _sodium_verifies(key.public_bytes_raw(), signature, data):

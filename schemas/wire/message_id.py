@@ -84,7 +84,7 @@ class MessageIdRule:
         return self.format(self.compute(message, topic)) if self.algorithm else message_id(message)
 
     def format(self, raw: bytes) -> str:
-        """Format an id of a control message as the column `message_id`; one that breaks the rule as hex."""
+        """Format an id of a control message as the column `message_id`, or as hex if it breaks the rule."""
         if not self.algorithm:
             return format_gossip_id(raw)
         if len(raw) == self.length:

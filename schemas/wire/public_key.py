@@ -57,7 +57,8 @@ _CURVE_COST: Final[Mapping[str, int]] = {
 def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
     """Read the Data of a PublicKey protobuf whose Type is `kind`.
 
-    Each RSA and ECDSA key has one encoding only, that of go-libp2p. Otherwise one author could have many peer ids.
+    Of each RSA and ECDSA key only one encoding is accepted, that of go-libp2p. Otherwise one author could have many
+    peer ids.
 
     Returns:
         The key, or why it is refused. key_algorithm: the bytes name another algorithm than the type, or a curve that
@@ -149,7 +150,8 @@ def _read_ecdsa(data: bytes) -> ec.EllipticCurvePublicKey | Rejected:
 
 
 def _find_algorithm(data: bytes) -> int | None:
-    """Find the start of the AlgorithmIdentifier of a SubjectPublicKeyInfo; None if the bytes are none."""
+    """Find the start of the AlgorithmIdentifier of a SubjectPublicKeyInfo; None if the bytes are not a
+    SubjectPublicKeyInfo."""
     outer = _read_element(data, 0, _SEQUENCE)
     if outer is None or outer[1] != len(data):
         return None

@@ -14,7 +14,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 
 MAX_ITEMS: Final = 50_000
 """Maximum number of items of one RPC: its fields, and the repeated fields within them. 1 MiB of subscriptions to the
-topics of CIP-120 has a fifth of it, and so have 5,000 message ids in each of IHAVE, IWANT and IDONTWANT."""
+topics of CIP-120 has a fifth as many items, and so have 5,000 message ids in each of IHAVE, IWANT and IDONTWANT."""
 
 _SMALLEST_FIELD: Final = 2  # bytes
 
@@ -39,7 +39,8 @@ def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
 
 
 def has_too_many_entries(payload: bytes, limit: int = MAX_ITEMS) -> bool:
-    """Return whether an RPC has more than `limit` items that are messages, of which the parser makes an object each.
+    """Return whether an RPC has more than `limit` items that are messages, for each of which the parser makes an
+    object.
 
     The ids in an IHAVE, IWANT or IDONTWANT do not count: they stay bytes until they are read.
     """

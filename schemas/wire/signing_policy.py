@@ -1,6 +1,6 @@
 """Signature policies: which pubsub messages are accepted on a topic, and whether own messages are signed there.
 
-It imports no codec, because the settings are read at every start.
+This module imports no codec, because the settings are read at every start.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ def _describe_rest(raw: bytes, end: int) -> str:
 
 def _compute_usual_ranges() -> dict[str, tuple[str, str]]:
     """Compute the least and the greatest text of each usual kind of StreamID, by prefix. A StreamID is usual if it has
-    a one-byte type, and a genesis in DAG-CBOR or DAG-JOSE with sha2-256. The metamodel's is not usual.
+    a one-byte type, and a genesis in DAG-CBOR or DAG-JOSE with sha2-256. The metamodel's StreamID is not usual.
     """
     ranges: dict[str, tuple[str, str]] = {}
     for kind in range(EVENT_ID):

@@ -15,8 +15,8 @@ then on may write a topic's index in place of its name. Rule by rule, in the ord
 
 The draft leaves some points open. Here a bundle expands in the order of its hash (bytewise UTF-8, as in the one
 existing implementation). A topic that is in two agreed bundles has two indices: the lower one is written, and both are
-read. A hello that repeats a hash is rejected, because Intersect would not be symmetric, and so is one with a hash that
-is not 4 bytes long.
+read. A hello that repeats a hash is rejected, because Intersect would not be symmetric, and so is a hello with a hash
+that is not 4 bytes long.
 """
 
 from __future__ import annotations
@@ -299,7 +299,7 @@ class TopicTable:
         return Rejected(INDEX_OUT_OF_RANGE, f"topic index {index} in a table of 1 to {len(self._names)}")
 
     def find_index(self, topic: str) -> int | None:
-        """Find the lowest index of a topic; None if it has none, and is sent by name."""
+        """Find the lowest index of a topic; None if the topic has no index, and is sent by name."""
         indices = self._indices
         if indices is None:  # built on demand: readers never need it
             names = self._names

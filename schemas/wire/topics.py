@@ -168,7 +168,7 @@ class Interest(NamedTuple):
     value: str | None
 
     def covers(self, separator: Separator) -> bool:
-        """Return true if this separator is one of them."""
+        """Return true if the node follows this separator."""
         return self.key in (None, separator.key) and self.value in (None, separator.value)
 
 

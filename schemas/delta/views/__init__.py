@@ -68,7 +68,7 @@ def views() -> dict[str, View]:
 
 
 def markdown() -> str:
-    """Return the list of views in docs/SQL.md, with the first sentence of each; its file has the rest."""
+    """Build the list of views in docs/SQL.md, with the first sentence of each description."""
     lines = ["| view | one row per | content |", "| --- | --- | --- |"]
     for name, view in sorted(views().items()):
         first = view.sentence.partition(". ")[0].removesuffix(".")
