@@ -186,8 +186,8 @@ class FetchQueue:
 
     @property
     def room(self) -> int:
-        """The number of further records that may be read: none while there is no room for the last record that took a
-        place."""
+        """The number of further records that may be read: none after a record took a place without room, until there is
+        room for its announcer."""
         if self._blocking is not None:
             request, wanted = self._blocking
             if not self._places[request.kind].has_room(wanted.announcer) and not self._is_refusable(request, wanted):

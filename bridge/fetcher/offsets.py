@@ -27,9 +27,9 @@ class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     records were read, and `unfinished` holds the unfinished records before it. `releasing` holds the indexes in
     `unfinished`, from 0, of the records being released.
 
-    `unfinished` and `releasing` are sets of numbers from a base, which is the committed offset and 0: "" for none, else
-    base85 of a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from
-    the base to the first, then from each to the next).
+    Both are sets of numbers from a base (`unfinished`: the committed offset, `releasing`: 0): "" for none, else base85
+    of a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from the base
+    to the first, then from each to the next).
     """
 
     generation: int

@@ -147,8 +147,12 @@ class _BatchCheck:
 class PendingFetches:
     """The records that wait for blocks, and the records to write. Time comes from the caller, in µs.
 
-    The caller loops over `add_record` while there is `room`, the fetches of `start_fetches`, `add_answer` for each,
-    a commit of what `stage_writes` is releasing, the writes of its stages, and `confirm_writes`.
+    In a loop, the caller
+
+    1. calls `add_record` while there is `room`;
+    2. makes the fetches of `start_fetches`, and calls `add_answer` for each outcome;
+    3. calls `stage_writes`, commits the offsets in `releasing`, and writes the stages;
+    4. calls `confirm_writes`.
     """
 
     def __init__(self, options: FetchingOptions, known: KnownAnswers) -> None:

@@ -54,7 +54,8 @@ class BlockStore(Protocol):
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
             BlockUnavailableError: the block cannot be stored or protected now; a later call may succeed.
-            BlockRefusedError: the bytes are not those of the CID, are too many, or were stored under another CID.
+            BlockRefusedError: the bytes are not those of the CID, the block is too large, or it was stored under
+                another CID.
         """
         ...
 

@@ -216,8 +216,8 @@ class DeliveryQueue:
             self._reached.popitem(last=False)
 
     def give_up(self, delivery: TopicDelivery, reason: str) -> GivenUp | None:
-        """Return the delivery as given up if its patience is over, after an attempt that reached no peer for this
-        reason."""
+        """Return the delivery as given up if it has waited for `patience`, after an attempt that reached no peer for
+        this reason."""
         waited = self._waited(delivery)
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 

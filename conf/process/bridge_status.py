@@ -149,7 +149,7 @@ class IpfsStatus(Struct, frozen=True):
 
 
 class OverlayTopicStatus(Struct, frozen=True):
-    """A topic of BEP 50; `sequence` belongs to the newest item; `None` before the first item."""
+    """A topic of BEP 50. `sequence` is the number of the newest item, `None` before the first item."""
 
     target: str
     publisher: str

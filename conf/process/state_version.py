@@ -42,8 +42,7 @@ def check_state_version(state: Path) -> None:
 
 
 def claim_state_folder(state: Path) -> None:
-    """Create a state folder that only its user can read, because it contains keys and network data, and write its
-    version.
+    """Create a state folder that only its user can read, as it contains keys and network data; write its version.
 
     Call it before anything else is written to the folder. The permissions of an empty folder of this user are
     restricted in the same way. The permissions of any other folder stay as they are, because other programs may depend

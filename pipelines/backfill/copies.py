@@ -1,7 +1,8 @@
 """Decoding of a chunk's frames into `copies`, `subscriptions`, `controls` and `quarantine`, and into one row for each
 good copy of a message. `messages.py` selects from these rows.
 
-The native core decodes what it can, as in the query `archive`; Python decodes the rest, and everything without it.
+The native core decodes what it can, as in the query `archive`; Python decodes the rest, and everything if there is no
+core.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:
 
 
 def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.RecordBatch:
-    """Build the records of `kiln.frames` that have these rows. A row that makes no Frame has none, so that Python
-    reports it."""
+    """Build the records of `kiln.frames` for these rows. A row that makes no Frame has no value, so that Python reports
+    the row."""
     values: list[bytes | None] = []
     for row in frames:
         try:

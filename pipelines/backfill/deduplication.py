@@ -51,7 +51,7 @@ class FirstCopySelector(Generic[T]):
         insort(self._kept, at)
 
     def add_live_choice(self, at: int, position: FramePosition) -> None:
-        """Record the copy in the chunk that live keeps."""
+        """Record the copy in the chunk that the live tables keep."""
         insort(self._awaited, at)
         self._live_choices[position] = at
 
@@ -75,7 +75,7 @@ class FirstCopySelector(Generic[T]):
         return self._fallbacks.values()
 
     def _find_same(self, times: list[int], at: int) -> int | None:
-        """Find a time of the same message. If there is one, it is among the two nearest."""
+        """Find a time of the same message. If there is such a time, it is one of the two nearest."""
         index = bisect_left(times, at)
         return next((other for other in times[max(0, index - 1) : index + 1] if self._is_same(at, other)), None)
 
@@ -103,9 +103,9 @@ class UpdateCandidate(NamedTuple):
     separator: Hashable | None
     tip: str
     author: str | None
-    """None if the message has none, or was announced before this copy of it"""
+    """None if the message has no author, or was announced before this copy"""
     is_live: bool
-    """true if live has it in the table `updates`"""
+    """true if the live table `updates` contains it"""
 
 
 class StreamHistory:
@@ -119,7 +119,7 @@ class StreamHistory:
         self._updates: dict[tuple[str, str], dict[Hashable | None, list[int]]] = {}
         """sorted times of the updates by origin and tip, and by separator"""
         self._last: dict[tuple[str, str], LastTip[str]] = {}
-        """by origin and author"""
+        """last tips by origin and author"""
 
     def add_update(self, origin: str, separator: Hashable | None, tip: str, at: int) -> None:
         """Add an update of earlier chunks or of the live tables. Its time may be after those of the candidates."""
@@ -134,9 +134,9 @@ class StreamHistory:
     def offer(self, candidate: UpdateCandidate) -> bool:
         """Offer the next candidate, and return true if it is an update.
 
-        A candidate that the live table has is always one. Any other is a repeat if there is an update within the
-        horizon before it, or a live one within the horizon after it. An announcement without separator repeats an
-        update with any separator.
+        A candidate in the live table is always an update. Any other candidate is a repeat if an update precedes it, or
+        a live update follows it, within the horizon. An announcement without separator repeats an update with any
+        separator.
         """
         origin, author, at = candidate.origin, candidate.author, candidate.event_time
         by_separator = self._updates.get((origin, candidate.tip), {})

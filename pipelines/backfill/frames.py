@@ -50,7 +50,7 @@ NEW_FRAME = 2
 
 @dataclass(frozen=True)
 class FrameFilter:
-    """Selects the frames that a run reads: observed in `span`, and of a network unless that is `None`."""
+    """Selects the frames that a run reads: observed in `span`, and of `network` unless that is `None`."""
 
     span: TimeRange
     network: str | None = None

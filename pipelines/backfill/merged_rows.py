@@ -69,7 +69,7 @@ class OutsideFrames(msgspec.Struct, frozen=True, array_like=True):
         return self.merge(OutsideFrames(1, at, at))
 
     def merge(self, other: OutsideFrames) -> OutsideFrames:
-        """Add the frames of another."""
+        """Add the frames of another object."""
         if not self.frames or not other.frames:
             return self if self.frames else other
         first_at, last_at = min(self.first_at, other.first_at), max(self.last_at, other.last_at)

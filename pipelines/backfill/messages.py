@@ -1,6 +1,7 @@
 """Selection of the copies of a chunk that become `messages`, and of candidates for updates.
 
-The stage of `copies.py` decodes the frames. This one follows the shuffle that brings the copies of a message together.
+The stage of `copies.py` decodes the frames. This stage follows the shuffle that brings the copies of a message
+together.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ RUN_MESSAGE = 1
 """Rank of a message that the run has from an earlier chunk. By rank, the known rows of a message come before its
 copies."""
 LIVE_MESSAGE = 2
-"""Rank of the copy that live keeps."""
+"""Rank of the copy that the live tables keep."""
 RUN_UPDATE = 3
 """Rank of an update that the run has."""
 LIVE_UPDATE = 4
-"""Rank of an update in live: partition and offset are from `kiln.updates`, `data` is the update's `log_time` as
-text."""
+"""Rank of an update in the live tables: partition and offset are from `kiln.updates`, `data` is the update's `log_time`
+as text."""
 CANDIDATES = "kind string, network string, stream string, data binary"
 CANDIDATE = "candidate"
 """The kind of a row that holds an `UpdateMessage`."""
@@ -64,7 +65,7 @@ class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An UPDATE that may be a new update: its first copy in the chunk, and its row in live. Times are µs."""
+    """An UPDATE that may be a new update: its first copy in the chunk, and its row in the live table. Times are µs."""
 
     network: str
     origin: Origin

@@ -1,8 +1,8 @@
 """Published lines in the logs of js-ceramic, matched with the received lines of other nodes.
 
 A published line has no seqno, so without a match its message counts once more than it was published. Both lines have
-the same author, topic and content, but for fields that only one of them may have, such as `model`. A node may publish
-the same content again, so of several received lines the nearest in time counts.
+the same author, topic and content, except for fields that only one of the lines may have, such as `model`. A node may
+publish the same content again, so of several received lines the nearest in time counts.
 """
 
 from __future__ import annotations

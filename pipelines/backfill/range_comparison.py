@@ -1,4 +1,5 @@
-"""Comparison of a run with live over the run's range, by views `live_TABLE` and `run_TABLE` of a DuckDB connection.
+"""Comparison of a run with the live tables over the run's range, by views `live_TABLE` and `run_TABLE` of a DuckDB
+connection.
 
 DuckDB reads only Parquet files whose statistics overlap the range, and spills to a temporary folder.
 """
@@ -60,8 +61,8 @@ class TableSnapshot:
 class RangeComparison:
     """A run and the live tables, with the views of their rows in the range.
 
-    Each view has the columns of its table. Those of `batch_tips` also have `opened_at`, `separator_key` and
-    `separator_value` of a batch of the range.
+    Each view has the columns of its table. The views of `batch_tips` also have `opened_at`, `separator_key` and
+    `separator_value` of the tip's batch, which is in the range.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, run: BackfillRun) -> None:

@@ -490,9 +490,9 @@ class _ChunkRunner:
             rows.unpersist()
 
     def _has_few_marks(self, near: TimeRange, versions: Mapping[str, int]) -> bool:
-        """Return true if live and the run have at most as many messages and updates near a chunk as a chunk has frames.
-        It is then cheaper to shuffle all these rows with the chunk's copies than to select the rows of the same
-        groups."""
+        """Return true if the live tables and the run have at most as many messages and updates near a chunk as a chunk
+        has frames. It is then cheaper to shuffle all these rows with the chunk's copies than to select the rows of the
+        same groups."""
         live, times = self._inputs.live, TimeBounds("observed_at", *near)
         count = sum(
             count_rows_at_most(self._resources.lake, table, live[table], times) for table in ("messages", "updates")
@@ -503,7 +503,7 @@ class _ChunkRunner:
 
     def _read_live_messages(self, near: TimeRange) -> DataFrame:
         """Read live messages around a chunk. A run that reads files leaves out the messages within the range, because
-        live received other copies."""
+        the live tables contain other copies."""
         live_messages = self._read_live("messages", near.low, near.high)
         if self._terms.source == "files":
             within = TimeBounds("observed_at", self._terms.span.low, self._terms.span.high)

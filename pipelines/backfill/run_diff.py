@@ -1,4 +1,5 @@
-"""Differences between a run and live over the run's range: counts by table, day and separator, with examples.
+"""Differences between a run and the live tables over the run's range: counts by table, day and separator, with
+examples.
 
 DuckDB counts the equal rows of both sides and spills to disk, so no table is in Python's memory. Rows are compared by
 their whole key and a 64-bit digest of their content.
@@ -40,7 +41,7 @@ class RowDifference:
     table: str
     key: dict[str, object]
     live: dict[str, object] | None
-    """compared columns of the live row, without the key, or `None` if live has no such row"""
+    """compared columns of the live row, without the key, or `None` if there is no live row"""
     run: dict[str, object] | None
 
     @property
@@ -74,7 +75,7 @@ class TableDiff:
 
 
 def diff_run(lake: Lake, run: BackfillRun, report: Callable[[str], None]) -> list[TableDiff]:
-    """Compare a run with live, table by table.
+    """Compare a run with the live tables, one by one.
 
     Args:
         report: Receives a line for each table.

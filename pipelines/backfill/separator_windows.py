@@ -48,7 +48,7 @@ class SeparatorWindows:
         self._is_aligned = False
 
     def add_live_batch(self, opened_at: int, closed_at: int, live: LiveBatch) -> None:
-        """Add a batch of live."""
+        """Add a batch of the live table."""
         self._live.setdefault(opened_at, []).append(live)
         if closed_at - opened_at == self._length:
             self._anchors.add(opened_at)
@@ -79,7 +79,7 @@ class SeparatorWindows:
         yield from self._windows.advance(_END)
 
     def find_emitted_at(self, opened_at: int, batch_cid: str) -> int | None:
-        """Find when live emitted a batch, if live has it."""
+        """Find when a batch of the live table was emitted; `None` if the table does not contain the batch."""
         return next(
             (window.emitted_at for window in self._live.get(opened_at, ()) if window.batch_cid == batch_cid), None
         )

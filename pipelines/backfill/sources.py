@@ -113,11 +113,11 @@ def find_captures(
 
     Returns:
         The files, in the order of the named paths and then by name, and descriptions of the files that are skipped in
-        folders and archives because they have no known format: of each named path the first `_DESCRIBED`.
+        folders and archives because they have no known format, at most `_DESCRIBED` per named path.
 
     Raises:
-        InputError: A named file cannot be read or has no known format, or a folder or an archive contains no file that
-            has one.
+        InputError: A named file cannot be read or has no known format, or a folder or an archive contains no file of a
+            known format.
     """
     captures: list[CaptureFile] = []
     skipped: list[str] = []

@@ -50,7 +50,7 @@ class FileSwap:
         self._durable = durable
 
     def has_step(self, table: str, mark: SwapMarker) -> bool:
-        """Return true if the step is in the table."""
+        """Return true if the step was committed to the table."""
         newest = self._lake.open(table).transaction_version(mark.app_id)
         return newest is not None and newest >= mark.begun
 

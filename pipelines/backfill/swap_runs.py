@@ -35,7 +35,8 @@ STEPS: Final = (
     "updates_rest",
     "quarantine",
 )
-"""Steps in order. The step `updates` keeps updates that only live has, while batches or tips refer to them."""
+"""Steps in order. The step `updates` keeps updates that only the live table contains, while batches or tips refer to
+them."""
 
 _TRIES: Final = 10
 _ROWS_PER_BATCH: Final = 20_000
@@ -84,7 +85,7 @@ def swap_run(
     Args:
         now: Returns the time, µs.
         say: Receives a line for each step.
-        replace: Also swap if live received messages that the run does not have.
+        replace: Also swap if the live tables contain messages that the run lacks.
         by: As for `claim_swap`.
         take_over: As for `claim_swap`.
 
@@ -93,8 +94,8 @@ def swap_run(
 
     Raises:
         SwapClaimedError: Another machine swaps a run of this lake.
-        SwapError: The run is not done, live has messages that the run does not, a table is older than the run, or other
-            writers prevented a step from being committed.
+        SwapError: The run is not done, the live tables contain messages that the run lacks, a table is older than the
+            run, or other writers prevented a step from being committed.
     """
     events = [event.event for event in run.events]
     if "swapped" in events:
@@ -129,13 +130,13 @@ def swap_run(
 
 
 def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[[str], None]) -> bool:
-    """Add the frames of a run that live lacks, and change no other table. This is the first step of a swap.
+    """Add the frames of a run that the live table lacks, and change no other table. This is the first step of a swap.
 
     Returns:
-        False if live has the frames already.
+        False if the live table already contains the frames.
 
     Raises:
-        SwapError: The run is not done or has no frames of its own, or as for `swap_run`.
+        SwapError: The run is not done or has no frames of its own, or another reason of `swap_run` applies.
     """
     _check_done(run)
     if run.details.get("source") == "frames":
@@ -175,7 +176,7 @@ def _check_ages(lake: Lake, run: BackfillRun) -> None:
 
 
 def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
-    """Raise SwapError if the swap would remove messages or copies of live that the run did not read."""
+    """Raise SwapError if the swap would remove live messages or copies that the run did not read."""
     source = run.details.get("source")
     if source == "frames":
         return
@@ -265,7 +266,7 @@ class _RunSwap:
         )
 
     def _plan_append(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
-        """Add the rows that live lacks, and remove none."""
+        """Plan to add the rows that the live table lacks, and to remove none."""
         key = ", ".join(TABLES[table].key)
         return self._build_step(
             table,
@@ -307,7 +308,7 @@ class _RunSwap:
         return self._build_step(table, files, self._select_kept(snapshot, _RemovedFiles(tuple(files), condition)))
 
     def _plan_quarantine(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
-        """Plan a replacement that also adds contradicted claims that live has not reported."""
+        """Plan a replacement that also adds contradicted claims that the live table lacks."""
         removed_rows = self._select_removed(table, snapshot)
         run_snapshot = self._comparison.open(self._comparison.run_lake, table)
         claims = (

@@ -1,4 +1,4 @@
-"""Rows of each table that a run replaces, and the columns that are compared with live, as SQL for DuckDB.
+"""Rows of each table that a run replaces, and the columns that are compared with the live tables, as SQL for DuckDB.
 
 See docs/backfill.md, "Compare, swap, drop", and docs/design, decision 22.
 """

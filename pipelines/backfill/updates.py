@@ -40,7 +40,7 @@ _Batches = Iterator[pa.RecordBatch]
 RUN_UPDATE = 1
 """Rank of an update that the run has from an earlier chunk. A group is a stream of a network."""
 LIVE_UPDATE = 2
-"""Rank of an update that live has."""
+"""Rank of an update in the live tables."""
 ANNOUNCEMENT = 3
 """Rank of an announcement before the chunk."""
 CANDIDATE_UPDATE = 4
@@ -61,7 +61,7 @@ class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     tip: str
     stamp: LiveUpdate
-    """times and log position of the row; the live values if live has the update"""
+    """times and log position of the row; those of the live row if there is one"""
     is_live: bool
     position: tuple[int, int, int]
     is_first: bool
@@ -106,7 +106,7 @@ def select_known_streams(streams: DataFrame) -> DataFrame:
 def assign_separators(candidates: DataFrame, known: DataFrame, separating: SeparatorConfig) -> DataFrame:
     """Assign separators to CANDIDATES by KNOWN_STREAMS, and return MERGED_ROWS grouped by stream.
 
-    An update that waits for its genesis is left out, as in live.
+    An update that waits for its genesis is left out, as in the live tables.
     """
     rows = candidates.where(F.col("kind") == CANDIDATE).join(known, ["network", "stream"], "left")
     return rows.select("data", "known", "separator_key", "separator_value").mapInArrow(

@@ -45,7 +45,8 @@ class EpochGuard:
         return [SavedEpoch(writer, epoch.number, epoch.list_digests()) for writer, epoch in self._epochs.items()]
 
     def load_epoch(self, writer: str, number: int) -> Epoch | None:
-        """Return this epoch of a writer, now the one that wrote last; None if the writer has begun a newer epoch."""
+        """Return this epoch of a writer, which becomes the last to have written; None if the writer has begun a newer
+        epoch."""
         epoch = self._epochs.pop(writer, None)
         if epoch is None or epoch.number < number:
             epoch = Epoch(number)

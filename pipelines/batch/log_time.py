@@ -57,7 +57,7 @@ def get_log_times() -> LogTimes:
     """Return log time at the start of this task's micro-batch.
 
     Raises:
-        RuntimeError: The driver has set none.
+        RuntimeError: The driver has set no log time.
     """
     text = get_task_property(_PROPERTY, "log time at the start of this micro-batch")
     return msgspec.json.decode(text, type=dict[int, int])

@@ -31,7 +31,8 @@ from kiln.schemas.wire.streamid import StreamIdError, stream_text
 NO_UPDATE: Final = -1
 """In `UpdateRange.owner_indexes`: a tick, or an update that goes into no batch. The record only moves log time."""
 FAULT: Final = -2
-"""In `UpdateRange.owner_indexes`: an unreadable record. `leaves` has its bytes, and `message_keys` the error."""
+"""In `UpdateRange.owner_indexes`: an unreadable record. `leaves` contains its bytes, and `message_keys` contains the
+error."""
 FAILED: Final = -3
 """In `UpdateRange.owner_indexes`: as FAULT, for a record at which Kiln itself failed."""
 
@@ -142,7 +143,7 @@ def read_offset_range(
 
 
 def pack_offset_range(records: UpdateRange) -> PackedOffsetRange:
-    """Pack a range, which has a record at least, to pass it between tasks."""
+    """Pack a range of at least one record, to pass it between tasks."""
     return PackedOffsetRange(records.offsets[0], records.offsets[-1], _ENCODER.encode(records))
 
 

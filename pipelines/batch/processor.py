@@ -29,7 +29,8 @@ _OUTPUT_SIZE = 1 << 20
 
 
 class BatchProcessor(StatefulProcessor):
-    """Batcher keyed by Kafka partition. Its state is that of the windows, read and written once per micro-batch."""
+    """Batcher keyed by Kafka partition. Its state is the state of the windows, read and written once per
+    micro-batch."""
 
     def __init__(self, batching: BatchConfig) -> None:
         self._batching = batching

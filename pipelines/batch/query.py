@@ -4,8 +4,8 @@ time.
     kiln.updates ─ decode in the tasks of the source ─ shuffle by partition ─ windows in Spark's state ─ Kafka
 
 A micro-batch takes effect in this order: batches into Kafka, the windows that are still open into the checkpoint,
-Spark's commit. After a crash between two of them, Spark repeats the micro-batch from the state before it: it makes the
-same batches with the same bytes and keys, which the publisher and `sink` recognise.
+Spark's commit. After a crash between two of these effects, Spark repeats the micro-batch from the state before it: it
+makes the same batches with the same bytes and keys, which the publisher and `sink` recognise.
 """
 
 from __future__ import annotations

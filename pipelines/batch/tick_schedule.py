@@ -30,9 +30,9 @@ class TickSchedule:
 
     The first tick after other records reports log time. All windows that these records opened end `span` (T + G) later
     in log time. The schedule waits by the caller's time, but ticks go on until the broker's stamps have reached that
-    log time: the next one when they should, or after `_MAX_WAIT` while the broker's clock trails by more. A last tick
-    is due `rest` ms after the first. `rest` must be well over `span`, so that windows that were opened with a greater T
-    also end then.
+    log time: the next tick is due when they should reach it, or after `_MAX_WAIT` while the broker's clock trails by
+    more. A last tick is due `rest` ms after the first. `rest` must be well over `span`, so that windows that were
+    opened with a greater T also end then.
     """
 
     span: int
@@ -82,5 +82,6 @@ class TickSchedule:
             self._rest = self._postpone(self._rest, now)
 
     def _postpone(self, end: _WindowEnd, now: int) -> _WindowEnd:
-        """Return an end that the last tick should have reached, with the time at which the broker's clock should."""
+        """Return an end that the last tick should have reached, with a new time at which the broker's clock should
+        reach it."""
         return end._replace(at=now + min(end.log_time - self.stamp, _MAX_WAIT))

@@ -44,8 +44,8 @@ class Ticker:
         """Prepare the thread.
 
         Args:
-            client_options: kafka-python's.
-            topic: Full name.
+            client_options: kafka-python's options.
+            topic: Full name of the topic.
             interval: Time between two polls of the topic, s.
             window: T + G, µs.
         """
@@ -152,7 +152,7 @@ def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> lis
     """Send one tick to each partition, and return the records with the offsets and stamps that the broker gave them.
 
     Raises:
-        KafkaException, KafkaTimeoutError: The broker did not accept all of them.
+        KafkaException, KafkaTimeoutError: The broker did not accept all ticks.
     """
     delivered: list[Message] = []
     refused: list[LibrdkafkaError] = []

@@ -1,1 +1,1 @@
-"""Runtime on Spark and Kafka: session, sources and sinks, ticks, progress, state."""
+"""Runtime on Spark and Kafka: session, source, table commits, deduplication, checkpoints, progress."""

@@ -108,21 +108,22 @@ class Checkpoint:
 
     @property
     def planned(self) -> int:
-        """The newest micro-batch that was begun; -1 if none was."""
+        """The newest micro-batch that was begun; -1 if none was begun."""
         return self._find_newest("offsets")
 
     @property
     def committed(self) -> int:
-        """The newest micro-batch that was finished; -1 if none was."""
+        """The newest micro-batch that was finished; -1 if none was finished."""
         return self._find_newest("commits")
 
     @property
     def watermark(self) -> int:
-        """Rows before this time are late, µs; 0 if none are."""
+        """Time before which rows are late, µs; 0 if no row is late."""
         return int(self._read_metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
     def newest_time(self, retention: int) -> int:
-        """Return the newest time that a query with this retention has used (`MicroBatchClock`), µs; 0 if none."""
+        """Return the newest time that a query with this retention has used (`MicroBatchClock`), µs; 0 if there is
+        none."""
         watermark = self.watermark
         return max(watermark and watermark + retention, read_dedup_state(self.path.folder).at)
 
@@ -163,11 +164,11 @@ class Checkpoint:
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
     def behind_since(self, time: int) -> int | None:
-        """Find since when every micro-batch has begun before `time`, by the driver's clock, up to the newest one.
+        """Find since when the driver's clock has been behind `time`.
 
         Returns:
-            The begin of the first of these micro-batches, µs, as far back as Spark keeps them; None if the newest
-            micro-batch began at `time` or later.
+            The begin of the first of the newest micro-batches that all began before `time`, µs, as far back as Spark
+            keeps them; None if the newest micro-batch began at `time` or later.
         """
         since = None
         for batch_id in sorted(self._list_numbers("offsets"), reverse=True):
@@ -194,7 +195,7 @@ class Checkpoint:
             raise CheckpointError(f"{path}: {error}") from error
 
     def starts(self, batch_id: int) -> log.Offsets:
-        """Return the offsets at which a micro-batch begins; none of a partition that is new in it."""
+        """Return the offsets at which a micro-batch begins. A partition that is new in the micro-batch has none."""
         return self.ends(batch_id - 1) if batch_id > 0 else self.first_offsets or {}
 
     def list_planned(self) -> list[int]:

@@ -68,7 +68,7 @@ def find_sound_end(checkpoint: Path) -> LastIntactMicroBatch | None:
 
 
 def list_torn_files(checkpoint: Path, end: LastIntactMicroBatch | None) -> list[Path]:
-    """List the damaged files of the newest micro-batches, for messages. `end`: the end by `find_sound_end`."""
+    """List the damaged files of the newest micro-batches, for messages. `end`: the result of `find_sound_end`."""
     least = -1 if end is None else end.batch_id
     logs = [
         checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _list_numbers(checkpoint / folder)
@@ -79,7 +79,7 @@ def list_torn_files(checkpoint: Path, end: LastIntactMicroBatch | None) -> list[
 
 
 def list_files_after(checkpoint: Path, end: LastIntactMicroBatch) -> list[Path]:
-    """List the files after an end: without them, Spark continues there."""
+    """List the files after `end`. Without these files, Spark continues at `end`."""
     version_to_keep = end.batch_id + 1 if end.done else end.batch_id
     files = [checkpoint / "offsets" / str(n) for n in _list_numbers(checkpoint / "offsets") if n > end.batch_id]
     files += [checkpoint / "commits" / str(n) for n in _list_numbers(checkpoint / "commits") if n >= end.next]

@@ -2,7 +2,7 @@
 
 Each digest is stored with the Kafka position of the one copy that passed. When that copy is read again, it passes
 again. So a micro-batch that is repeated after a crash has the same rows, even if it is split into other tasks, and the
-file may be ahead of the checkpoint, but never behind it.
+file may be newer than the checkpoint, but never older.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class StoredDigest(NamedTuple):
     """State of a digest."""
 
     position: str = ""
-    """of the copy that passed; empty if none did, or if it is not known"""
+    """position of the copy that passed; empty if no copy did, or if the position is not known"""
     tip: bytes = b""
     """digest of a tip, where the rule of the query stores one"""
     at: int = 0
@@ -141,14 +141,14 @@ class DedupStore:
         self._file.close()
 
     def is_in_place(self) -> bool:
-        """Return true if the file is still the one of that name."""
+        """Return true if the open file is still the one at its path."""
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
     def filter_new(self, copies: Collection[_Copy], now: int) -> list[_Copy]:
         """Return the copies that pass: one per digest, and again one per digest that has expired. `now`: µs.
 
         The digests of a copy are checked one after the other, as by two consecutive operators: a copy that the second
-        one drops still counts as seen for the first.
+        operator drops still counts as seen by the first.
         """
         columns = CopyColumns(*_split_identities(copies), [copy.position for copy in copies])
         return list(compress(copies, self.select_new(columns, now)))
@@ -189,7 +189,7 @@ class DedupStore:
         """Look up digests.
 
         Returns:
-            What is stored, by digest, and the digests that have expired.
+            The stored state by digest, and the digests that have expired.
         """
         stored: dict[bytes, StoredDigest] = {}
         expired: set[bytes] = set()
@@ -272,7 +272,8 @@ _DELETE_REST = "DELETE FROM digests WHERE digest > ? AND passed_at <= ?"
 
 
 _SECOND_TURN: Final = b"\1"
-"""end of the key of a second digest, which is then no key of a first one, though the digests may be the same"""
+"""suffix of the key of a second digest, which thus differs from the key of a first digest even if the digests are the
+same"""
 
 
 def _build_keys(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -338,7 +339,7 @@ def build_dedup_store(
 ) -> None:
     """Create the file of a query from the digests of the copies that passed earlier, and sync it.
 
-    `epoch`: the micro-batch that is wholly in the file. `now`: µs; the digests are kept from now on.
+    `epoch`: the micro-batch that is wholly in the file. `now`: the time from which the digests are kept, µs.
     """
     with DedupStore(config) as store:
         rest = iter(identities)
@@ -411,7 +412,7 @@ def find_missing_digests(checkpoint: Path) -> str:
 
 @lru_cache(maxsize=8)
 def _count_missing_digests(path: Path, state: tuple[tuple[int, int, int], ...]) -> str:
-    """Do what `find_missing_digests` does. `state`: of the file, which is the key of the cache."""
+    """Implement `find_missing_digests`. `state`: the file's state, which is the key of the cache."""
     try:
         with closing(sqlite3.connect(path)) as file:
             (found,) = file.execute("PRAGMA quick_check(1)").fetchone()

@@ -70,7 +70,7 @@ class SelectedStages(Generic[_Row]):
     pack: Callable[[Iterator[_Row], int], _Batches]
     """takes the rows and the time of the micro-batch, µs"""
     schema: str
-    """of packed rows"""
+    """schema of packed rows"""
     sort: Callable[[DataFrame], DataFrame]
     """sorts packed rows in one partition"""
     select_by_file: Callable[[DedupStoreConfig], ArrowTask]
@@ -80,7 +80,7 @@ class SelectedStages(Generic[_Row]):
     sort_selected: Callable[[DataFrame], DataFrame]
     """sorts selected rows in one partition"""
     output_schema: str
-    """of selected rows"""
+    """schema of selected rows"""
     small: int
     """records of a micro-batch up to which its source has one task"""
 
@@ -122,7 +122,7 @@ class FileDeduplication:
 
 @dataclass(frozen=True)
 class StateDeduplication:
-    """Deduplication by Spark's state, which any machine can load. `retention`: of a digest, µs.
+    """Deduplication by Spark's state, which any machine can load. `retention`: retention of a digest, µs.
 
     The watermark follows the time of the micro-batch (`MicroBatchClock`), so that no row is ever late:
     `dropDuplicatesWithinWatermark` drops late rows silently, and after an outage Spark reads partitions at different
@@ -180,13 +180,13 @@ def find_deduplication(checkpoint: Location, master: str, retention: int, *, dur
 
     Args:
         checkpoint: The query's checkpoint.
-        master: Spark's.
+        master: Spark's master.
         retention: Retention of a digest, µs. The file keeps it twice as long, as Spark's operators do: after a
             downtime, records may be read that much later.
         durable: The file must survive a power cut.
 
     Raises:
-        KilnError: The query has its deduplication state in the other of the two places.
+        KilnError: The query's deduplication state is in the other of the two places.
     """
     if checkpoint.folder is None:
         return StateDeduplication(retention)

@@ -34,7 +34,8 @@ class SecondDriverError(KilnError):
 
 
 class _PauseAtOnce(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Pauses what is assigned, before the first record is fetched: kafka-python may not be able to read it."""
+    """Pauses assigned partitions before the first record is fetched: kafka-python may not be able to read the
+    record."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._consumer = consumer
@@ -164,7 +165,7 @@ class DriverLease:
         """Find the `client_id` of the group's member.
 
         Args:
-            until: Time up to which retriable errors are retried, as before the broker's first group.
+            until: Time up to which retriable errors, such as those before the broker's first group, are retried.
 
         Returns:
             None if the group has no member.
@@ -187,8 +188,8 @@ class DriverLease:
 
 
 def _compute_machine_id() -> str:
-    """Compute an id that is shared by all processes that see each other's process ids: that of the machine's boot and
-    of the PID namespace."""
+    """Compute an id that is shared by all processes that see each other's process ids, from the ids of the machine's
+    boot and of the PID namespace."""
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:

@@ -13,7 +13,7 @@ def get_task_epoch() -> Epoch:
     Outside a streaming query it is "batch", 0.
 
     Raises:
-        RuntimeError: It is not called in a task.
+        RuntimeError: The caller is not a task.
     """
     context = TaskContext.get()
     if context is None:

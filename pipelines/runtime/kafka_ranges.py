@@ -72,7 +72,7 @@ class LostRecordsError(RuntimeError):
 
 
 def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: str = "") -> Iterator[pa.RecordBatch]:
-    """Read ranges of different partitions, each in the order of its offsets. `prefix`: of the topics.
+    """Read ranges of different partitions, each in the order of its offsets. `prefix`: prefix of the topic names.
 
     Records of aborted transactions are left out. Where the broker's bytes cannot be decoded, each offset has a row. Its
     value describes the fault, so that no decoder accepts it, and its stamp is the earliest valid time.

@@ -42,7 +42,7 @@ _LOG = logging.getLogger("librdkafka")
 
 @dataclass(frozen=True)
 class KafkaSource:
-    """The topics that a query reads, and how."""
+    """The topics that a query reads, and the sizes of its micro-batches and tasks."""
 
     topics: tuple[str, ...]
     """full names"""
@@ -122,7 +122,8 @@ class KafkaReader(DataSourceStreamReader):
         Args:
             source: The topics.
             first: Offsets at which the first micro-batch begins.
-            task: `pack_task` of the function. The process that plans never unpacks it, as its imports take 30 MB.
+            task: `pack_task` of the function. The process that plans never unpacks the function, because its imports
+                take 30 MB.
         """
         self._source = source
         self._first = first
@@ -230,7 +231,7 @@ def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: 
     """Read the offsets of partitions from the broker. The latest one is that of the first open transaction, if any.
 
     Raises:
-        KafkaException, TimeoutError: It does not answer.
+        KafkaException, TimeoutError: The broker does not answer.
     """
     specs = dict.fromkeys(partitions, at)
     futures = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT)

@@ -32,7 +32,8 @@ class MicroBatchClock:
         self._set_at_uptime: int | None = None  # µs, by `uptime`
 
     def set_time(self, context: SparkContext) -> None:
-        """Set the time of a micro-batch, before its first job. The first one uses the machine's time."""
+        """Set the time of a micro-batch, before its first job. The first micro-batch after a start uses the machine's
+        time."""
         now, uptime = self._now(), self._uptime()
         if self._set_at_uptime is not None:
             now = min(now, self._at + uptime - self._set_at_uptime)
@@ -44,7 +45,7 @@ def get_batch_time() -> int:
     """Return the time of this task's micro-batch, µs.
 
     Raises:
-        RuntimeError: The driver has set none.
+        RuntimeError: The driver has set no time.
     """
     return int(get_task_property(_PROPERTY, "the time of this micro-batch"))
 
@@ -53,7 +54,7 @@ def get_task_property(name: str, meaning: str) -> str:
     """Return a local property that the driver has set for the tasks of a micro-batch. `meaning`: for the error.
 
     Raises:
-        RuntimeError: The driver has set none.
+        RuntimeError: The driver has set no such property.
     """
     context = TaskContext.get()
     text = context.getLocalProperty(name) if context is not None else None

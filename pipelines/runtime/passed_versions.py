@@ -1,10 +1,10 @@
 """Versions of the tables up to which all queries have passed (docs/design, decision 29).
 
 A row may be judged once no query can still add what follows from it. The checkpoints tell: each has the offsets of its
-newest micro-batches, and when each was planned. What a query writes is in its topics before it plans its next
-micro-batch. A micro-batch of `sink` that reached the ends of its topics has all that was written before the one before
-it was planned. At the end of a run nothing more is planned, so the run notes that all queries have read everything.
-A row is kept back too long rather than judged too early.
+newest micro-batches, and when each was planned. The output of a query is in its topics before the query plans its next
+micro-batch. A micro-batch of `sink` that reached the ends of its topics has read all that was written before the
+preceding micro-batch of `sink` was planned. At the end of a run nothing more is planned, so the run notes that all
+queries have read everything. A row is kept back too long rather than judged too early.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NOTHING: Final = PlannedBatch(_NONE, 0, {})
 
 
 def save_caught_up(checkpoints: Location, numbers: Mapping[str, int]) -> None:
-    """Save the micro-batches of queries, by the ids of their checkpoints, behind which no topic has anything left."""
+    """Save the micro-batches, by the ids of their checkpoints, with which queries had read their topics to the end."""
     (checkpoints / CAUGHT_UP_FILE).write([msgspec.json.encode(numbers)])
 
 
@@ -119,7 +119,7 @@ def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
 
 
 def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatch:
-    """Find the newest of these micro-batches whose output another one, or its successor, may have read."""
+    """Find the newest of `batches` whose output `batch`, or its successor, may have read."""
     return max((earlier for earlier in batches if earlier.planned_at <= batch.planned_at), default=_NOTHING)
 
 

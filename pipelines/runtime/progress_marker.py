@@ -1,5 +1,6 @@
-"""Progress of a query, committed to Kafka as the offsets of a consumer group. It is for a query that writes no table,
-with which an older checkpoint could be compared (decision 19). Tools for consumer groups then show the query's lag."""
+"""Progress of a query, committed to Kafka as the offsets of a consumer group. A query that writes no table needs it:
+there is no table with which an older checkpoint could be compared (decision 19). Tools for consumer groups then show
+the query's lag."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class ProgressMarker:
     """Offsets of one query, in the group of the query's full name. For one thread at a time."""
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:
-        """Open the consumer. `client_options`: kafka-python's."""
+        """Open the consumer. `client_options`: kafka-python's options."""
         self._consumer = open_client(KafkaConsumer, **client_options, group_id=group, enable_auto_commit=False)
 
     def __enter__(self) -> Self:
@@ -62,7 +63,7 @@ class ProgressMarker:
         """Read the progress in a topic, by its full name.
 
         Returns:
-            None if nothing was committed, or Kafka has expired it, a week after the last commit.
+            None if nothing was committed, or if Kafka has expired the commit, a week after the last one.
         """
         offsets: dict[int, int] = {}
         newest: _Metadata | None = None

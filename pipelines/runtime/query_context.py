@@ -135,7 +135,7 @@ def write_in_order(
 
     `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
     it, so that its state is on disk before Spark records the micro-batch as done (decision 19). A call of a query whose
-    JVM has ended may still run: the next one of that query waits for its end.
+    JVM has ended may still run: the next call of that query waits for its end.
     """
 
     def call(rows: DataFrame, batch_id: int) -> None:

@@ -97,7 +97,7 @@ def create_session(
     """Create a session with Delta, the Kafka connector and the settings that Kiln's checkpoints need.
 
     It takes the arguments of `build_session_settings`, and `appended`: more jars and folders, for the end of the class
-    path. The JVM uses the archive of Spark's classes only if the class path begins as that of the archive
+    path. The JVM uses the archive of Spark's classes only if the class path begins with the class path of the archive
     (deploy/run/spark_classes.py). The options of `spark-submit` override `master` and `driver_memory`.
     """
     appended = tuple(appended)

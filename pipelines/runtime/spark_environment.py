@@ -1,8 +1,8 @@
 """Environment of a Spark on this machine: PySpark's own, without the variables of another Spark or Hadoop.
 
 A user's SPARK_HOME, SPARK_CONF_DIR, HADOOP_CONF_DIR or PYSPARK_PYTHON belong to another installation. With them,
-Spark's scripts, its JVM and PySpark would use other jars, settings, file systems and interpreters. On a cluster they
-apply.
+Spark's scripts, its JVM and PySpark would use other jars, settings, file systems and interpreters. On a cluster these
+variables apply.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def find_foreign_variables(names: Iterable[str]) -> list[str]:
 
 
 def isolate_spark() -> None:
-    """Remove these variables from this process's environment, and set those of PySpark's own Spark, which listens only
-    on this machine.
+    """Remove the variables of another Spark or Hadoop from this process's environment, and set those of PySpark's own
+    Spark, which listens only on this machine.
 
     Call it before the JVM starts.
 
@@ -58,7 +58,7 @@ def check_user() -> None:
     """Check that this process's user has a name, without which Hadoop's classes fail in the JVM.
 
     Raises:
-        PrerequisiteError: It has none, as in a container that runs as any number.
+        PrerequisiteError: The user has no name, as in a container that runs under an arbitrary user id.
     """
     number = os.geteuid()
     try:
@@ -75,7 +75,7 @@ def find_spark_home() -> Path:
     """Find the folder of PySpark, which is a complete Spark.
 
     Raises:
-        PrerequisiteError: PySpark is not installed, or PYTHONPATH has another Spark's.
+        PrerequisiteError: PySpark is not installed, or PYTHONPATH names the PySpark of another Spark.
     """
     spec = find_spec("pyspark")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]

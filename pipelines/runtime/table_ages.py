@@ -1,8 +1,8 @@
 """Comparison of the tables of a query with its checkpoint (decision 19).
 
-A table says which micro-batches it has (decision 7). The checkpoint says which ones it must have: a file next to it
-names, for each write, the two newest micro-batches that the query has committed. A table without one of them that Spark
-has recorded as done is an older copy.
+A table records which micro-batches it contains (decision 7). The checkpoint shows which micro-batches it must contain:
+a file in the checkpoint names, for each write, the two newest micro-batches that the query has committed. A table that
+lacks one of these, although Spark has recorded the micro-batch as done, is an older copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def read_table_writes(checkpoint: Location) -> Mapping[str, Sequence[int]]:
 
 
 class TableWrite(NamedTuple):
-    """The newest micro-batch of one write that is done."""
+    """The newest finished micro-batch of one write."""
 
     table: str
     app_id: str
@@ -41,7 +41,7 @@ class TableWrite(NamedTuple):
 
 
 def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
-    """List the writes that the tables must have.
+    """List the writes that the tables must contain.
 
     Args:
         checkpoint: The query's checkpoint.

@@ -31,7 +31,7 @@ class TableWriter:
     """Writer of the tables of one query. For one thread."""
 
     def __init__(self, lake: Lake, commits: DeltaRsCommits, checkpoint: Checkpoint) -> None:
-        """Create the writer. `checkpoint`: that of the query."""
+        """Create the writer. `checkpoint`: the query's checkpoint."""
         self._lake = lake
         self._commits = commits
         self._checkpoint = checkpoint
@@ -40,11 +40,11 @@ class TableWriter:
         self._committed = dict(self._saved)
 
     def commit(self, query_id: str, batch_id: int, outputs: Sequence[TableOutput]) -> None:
-        """Commit all writes of a micro-batch, and save that the tables have them. Spark records the micro-batch as done
-        afterwards.
+        """Commit all writes of a micro-batch, and save in the checkpoint that the tables contain them. Spark records
+        the micro-batch as done afterwards.
 
-        Each commit names all of them and carries the offsets of the micro-batch, so that `kiln recover` needs only the
-        tables to find where to continue. The files of a write that a table has already are deleted.
+        Each commit names all writes and carries the offsets of the micro-batch, so that `kiln recover` needs only the
+        tables to find where to continue. The files of a write that a table already contains are deleted.
         """
         outputs = [output for output in outputs if output.files]
         progress = self._read_progress(query_id, batch_id, outputs) if outputs else None

@@ -144,7 +144,7 @@ def find_mismatches(
 
     Returns:
         The mismatches by full topic name. In a replaced topic the query continues at the beginning. In a topic that has
-        lost its newest records, as a broker's disk may, it continues at the end.
+            lost its newest records, as after the loss of a broker's disk, it continues at the end.
     """
     mismatches: dict[str, OffsetMismatch] = {}
     for topic, state in states.items():

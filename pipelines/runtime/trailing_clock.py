@@ -18,7 +18,7 @@ class TrailingClock:
     """Comparison of a clock with the newest time that was recorded."""
 
     since: int | None = None
-    """time, by that clock, at which it was first seen to be behind; `None` if it is not"""
+    """time, by that clock, at which it was first seen to be behind; `None` if it is not behind"""
     now: int = 0
     newest: int = 0
 

@@ -59,7 +59,7 @@ class SubscriptionEntry(NamedTuple):
     subscribe: bool
     topic: TopicReference
     raw: bytes | None
-    """bytes of the entry, if it has unknown fields, or more about its topic than `topic`"""
+    """bytes of the entry, if it has unknown fields, or contains more about its topic than `topic` does"""
     size: int
     """bytes on the wire"""
 
@@ -244,8 +244,8 @@ def _read_ids(
 
 
 def _read_raw(entry: ProtobufMessage, topic: TopicReference, is_known: bool) -> bytes | None:
-    """Return the bytes of an entry without its message ids, if it has unknown fields, or more about its topic than
-    `topic`."""
+    """Return the bytes of an entry without its message ids, if it has unknown fields, or contains more about its topic
+    than `topic` does."""
     names_more = topic.source is not None and (
         topic.topic is None or (topic.source == "name" and entry.HasField("topicIndex"))
     )

@@ -271,8 +271,8 @@ class BitswapEngine:
         return self._own.keys()
 
     def is_exhausted(self, digest: bytes) -> bool:
-        """Return whether no connected peer can be expected to send the block: no peer was queried, or each reported
-        that it does not have the block."""
+        """Return whether no connected peer can be expected to send the block: no peer got a want for it, or each that
+        got one reported that it does not have the block."""
         want = self._own.get(digest)
         return want is not None and want.dont_haves.issuperset(want.asked)
 
