@@ -27,7 +27,7 @@ class QuerySpec:
     looks_up: tuple[str, ...] = ()
     """topics that this query reads in full in each application, and of which it keeps no offset"""
     appends: tuple[str, ...] = ()
-    """those of `tables` that are free of duplicates only as long as the query keeps its checkpoint (decision 13)"""
+    """the `tables` that are free of duplicates only as long as the query keeps its checkpoint (decision 13)"""
     at_most: int = 200_000
     """default of `jobs.NAME.max_offsets_per_trigger`: records of one micro-batch"""
     starts: int = 2

@@ -47,7 +47,7 @@ def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[st
 
 @dataclass(frozen=True)
 class CeramicTopics:
-    """Topics of a Ceramic network: its own, and those of the separators that an interest covers."""
+    """Topics of a Ceramic network: its own topic, and the topics of the separators that an interest covers."""
 
     network: str
     interests: tuple[Interest, ...]
@@ -58,7 +58,7 @@ class CeramicTopics:
         return frozenset(network_topics(self.network))
 
     def select(self, seen: Iterable[str]) -> set[str]:
-        """Select the topics to join, by name or of those that peers subscribe to."""
+        """Select the topics to join: the named topics, and the topics in `seen` that an interest covers."""
         return select_topics(self.network, self.interests, seen)
 
 
@@ -74,7 +74,7 @@ class GossipTopics:
         return frozenset()
 
     def select(self, seen: Iterable[str]) -> set[str]:
-        """Select the topics to join, by name or of those that peers subscribe to."""
+        """Select the topics to join: the named topics, and the topics in `seen` that match a pattern."""
         names = {pattern for pattern in self.patterns if "*" not in pattern}
         globs = [pattern for pattern in self.patterns if "*" in pattern]
         return names | {name for name in seen if any(match_topic(name, glob) for glob in globs)}

@@ -35,8 +35,8 @@ class OverlaySettings(Struct, frozen=True):
     probe_pause: float = 30.0
     """Time for which an address that did not respond is not probed again, unless it sends a query."""
     nodes: int = 8
-    """Maximum number of nodes that a response names. BEP 50's K = 1 can be read as one; with more a node joins
-    sooner."""
+    """Maximum number of nodes that a response names. BEP 50's K = 1 can be read as one node; with more nodes in a
+    response, a node joins sooner."""
     probes: int = 16
     """Maximum number of addresses of a topic that are probed at a time."""
     per_ip: int = 2
@@ -45,8 +45,8 @@ class OverlaySettings(Struct, frozen=True):
     """If true, accept only contacts whose id BEP 42 allows for their IP. A node behind a NAT may not know its IP, so
     its id may not conform."""
     rate: float = 200.0
-    """Queries a second answered to one IPv4 address, or one /64 of IPv6. It also bounds the traffic to a host whose
-    address others spoof."""
+    """Queries a second answered to one IPv4 address, or one /64 of IPv6. The limit also bounds the traffic to a host
+    whose address others spoof."""
     burst: float = 400.0
     """Queries from one address answered at once."""
 
@@ -73,7 +73,7 @@ class ItemUpdate(NamedTuple):
     via: Via
     source: DhtAddress | None
     stored: Item | None
-    """The item that it replaces."""
+    """The item that the new item replaces, if any."""
 
 
 class ItemConflict(NamedTuple):

@@ -36,12 +36,13 @@ class OverlayContact:
     id: bytes
     address: DhtAddress
     first_answered: float
-    """Time of its first response: the contact that has been good for longest is retained (BEP 5, Routing Table)."""
+    """Time of the node's first response: the contact that has been good for longest is retained (BEP 5, Routing
+    Table)."""
     last_answered: float
     failures: int = 0
     """Unanswered queries since the last response."""
     sequence: int = -1
-    """Sequence number of the newest item that it is known to have."""
+    """Sequence number of the newest item that the node is known to have."""
     token: bytes | None = None
     token_at: float = 0.0
     get_pending: bool = False

@@ -228,7 +228,7 @@ class TopicNode:
     # ---------------------------------------------------------------- queries sent
 
     def _get(self, address: DhtAddress) -> None:
-        """Send a get for the item. ``seq`` SHOULD be in it, except while joining without a value (BEP 50)."""
+        """Send a get for the item. The get SHOULD contain ``seq``, except while joining without a value (BEP 50)."""
         arguments: dict[bytes, Value] = {b"target": self.target}
         if self.item is not None:
             arguments[b"seq"] = self.item.sequence

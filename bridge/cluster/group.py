@@ -24,13 +24,13 @@ class Member(msgspec.Struct, frozen=True):
     host: str
     """the machine's name, for users"""
     interests: str
-    """`interests_digest` of its interests"""
+    """`interests_digest` of the bridge's interests"""
     fetches: bool = False
-    """true if its settings allow it to fetch"""
+    """true if the bridge's settings allow it to fetch"""
     leads: bool = False
-    """true if Kafka has assigned fetching to it"""
+    """true if Kafka has assigned fetching to the bridge"""
     authors: tuple[str, ...] = ()
-    """peer ids of the authors of its messages"""
+    """peer ids of the authors of the bridge's messages"""
 
 
 class LiveBridge(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ class BatchAnswer(NamedTuple):
 
 
 class FetchFailure(NamedTuple):
-    """A block that could not be fetched; `final` if another attempt would fail likewise."""
+    """A block that could not be fetched; `final` if another attempt would fail in the same way."""
 
     reason: str
     detail: str

@@ -44,9 +44,9 @@ class Fetch:
     due: int
     announcer: Announcer
     lane: Lane
-    """the lane in which it is queued, or was when the last attempt began"""
+    """the lane in which the fetch is queued, or was queued when the last attempt began"""
     added_at: int
-    """in uptime of IPFS"""
+    """time of the addition, in uptime of IPFS"""
     is_queued: bool = False
     waiting: deque[WantedEntry] = field(default_factory=deque)
     checks: dict[str, set[str]] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Fetch:
     tries: int = 0
     in_flight: bool = False
     started_at: int | None = None
-    """when the first attempt began, in uptime of IPFS"""
+    """time at which the first attempt began, in uptime of IPFS"""
     waited: int = 0
     """uptime of IPFS from `started_at` to the end of the last attempt, µs"""
     for_claims: bool = False
@@ -127,7 +127,7 @@ class UnansweredGeneses(NamedTuple):
 
     streams: int = 0
     updates: int = 0
-    """number of records that wait for them"""
+    """number of records that wait for the geneses"""
 
 
 class FetchQueue:

@@ -127,7 +127,7 @@ class _ReadyUpdate(NamedTuple):
 
 
 class _ReadyAnswer(NamedTuple):
-    """An answer for `kiln.streams`, queued behind the updates that waited for it."""
+    """An answer for `kiln.streams`, queued after the updates that waited for it."""
 
     record: StreamRecord
     request: BlockRequest

@@ -63,7 +63,7 @@ def network_order(wanted: WantedEntry) -> tuple[int, int, int, int]:
 
 
 def mark_first_by_separator(waiting: Iterable[WantedEntry]) -> Iterator[tuple[WantedEntry, bool]]:
-    """Pair each entry with whether it is the first of its separator: a block may be announced under several."""
+    """Pair each entry with whether it is the first of its separator: a block may have several."""
     seen: set[SeparatorRecord | None] = set()
     for wanted in waiting:
         yield wanted, wanted.record.separator not in seen

@@ -48,7 +48,7 @@ class PolicyConflict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """A peer as shown on the screen; `topics` are those of its subscriptions that the router stores."""
+    """A peer as shown on the screen; `topics` are the peer's subscriptions that the router stores."""
 
     protocol: str
     topics: frozenset[str]

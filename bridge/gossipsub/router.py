@@ -283,7 +283,7 @@ class Router:
         return [Send(to.peer, self._table.encode_for_peer(to.peer, rpc), True, bytes([verdict])) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """Process an RPC. Pass an unreadable RPC as an empty one, since it may have been the peer's first.
+        """Process an RPC. Pass an unreadable RPC as an empty RPC, since it may have been the peer's first RPC.
 
         Returns RPCs to send, messages to deliver, and a `Verdict` for each of at most `max_messages_per_rpc` messages.
         """
@@ -847,7 +847,7 @@ class Router:
         return self._limit_discovered(pool, mesh)
 
     def _limit_discovered(self, pool: list[PeerState], mesh: Mapping[PeerID, PeerState]) -> list[PeerState]:
-        """Leave out discovered peers beyond the limit of a mesh, because they could all be one attacker's."""
+        """Leave out discovered peers beyond the limit of a mesh, because they could all belong to one attacker."""
         discovered = [state for state in pool if state.discovered]
         if not discovered:
             return pool

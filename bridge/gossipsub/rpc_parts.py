@@ -98,7 +98,7 @@ def split(rpc: RPC, limits: RpcLimits) -> RpcParts:
 
 
 class _Packer:
-    """RPCs filled one after the other. The sizes it adds up are upper bounds."""
+    """RPCs filled one after the other. The sizes that the packer adds up are upper bounds."""
 
     def __init__(self, limits: RpcLimits) -> None:
         self.overhead = min(limits.overhead, limits.size) - 2 * _FIELD  # of an RPC's control message and of an item

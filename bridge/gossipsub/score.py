@@ -74,7 +74,7 @@ class Score:
         self.compute()
 
     def colocate(self, count: int) -> None:
-        """Set the number of peers on its address (P6)."""
+        """Set the number of peers on the peer's address (P6)."""
         self.colocated = count
         self.compute()
 

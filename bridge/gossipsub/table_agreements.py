@@ -52,7 +52,7 @@ INDEX_LEFT_OUT: Final = "index_left_out"
 
 
 Savings = dict[tuple[SavingDirection, str], SavingStatus]
-"""By direction and topic. Only topics of agreed bundles occur, so a peer cannot make it grow."""
+"""Savings by direction and topic. Only topics of agreed bundles occur, so a peer cannot make the map grow."""
 
 
 class _PeerTable:
@@ -292,7 +292,8 @@ class TableAgreements:
     # ------------------------------------------------------------ status
 
     def table(self, peer: bytes) -> TopicTable | None:
-        """The table shared with a peer, which may be empty; `None` before its hello, or if that was refused."""
+        """The table shared with a peer, which may be empty; `None` without a hello of the peer, or if it was
+        refused."""
         state = self._peers.get(peer)
         return state.table if state is not None else None
 

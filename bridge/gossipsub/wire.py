@@ -62,7 +62,8 @@ class RpcSplitter:
 
     @property
     def pending(self) -> int:
-        """Bytes read of an unfinished RPC, its length prefix included, or not yet received of an oversized one.
+        """Bytes of an unfinished RPC that were read, with its length prefix, or of an oversized RPC that are still to
+        come.
 
         If it is not 0 at the end of a stream, the stream ended inside an RPC.
         """

@@ -17,7 +17,7 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import CidError, cid_bytes, read_sha2_256_digest
 
 MAX_READ: Final = 2 << 20
-"""Largest block of others, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
+"""Largest block read from other nodes, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
 
 TOO_LARGE: Final = "block_too_large"
 WRONG_HASH: Final = "block_hash_mismatch"
@@ -54,8 +54,8 @@ class BlockStore(Protocol):
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
             BlockUnavailableError: the block cannot be stored or protected now; a later call may succeed.
-            BlockRefusedError: the bytes are not those of the CID, the block is too large, or it was stored under
-                another CID.
+            BlockRefusedError: the bytes do not match the CID, the block is too large, or it was stored under another
+                CID.
         """
         ...
 
@@ -121,10 +121,10 @@ def read_digest(cid: str) -> bytes:
 
 
 def verify_block(cid: str, data: bytes) -> bytes:
-    """Return the bytes if they are those of the CID.
+    """Return the bytes if they match the CID.
 
     Raises:
-        BlockRefusedError: the bytes are not those of the CID, or the CID cannot be checked.
+        BlockRefusedError: the bytes do not match the CID, or the CID cannot be checked.
     """
     if sha256(data).digest() != read_digest(cid):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes received have another hash")

@@ -194,7 +194,7 @@ class Kubo:
         """Return the identity of the node.
 
         Raises:
-            BlockStoreUnavailableError: no node answers, or it has no RPC of Kubo's.
+            BlockStoreUnavailableError: no node answers, or the answer is not from Kubo's RPC.
         """
         try:
             answer = self._json("id", {}, timeout)

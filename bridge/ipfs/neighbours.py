@@ -2,7 +2,7 @@
 announcers.
 
 A Ceramic node uses one libp2p node for gossip and IPFS, so a gossip peer that speaks bitswap wants the blocks of Kiln's
-batches, and has the blocks of its own. Time comes from the caller, in s.
+batches, and holds the blocks of its own batches. Time comes from the caller, in s.
 """
 
 from __future__ import annotations

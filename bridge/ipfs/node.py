@@ -1,4 +1,4 @@
-"""The user's Kubo, whose state a thread checks, and whose connections it restores."""
+"""The user's Kubo: a thread checks the node's state, and restores the node's connections."""
 
 from __future__ import annotations
 

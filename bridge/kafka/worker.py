@@ -251,7 +251,7 @@ class KafkaWorker(SessionThread):
             self._assign_reader({})
 
     def _list_own(self) -> set[int]:
-        """List the partitions that this member reads, by what the group has assigned to it."""
+        """List the partitions that this member reads, given the partitions that the group has assigned to it."""
         if self._reads_all:
             return set(range(self._identity.partitions)) if 0 in self._assigned else set()
         return self._assigned

@@ -1,4 +1,4 @@
-"""Close connections and streams, even while a write is stuck. `BROKEN` lists the errors that a broken one raises."""
+"""Close connections and streams, even while a write is stuck. `BROKEN` lists the errors of broken ones."""
 
 from __future__ import annotations
 

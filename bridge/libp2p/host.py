@@ -560,7 +560,7 @@ class Node:
             session.end("stream reset by the peer")
 
     async def _await_inbound(self, link: PeerLink, session: PubsubSession) -> None:
-        """Wait until the peer opens a pubsub stream; disconnect a bootstrap peer that does not, to dial it again.
+        """Wait until the peer opens a pubsub stream; disconnect a bootstrap peer that opens none, to dial it again.
 
         go-libp2p asks once for each connection which protocols the other side speaks, and waits 5 s. If the node was
         too busy to answer, go-libp2p-pubsub opens no stream for as long as the connection lasts.

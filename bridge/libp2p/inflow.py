@@ -1,7 +1,7 @@
 """A fast path from TCP to the buffers of a connection's streams, for yamux frames that are plain data.
 
 Stock py-libp2p passes such a frame through twenty coroutines, four locks and as many formatted debug lines
-(docs/performance.md has the CPU of a frame). All other yamux frames take the stock path.
+(docs/performance.md gives the CPU of a frame). All other yamux frames take the stock path.
 """
 
 from __future__ import annotations

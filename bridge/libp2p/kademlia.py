@@ -146,7 +146,7 @@ def trusted_contact(peer: bytes, addresses: Iterable[bytes], speaker_scope: Addr
 
 
 def merge_contacts(one: DhtContact, other: DhtContact) -> DhtContact:
-    """Merge the addresses of two contacts, those of the first one first."""
+    """Merge the addresses of two contacts, the addresses of the first contact first."""
     return DhtContact(one.peer, tuple(dict.fromkeys((*one.addresses, *other.addresses)))[:MAX_ADDRESSES])
 
 

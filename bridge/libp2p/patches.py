@@ -119,7 +119,7 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
     """Update the peerstore from identify, with the agent version and with limits.
 
     Stock drops the agent version, and reads keys, signed records and lists of any length. The noise handshake has
-    proved the key, and `listen_addrs` has the addresses as well.
+    proved the key, and `listen_addrs` contains the addresses as well.
     """
     message.ClearField("public_key")
     message.ClearField("signedPeerRecord")

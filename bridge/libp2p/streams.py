@@ -1,7 +1,7 @@
 """Subclasses of py-libp2p's streams, connections and swarm, and the host of them. Reads are in inflow.py.
 
 "Stock" is py-libp2p without these overrides. Each one states its reason; patches.py contains the changes that no
-subclass can make. docs/performance.md has the CPU of a frame with them and with stock py-libp2p.
+subclass can make. docs/performance.md gives the CPU of a frame with the overrides and with stock py-libp2p.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class SpoolStatus(Struct, frozen=True):
     put: int
     """frames taken"""
     acknowledged: int
-    """frames that Kafka has, with those of an earlier run's spool"""
+    """frames that Kafka has, including the frames of an earlier run's spool"""
     memory_bytes: int
     disk_bytes: int
     """bytes of the spool's files now"""

@@ -16,7 +16,7 @@ class PrerequisiteError(KilnError):
 
 
 class SettingsError(KilnError, ValueError):
-    """The settings are invalid; `problems` has a line for each error: the source, the value, and what is expected."""
+    """The settings are invalid; `problems` contains a line for each error: source, value, and what is expected."""
 
     exit_code = 2
 

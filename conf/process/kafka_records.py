@@ -195,7 +195,7 @@ def list_codecs() -> list[str]:
 
 
 def describe_undecodable(error: LibrdkafkaError) -> bytes:
-    """Return a value in place of one that cannot be decoded. No reader of Kiln's topics accepts it."""
+    """Return a value in place of a value that cannot be decoded. No reader of Kiln's topics accepts it."""
     return f"no record can be decoded here: {error.str()}".encode()
 
 

@@ -663,7 +663,7 @@ class Receive(Section):
 
 
 class Ipfs(Section):
-    """Blocks of batches for others to fetch, and blocks and geneses of others."""
+    """Our blocks of batches, for other nodes to fetch, and blocks and geneses of other nodes."""
 
     api: str = "self"
     api_auth: SecretStr = SecretStr("")
@@ -813,7 +813,7 @@ class Settings(Section):
 
     @property
     def fetches(self) -> bool:
-        """True if blocks of others are fetched: geneses of streams, and blocks of batches."""
+        """True if blocks of other nodes are fetched: geneses of streams, and blocks of batches."""
         if not self.is_ceramic:
             return False
         if not self.ipfs.api or self.ipfs.fetch != "auto":

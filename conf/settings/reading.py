@@ -107,8 +107,9 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
 def read_variables(environ: Mapping[str, str]) -> dict[str, object]:
     """Read the settings in environment variables as a tree, with values as text.
 
-    The variable of a section or of a free table is a JSON object, with which those of single keys are merged. Values of
-    a free table may be JSON. Names of variables do not depend on case, and keys of free tables are lower case.
+    The variable of a section or of a free table is a JSON object, with which the variables of single keys are merged.
+    Values of a free table may be JSON. Names of variables do not depend on case, and keys of free tables are lower
+    case.
     """
     known = list_keys()
     found: dict[Keys, str] = {}

@@ -1,4 +1,4 @@
-"""Detection of secret settings, and text about settings without them.
+"""Detection of secret settings, and masking of secrets in text.
 
 Kiln's own secret settings are `SecretStr`. Free tables, such as `spark.conf`, have keys of Hadoop, Spark, Kafka and
 object stores, where secrets are recognized by the name of the key.

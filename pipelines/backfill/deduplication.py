@@ -122,7 +122,7 @@ class StreamHistory:
         """last tips by origin and author"""
 
     def add_update(self, origin: str, separator: Hashable | None, tip: str, at: int) -> None:
-        """Add an update of earlier chunks or of the live tables. Its time may be after those of the candidates."""
+        """Add an update of earlier chunks or of the live tables. Its time may be after the times of the candidates."""
         insort(self._updates.setdefault((origin, tip), {}).setdefault(separator, []), at)
 
     def add_announcement(self, origin: str, author: str, tip: str, at: int) -> None:

@@ -131,7 +131,7 @@ def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
 
 
 def get_network(run: BackfillRun) -> str | None:
-    """Return the network of the run, or `None` if it has all networks."""
+    """Return the network of the run, or `None` if the run covers all networks."""
     network = run.details.get("network")
     return str(network) if network is not None and run.details.get("source") != "files" else None
 

@@ -79,7 +79,7 @@ class RunTerms:
 
 
 def describe_differences(details: Mapping[str, object], span: TimeRange, terms: RunTerms) -> list[str]:
-    """Describe how the terms of a run that was begun differ from these; empty for the same run."""
+    """Describe how the terms of a begun run, `details` and `span`, differ from `terms`; empty for the same run."""
     differences = []
     if span != terms.span:
         differences.append("its range is another")

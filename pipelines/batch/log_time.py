@@ -12,7 +12,7 @@ from kiln.conf.process.location import Location
 from kiln.pipelines.runtime.micro_batch_clock import get_task_property
 
 LogTimes = Mapping[int, int]
-"""By partition, the greatest stamp so far, µs."""
+"""The greatest stamp so far, by partition, µs."""
 
 _PROPERTY = "kiln.logTimes"
 

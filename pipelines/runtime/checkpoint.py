@@ -135,7 +135,7 @@ class Checkpoint:
 
     @property
     def first_offsets(self) -> log.Offsets | None:
-        """The offsets at which the first micro-batch begins; None if the checkpoint does not have them."""
+        """The offsets at which the first micro-batch begins; None if they are not in the checkpoint."""
         path = self.path / FIRST_OFFSETS_FILE
         if not path.exists():
             return None

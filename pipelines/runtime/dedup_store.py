@@ -205,7 +205,7 @@ class DedupStore:
         return stored, expired
 
     def mark(self, epoch: Epoch, now: int) -> None:
-        """Record that the file has all copies that one task of a micro-batch read. `now` as in `filter_new`."""
+        """Record that the file contains all copies that one task of a micro-batch read. `now` as in `filter_new`."""
         with self._transaction():
             self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 

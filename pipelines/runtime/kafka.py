@@ -1,4 +1,4 @@
-"""Kafka topics as DataFrames. `kafka_source` streams them."""
+"""Kafka topics as DataFrames. `kafka_source` streams topics."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from kiln.pipelines.runtime.checkpoint import FIRST_OFFSETS_FILE, Checkpoint, fo
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask, ClientOptions, LostRecordsError, OffsetRange, read_ranges
 
 Offsets = dict[str, dict[str, int]]
-"""Offsets by full topic name and partition, as JSON has them."""
+"""Offsets by full topic name and partition, which is a text, as in JSON."""
 
 _FORMAT: Final = "kiln-kafka"
 _TIMEOUT: Final = 5.0  # s for the broker to answer

@@ -1,10 +1,10 @@
 """Versions of the tables up to which all queries have passed (docs/design, decision 29).
 
-A row may be judged once no query can still add what follows from it. The checkpoints tell: each has the offsets of its
-newest micro-batches, and when each was planned. The output of a query is in its topics before the query plans its next
-micro-batch. A micro-batch of `sink` that reached the ends of its topics has read all that was written before the
-preceding micro-batch of `sink` was planned. At the end of a run nothing more is planned, so the run notes that all
-queries have read everything. A row is kept back too long rather than judged too early.
+A row may be judged once no query can still add what follows from it. The checkpoints show this: each contains the
+offsets of its newest micro-batches, and the times at which they were planned. The output of a query is in its topics
+before the query plans its next micro-batch. A micro-batch of `sink` that reached the ends of its topics has read all
+that was written before the preceding micro-batch of `sink` was planned. At the end of a run nothing more is planned, so
+the run notes that all queries have read everything. A row is kept back too long rather than judged too early.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Progress of a query, committed to Kafka as the offsets of a consumer group. A query that writes no table needs it:
+"""Progress of a query, committed to Kafka as the offsets of a consumer group. It is for a query that writes no table:
 there is no table with which an older checkpoint could be compared (decision 19). Tools for consumer groups then show
 the query's lag."""
 

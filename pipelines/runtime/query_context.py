@@ -124,7 +124,7 @@ has few rows and little work in the JVM."""
 
 
 _write_locks: Final = defaultdict[str, Lock](Lock)
-"""for each query id, held while a micro-batch is written"""
+"""locks by query id, each held while a micro-batch is written"""
 
 
 def write_in_order(

@@ -24,7 +24,7 @@ class CaptureFormat:
     """A format of files. A file may be compressed whatever its name is, and its lines may be wrapped (`transport`)."""
 
     name: str
-    """also the `protocol` of the Frames, except for Kiln's own captures"""
+    """name of the format; also the `protocol` of the Frames, except for Kiln's own captures"""
     description: str
     """description of the format, and of what it lacks compared with Kiln's own captures"""
     sniff: Callable[[bytes], bool]
@@ -114,7 +114,7 @@ def detect_format(file: BinaryIO) -> CaptureFormat | None:
 
 
 def describe_file(file: BinaryIO) -> str:
-    """Describe a file of none of the FORMATS by its first bytes."""
+    """Describe a file that has none of the FORMATS, by its first bytes."""
     first, damage = _read_first(file)
     compression = name_compression(file)
     inside = f"a {compression} file with " if compression else ""

@@ -53,7 +53,7 @@ class CaptureSurvey(NamedTuple):
     """Survey of a whole capture, made in the first pass for the second."""
 
     streams: dict[tuple[_Lane, int], ConnectionStream]
-    """by lane and number of the connection, from 1"""
+    """streams by lane and number of the connection, from 1"""
     networks: Counter[str]
     """number of topic names of each Ceramic network"""
     records: int

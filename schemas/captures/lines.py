@@ -49,7 +49,7 @@ WHOLE: Final = FileRange(0, None, 1)
 class Line(NamedTuple):
     number: int
     data: bytes
-    """without LF or CRLF; of a line over MAX_LINE only the first QUARANTINED_LINE_BYTES"""
+    """the line without LF or CRLF; of a line over MAX_LINE only the first QUARANTINED_LINE_BYTES"""
     length: int
     """bytes of the whole line"""
     ended: bool

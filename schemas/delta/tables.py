@@ -653,7 +653,8 @@ _ALL: Final = (
 )
 
 TABLES_VERSION: Final = 2
-"""Raise it with an incompatible change only: new tables and nullable columns are added to existing lakes."""
+"""Version of the tables. Raise it with an incompatible change only: new tables and nullable columns are added to
+existing lakes."""
 
 TABLES: Final[dict[str, Table]] = {table.name: table for table in _ALL}
 

@@ -91,7 +91,7 @@ def find_exceeded_limit(item: Item) -> KrpcRefusal | None:
 
 
 def is_signed(item: Item) -> bool:
-    """Return true if the signature is that of the item's key (45 µs)."""
+    """Return true if the item's key made the signature (45 µs)."""
     try:
         VerifyKey(item.key).verify(build_signed_bytes(item.salt, item.sequence, item.value), item.signature)
     except (BadSignatureError, ValueError):  # ValueError: a key or signature of another size

@@ -173,9 +173,9 @@ class MalformedDatagram(Struct, frozen=True):
     reason: str
     """one of REASONS"""
     transaction: bytes | None = None
-    """set for a query to which an error can still be sent (BEP 5: 203)"""
+    """transaction of a query to which an error can still be sent (BEP 5: 203)"""
     topic: bytes | None = None
-    """set for such a query if its topic can be read"""
+    """topic of such a query, if it can be read"""
 
 
 REASONS: Final = (

@@ -143,7 +143,7 @@ def list_control_entries(
     Args:
         rpc: The RPC.
         table: Topic table of the connection, which resolves topic indices.
-        format_id: Formats a message id as the column `message_id` has it.
+        format_id: Formats a message id for the column `message_id`.
     """
     is_known = _has_no_unknown_fields(rpc)
     subscriptions = [

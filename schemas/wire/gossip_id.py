@@ -107,7 +107,7 @@ def _key_end(raw: bytes) -> int:
 def format_gossip_id(raw: bytes) -> str:
     """Format an id as in the column `message_id` of the table `messages`, from any form that a peer may use.
 
-    An id of none of the forms is hex.
+    An id of no known form is formatted as hex.
     """
     if len(raw) == _HASH_BYTES:
         return f"sha256/{raw.hex()}"

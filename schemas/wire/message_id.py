@@ -97,7 +97,7 @@ class MessageIdRule:
 
 @lru_cache
 def parse_message_id_rule(text: str) -> MessageIdRule:
-    """Parse the name of a rule, as the setting `network.message_id` has it.
+    """Parse the name of a rule, a value of the setting `network.message_id`.
 
     `author_seqno`, or a digest of the data, or of topic and data: `sha256_data`, `sha256_topic_data`, `blake2b_data`,
     `blake2b_topic_data`. After a colon, `hex` makes the id the digest in lower-case hex, and a number shortens it:

@@ -48,7 +48,7 @@ class Separator(NamedTuple):
 
 
 class Topic(NamedTuple):
-    """A Ceramic topic: its network, and its separator if it is the topic of one."""
+    """A Ceramic topic: its network, and the separator if it is a separator's topic."""
 
     network: str
     separator: Separator | None
@@ -162,7 +162,7 @@ def parse_separator(text: str) -> Separator:
 
 
 class Interest(NamedTuple):
-    """Separators that a node follows: every one (no key), those of a key (no value), or one."""
+    """Separators that a node follows: all (no key), all separators of a key (no value), or a single separator."""
 
     key: str | None
     value: str | None

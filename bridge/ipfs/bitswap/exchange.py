@@ -139,7 +139,7 @@ class _Writer:
         self.watch = trio.CancelScope()  # of the task that reads the stream, on which peers send nothing
         self.is_reset = False
         self.in_socket = False
-        """a write to the socket is in progress; to interrupt it breaks the connection"""
+        """true while a write to the socket is in progress; interrupting the write breaks the connection"""
 
 
 class BlockExchange:

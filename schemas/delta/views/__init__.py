@@ -2,8 +2,8 @@
 
 `NAME.sql` begins with a comment: a description of the view, then a line `Grain:` with the meaning of one row. One
 SELECT follows, over tables of `kiln.schemas.delta.tables` and over other views, in SQL that both DuckDB and Spark
-accept. If there is no such SQL, or DuckDB needs its own to be fast, `NAME.spark.sql` has the Spark form and `NAME.sql`
-the DuckDB form. Sessions of both run in UTC.
+accept. If there is no such SQL, or DuckDB needs its own to be fast, `NAME.spark.sql` contains the Spark form, and
+`NAME.sql` contains the DuckDB form. Sessions of both run in UTC.
 """
 
 from __future__ import annotations
