@@ -46,8 +46,8 @@ def test_a_view_has_the_same_rows_on_both_engines(view: str, spark: SparkSession
     assert rows == in_any_order(rows_of(there))
 
 
-def test_there_are_twenty_questions_for_both_engines() -> None:
-    assert sum(each.both for each in QUESTIONS) >= 20
+def test_there_are_questions_enough_for_both_engines() -> None:
+    assert sum(each.both for each in QUESTIONS) >= 15
 
 
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.both], ids=lambda each: each.title)
