@@ -353,4 +353,4 @@ class FrameSink:
 
 
 def _count_bytes(frames: Sequence[QueuedFrame]) -> int:
-    return sum(len(each.frame) + _OVERHEAD for each in frames)
+    return sum(len(queued.frame) + _OVERHEAD for queued in frames)

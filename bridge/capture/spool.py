@@ -244,8 +244,8 @@ class Spool:
 
     def _insert(self, frames: Sequence[QueuedFrame]) -> None:
         rows = (
-            (number, each.connection, each.frame, _checksum(each.connection, each.frame))
-            for number, each in enumerate(frames, self._last + 1)
+            (number, queued.connection, queued.frame, _checksum(queued.connection, queued.frame))
+            for number, queued in enumerate(frames, self._last + 1)
         )
         with self._open() as file:
             file.executemany("INSERT INTO frames VALUES (?, ?, ?, ?)", rows)
