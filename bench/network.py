@@ -108,7 +108,7 @@ NODE: Final[Mapping[str, tuple[bool, type[Router], bool]]] = {
     "nor routed": (True, _Mute, False),
     "nor parsed and framed": (False, _Mute, False),
 }
-"""Whether RPCs are parsed and framed, the router, and whether signatures are verified."""
+"""Sides of the node: true if it parses and frames RPCs, its router, and true if it verifies signatures."""
 
 
 def measure(extent: Extent, say: Say) -> Finding:

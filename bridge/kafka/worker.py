@@ -218,7 +218,9 @@ class KafkaWorker(SessionThread):
         except KafkaException:
             return  # if it persists, the consumer reports it
         if identity != self._identity:
-            raise FramesProducerError(f"topic {self._topic} was created again, or has more partitions: reading it anew")
+            raise FramesProducerError(
+                f"topic {self._topic} was created again or has more partitions, so its offsets are read again"
+            )
 
     def _serve_group(self) -> None:
         message = self._consumer.poll(0)  # it reads no record

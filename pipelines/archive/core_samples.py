@@ -12,7 +12,7 @@ from kiln.pipelines.decode.decoder import DecodedMessage, FrameDecoder, Rejected
 from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.native.core import CoreRows, RecordRow, take_records
-from kiln.pipelines.native.library import TABLES_OF_CORE
+from kiln.pipelines.native.library import TABLES_OF_CORE, turn_off
 from kiln.schemas.delta.tables import TABLES
 
 _Values = list[tuple[object, ...]]
@@ -43,6 +43,15 @@ def compare_samples(
         from_core[by_row[row]]["identities"].append(digests)
     for record in samples:
         yield record, from_core[record.partition, record.offset], _build_python_rows(record, decoder)
+
+
+def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder) -> bool:
+    """Compare the samples of a call, and turn the core off at a difference. Returns true if there is one."""
+    for record, ours, theirs in compare_samples(rows, batch, decoder):
+        if ours != theirs:
+            turn_off("the native core and Python decoded a record into other rows", record.partition, record.offset)
+            return True
+    return False
 
 
 def list_positions(rows: pa.RecordBatch) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 
 from kiln.pipelines.archive.control_rows import ENTRY_ROW_BYTES, estimate_size
-from kiln.pipelines.archive.core_samples import compare_samples, list_positions
+from kiln.pipelines.archive.core_samples import list_positions, turn_off_at_difference
 from kiln.pipelines.archive.rows import (
     ROW_BYTES,
     DecodedRecord,
@@ -33,7 +33,7 @@ from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.frame_ranges import FrameRangeFilter, build_range_key
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native.core import Core, CoreRows, can_decode, take_records
-from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine, turn_off
+from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine
 from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, CopyColumns
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.row_packing import UniqueRow
@@ -202,13 +202,10 @@ class _RecordDecoder:
             self._spans[partition] = first, own[-1].as_py()
 
     def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
-        """Compare the samples with Python's rows. At a difference, the core is turned off."""
-        for record, ours, theirs in compare_samples(rows, batch, self._decoder):
-            if ours != theirs:
-                self._differences += 1
-                turn_off("the native core and Python decoded a record into other rows", record.partition, record.offset)
-                return True
-        return not find_engine().is_native  # another task of this worker has found one
+        """Return true if this task, or another one of this worker, has found the core to be wrong."""
+        if turn_off_at_difference(rows, batch, self._decoder):
+            self._differences += 1
+        return not find_engine().is_native
 
     def _decode_in_python(self, batch: pa.RecordBatch, first: int, end: int) -> Iterator[CopyChunk]:
         """Decode consecutive records."""

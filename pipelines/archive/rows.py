@@ -104,7 +104,7 @@ class DecodedRecord(NamedTuple):
     copies: Sequence[CopyRow] = ()
     control: ControlRows = NO_CONTROL_ROWS
     row: FrameRow | None = None
-    """of `frames`; `None` if the record is not a Frame, or has no row"""
+    """row of the table `frames`; `None` if the record is not a Frame, or no row can be built"""
 
 
 def decode_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> DecodedRecord:

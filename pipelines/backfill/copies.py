@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.archive.core_samples import compare_samples
+from kiln.pipelines.archive.core_samples import turn_off_at_difference
 from kiln.pipelines.archive.record_decoder import PartFiles
 from kiln.pipelines.archive.rows import (
     DecodedRecord,
@@ -40,8 +40,8 @@ from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.native.core import Core, CoreRows, can_decode
-from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine, turn_off
+from kiln.pipelines.native.core import Core, can_decode
+from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine
 from kiln.pipelines.runtime.row_packing import pack
 from kiln.pipelines.sink.rows import QuarantineRow
 from kiln.schemas.delta.tables import TABLES
@@ -137,7 +137,7 @@ class CopyDecoder:
         frames = _list_frames(batch)
         records = _build_records(batch, frames)
         for rows in core.archive(records):
-            if self._has_difference(rows, records):
+            if turn_off_at_difference(rows, records, self._decoder) or not find_engine().is_native:
                 yield from self._decode_in_python(frames[rows.first :])
                 return
             yield from self._decode_in_python([frames[row] for row in rows.left])
@@ -146,14 +146,6 @@ class CopyDecoder:
                 if write_parts:
                     self._parts.gather(tables)
                 yield from _merge_copies(tables["messages"])
-
-    def _has_difference(self, rows: CoreRows, records: pa.RecordBatch) -> bool:
-        """Compare samples with Python's rows. At a difference, the core is turned off."""
-        for record, ours, theirs in compare_samples(rows, records, self._decoder):
-            if ours != theirs:
-                turn_off("the native core and Python decoded a frame into other rows", record.partition, record.offset)
-                return True
-        return not find_engine().is_native  # another task of this worker has found one
 
 
 def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:

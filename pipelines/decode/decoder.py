@@ -334,7 +334,7 @@ _Key = tuple[bytes, int, str, Origin, TopicTable]
 
 
 class _Verified(NamedTuple):
-    """What all copies of a message have in common, and the CPU that a copy costs.
+    """Result that all copies of a message share, and the CPU that a copy costs.
 
     `item`: without position, peer, time and bytes. `cost`: nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST).
     """

@@ -303,7 +303,7 @@ def table_of_the_page() -> dict[tuple[str, str], Found]:
 
 
 def read_cell(cell: str, claim: Claim) -> Found:
-    """What a cell says: whether the update waits, the batches that it ends in, the reason in quarantine, the view."""
+    """Content of a cell: true if the update waits, the batches that hold it, its reason in quarantine, the view."""
     words = cell.split(", ")
     waits = words[0] == "waits"
     owner = words[waits].replace("the topic's", str(claim.topic))

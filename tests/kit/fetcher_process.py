@@ -30,7 +30,7 @@ class _Blocks(FolderBlockStore):
         self._folder = folder
 
     def get(self, cid: str, timeout: float, limit: int = 256_000) -> bytes:
-        time.sleep(random.uniform(0, 0.05))
+        time.sleep(random.uniform(0, 0.05))  # the time that a peer takes to send a block
         try:
             return (self._folder / cid).read_bytes()
         except FileNotFoundError:

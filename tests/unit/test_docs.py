@@ -36,11 +36,11 @@ def name_of(page: Path) -> str:
 
 
 def test_the_page_of_the_tables_is_made_from_the_tables() -> None:
-    assert text("docs/TABLES.md") == markdown(), "write it anew: python -m kiln.schemas.delta.tables > docs/TABLES.md"
+    assert text("docs/TABLES.md") == markdown(), "regenerate it: make pages"
 
 
 def test_the_page_of_questions_has_every_view() -> None:
-    assert views_table() in text("docs/SQL.md"), "write it anew: make pages"
+    assert views_table() in text("docs/SQL.md"), "regenerate it: make pages"
 
 
 @pytest.fixture(scope="module")

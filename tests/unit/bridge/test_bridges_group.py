@@ -1,4 +1,4 @@
-"""What bridges learn of each other."""
+"""Members of a network's group of bridges: interests, authors and identity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the blocks of batches stay in IPFS."""
+"""Blocks of batches stay in IPFS for a set time."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ Report = Callable[[KafkaError, None], None]
 
 
 class Producer:
-    """As librdkafka's: reports are served in `flush`, and after a refused record all others are refused too."""
+    """A producer like librdkafka's: `flush` serves reports, and all records after a refused one are refused too."""
 
     def __init__(self, kafka: Kafka) -> None:
         self.kafka = kafka

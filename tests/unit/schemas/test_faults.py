@@ -65,7 +65,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
 
 def test_the_runbook_has_the_tables_and_each_shared_remedy_once() -> None:
     page = RUNBOOK.read_text(encoding="utf-8")
-    assert page == insert_tables(page), "write it anew: python -m kiln.schemas.faults docs/RUNBOOK.md"
+    assert page == insert_tables(page), "regenerate it: make pages"
     assert all(page.count(f"| {fault.stage} | `{fault.reason}` | {fault.meaning} |") == 1 for fault in FAULTS)
     remedies = Counter(fault.what_to_do for fault in FAULTS)
     assert all(page.count(f"**{remedy}**") == (count > 1) for remedy, count in remedies.items())

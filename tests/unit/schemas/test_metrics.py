@@ -162,4 +162,4 @@ def test_a_counter_without_a_sentence_would_be_noticed() -> None:
 
 
 def test_the_tables_of_families_are_made_from_the_code() -> None:
-    assert insert_tables(PAGE) == PAGE, "write it anew: python -m kiln.schemas.metrics docs/METRICS.md"
+    assert insert_tables(PAGE) == PAGE, "regenerate it: make pages"
