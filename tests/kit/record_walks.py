@@ -32,6 +32,7 @@ from kiln.pipelines.batch.processor import BatchProcessor
 from kiln.pipelines.batch.transform import build_range_task
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.native.core import MIN_RECORDS
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode
@@ -121,10 +122,11 @@ def build_record(value: bytes, offset: int = OFFSET, stamp: int = NOW) -> pa.Rec
     return pa.RecordBatch.from_pylist([row], RECORDS)
 
 
-def build_frame() -> Frame:
+def build_frame(stream: StreamID = STREAM, seqno: str = MESSAGE_ID[-16:]) -> Frame:
     """A received frame with a signed UPDATE, which the bridge has checked."""
-    data = write_update(STREAM.text, cid_text(TIP), MODEL.text)
-    message = Message(data=data, topic="/ceramic/testnet-clay", seqno=bytes.fromhex(MESSAGE_ID[-16:]))
+    tip = TIP if stream == STREAM else compute_cid(seqno.encode())
+    data = write_update(stream.text, cid_text(tip), MODEL.text)
+    message = Message(data=data, topic="/ceramic/testnet-clay", seqno=bytes.fromhex(seqno))
     sign(message, KEY)
     return Frame(
         network="testnet-clay",
@@ -137,15 +139,19 @@ def build_frame() -> Frame:
     )
 
 
-def walk_frame() -> Walk:
-    """From a frame to a row of `messages` in a file, in Python."""
+def walk_frame(others: int = 0) -> Walk:
+    """From a frame to a row of `messages` in a file: in Python, or with the native core after `others` other frames."""
     with TemporaryDirectory(prefix="kiln-walk-") as folder:
         lake = Lake(f"{folder}/lake")
         lake.create(("frames", "copies", "messages", "subscriptions", "controls"))
         task = transform.build_archive_task(
             DecodeConfig("either"), lake, DedupStoreConfig(f"{folder}/dedup.sqlite", 1_000_000)
         )
-        record = build_record(build_frame().SerializeToString())
+        other = StreamID(3, compute_cid(b"another genesis"))
+        frames = [build_frame(other, f"{number:016x}") for number in range(others)] + [build_frame()]
+        record = pa.concat_batches(
+            build_record(frame.SerializeToString(), OFFSET - others + index) for index, frame in enumerate(frames)
+        )
         with (
             patch.object(transform, "get_batch_time", lambda: NOW),
             patch.object(transform, "get_task_epoch", lambda: Epoch("query", 1)),
@@ -182,7 +188,11 @@ def walk_update() -> Walk:
     return walk
 
 
-WALKS: dict[str, Callable[[], Walk]] = {"frame → messages row": walk_frame, "update → batch": walk_update}
+WALKS: dict[str, Callable[[], Walk]] = {
+    "frame → messages row": walk_frame,
+    "frame → messages row, native core": lambda: walk_frame(MIN_RECORDS),
+    "update → batch": walk_update,
+}
 
 if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
