@@ -37,7 +37,7 @@ from typing import Final, NamedTuple
 from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
 from kiln.bridge.fetcher.fetch_queue import KnownAnswers, UnansweredGeneses
 from kiln.bridge.fetcher.offsets import DoneOffsets
-from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, FetchOutput, PendingFetches, StagedWrites
+from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, FetchOutput, PendingFetches, StagedWrites
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
@@ -217,7 +217,7 @@ class Fetcher(KafkaWorker):
         self._offsets[partition] = offsets
         self._pending.start(partition, offsets)
         self._record_lost_range(partition, first)
-        return max(offsets.resume_offset - CLAIM_REPLAY, first)
+        return max(offsets.resume_offset - REPLAY, first)
 
     def _end(self, partition: int) -> None:
         self._offsets.pop(partition, None)

@@ -33,6 +33,7 @@ from kiln.bridge.fetcher.wanted import (
     read_update,
 )
 from kiln.conf.process.backoff import pause_after
+from kiln.schemas.kafka.epoch_guard import EpochGuard
 from kiln.schemas.kafka.records import (
     UNREADABLE,
     BlockRecord,
@@ -68,8 +69,9 @@ _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetc
 _MAX_READY: Final = 1_000  # updates that may be released and are not yet
 _UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of its announcer arrived", final=False)
 _OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
-CLAIM_REPLAY: Final = 10_000
-"""Records before its offset that a fetcher reads again at a start, to recover claims that were only counted."""
+REPLAY: Final = 10_000
+"""Records before its offset that a fetcher reads again at a start, to recover claims that were only counted, and to
+recognise updates that the query `updates` wrote twice."""
 
 
 class FetchOutput(NamedTuple):
@@ -159,6 +161,7 @@ class PendingFetches:
         self._options = options
         self._known = known
         self._offsets: dict[int, DoneOffsets] = {}
+        self._guards: dict[int, EpochGuard] = {}
         self._claims = ClaimedStreams()
         self._queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self._claims)
         self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
@@ -177,6 +180,7 @@ class PendingFetches:
     def start(self, partition: int, offsets: DoneOffsets) -> None:
         """Add a partition. `add_record` then gets its records from `offsets.resume_offset` on."""
         self._offsets[partition] = offsets
+        self._guards[partition] = EpochGuard()
         self._ready[partition] = deque()
 
     def record_lost_range(self, partition: int, before: int, now: int) -> int:
@@ -242,7 +246,7 @@ class PendingFetches:
             For a batch to fetch now, the peer id of its announcer, as text, if that is known.
         """
         if not self._offsets[position.partition].add(position.offset):
-            self._recover_claim(value, now)
+            self._recover(position, value, now)
             return None
         try:
             record = decode_wanted(value or b"")
@@ -255,6 +259,8 @@ class PendingFetches:
                 return self._add_batch(wanted, interests, now)
             if record.reason == "claim":
                 self._add_claim_record(wanted, now)
+            elif self._is_repeated(position, record):
+                self._finish(position, "repeated")
             else:
                 self._add_update(wanted, now)
         except (*UNREADABLE, UnicodeEncodeError, NotWantedError, StreamIdError) as error:
@@ -263,6 +269,18 @@ class PendingFetches:
             self._quarantine(key, MALFORMED, detail, value or b"", now, MALFORMED_STAGE)
             self._finish(position, MALFORMED)
         return None
+
+    def _is_repeated(self, position: KafkaPosition, record: WantedRecord) -> bool:
+        """Return true if the query `updates` has written this update before, in a micro-batch that a crash repeated.
+
+        The first one may have been released already, under an earlier generation, so no reader of the log would
+        recognise the second (decision 7).
+        """
+        update = record.update
+        if record.reason != "genesis" or update is None:
+            return False
+        message = f"{update.network}\n{update.origin}\n{update.message_id}"
+        return self._guards[position.partition].is_duplicate(update.epoch.query, update.epoch.batch, message)
 
     def _add_update(self, wanted: WantedEntry, now: int) -> None:
         update = read_update(wanted.record)
@@ -294,11 +312,13 @@ class PendingFetches:
             self._add_claim(record, now)
         self._finish(wanted.position, "claims")
 
-    def _recover_claim(self, value: bytes | None, now: int) -> None:
-        """Count a claim again that an earlier run had only counted in memory when it finished the record."""
+    def _recover(self, position: KafkaPosition, value: bytes | None, now: int) -> None:
+        """Recover from a finished record what an earlier run had only in memory: a claim that it counted, or an update
+        of which a repeat may follow."""
         try:
             record = decode_wanted(value or b"")
             encode(record)
+            self._is_repeated(position, record)
             known = record.reason != "claim" or read_update(record).stream in self._known.streams
         except (*UNREADABLE, UnicodeEncodeError, NotWantedError, StreamIdError):
             return  # quarantined by the earlier run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from codecs import getincrementaldecoder
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -219,7 +220,7 @@ def quarantine_replay(
     settings = settings_of(config, state)
     from kiln.bridge.kafka.producers import FramesProducer, connect
     from kiln.deploy.ops.quarantine.replay import QuarantineReplay, describe_candidates
-    from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
+    from kiln.deploy.ops.quarantine.unfetched import build_retry, find_unfetched_blocks
     from kiln.deploy.stack.kafka_broker import start_broker
     from kiln.pipelines.app.launch import decode_config
     from kiln.schemas.kafka.records import encode
@@ -246,9 +247,10 @@ def quarantine_replay(
     if given_up is not None:
         missing, unreadable = given_up
         if missing:
+            number = time.time_ns() // 1000
             with producing("wanted") as producer:
                 for record in missing:
-                    producer.send_record(record.cid.encode(), encode(record))
+                    producer.send_record(record.cid.encode(), encode(build_retry(record, number)))
             out.print(f"{reason}: {len(missing):,} requested again")
         elif not unreadable:
             out.print(f"{reason}: all of these blocks have arrived since")

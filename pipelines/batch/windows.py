@@ -16,8 +16,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kiln.pipelines.batch.epoch_guard import Epoch, EpochGuard, SavedEpoch
 from kiln.pipelines.batch.offset_range import NO_UPDATE, UpdateRange, WindowKey
+from kiln.schemas.kafka.epoch_guard import Epoch, EpochGuard, SavedEpoch
 from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
 
 # µs: before and after every time that a record can have

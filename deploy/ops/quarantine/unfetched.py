@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import duckdb
+from msgspec import structs
 
 from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
+from kiln.schemas.kafka.records import UNREADABLE, Epoch, WantedRecord, decode_wanted
+
+RETRY: Final = "retry"
+"""writer of the epochs of requests that are made again"""
 
 
 class UnfetchedBlocks(NamedTuple):
@@ -59,6 +63,14 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
         and (record.update is None or (record.network, record.update.message_id) not in updates)
     ]
     return UnfetchedBlocks(missing, unreadable)
+
+
+def build_retry(record: WantedRecord, number: int) -> WantedRecord:
+    """Build another request for a block. Its update gets the epoch `number` of a writer of its own, so that the fetcher
+    does not take it for a repeat of the first request (decision 7)."""
+    if record.update is None:
+        return record
+    return structs.replace(record, update=structs.replace(record.update, epoch=Epoch(RETRY, number)))
 
 
 def _query_rows(

@@ -25,10 +25,11 @@ from kiln.bridge.fetcher.attempts import (
 )
 from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_METADATA, MAX_RELEASING, DoneOffsets
-from kiln.bridge.fetcher.pending import CLAIM_REPLAY, FetchingOptions, PendingFetches
+from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, PendingFetches
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.deploy.ops.quarantine.unfetched import build_retry
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import (
     BlockRecord,
@@ -211,6 +212,21 @@ def test_what_could_not_be_had_is_not_asked_for_again_until_it_is_forgotten() ->
     (ask,) = run.next()
     run.answer(ask, GenesisAnswer(MODEL, None))
     assert [update.message_id for update in run.updates()] == ["message 2"]
+
+
+def test_an_update_that_was_given_up_is_released_when_it_is_requested_again() -> None:
+    run = Run()
+    given_up = wanted_update(1, 0)
+    run.take(given_up)
+    run.try_until(60, UNAVAILABLE)
+    run.now += 100 * S
+    run.take(given_up)  # a repeat after a crash: it is given up already
+    assert run.next() == []
+    assert run.pending.counts["repeated"] == 1
+    run.take(build_retry(given_up, run.now))  # as `kiln quarantine replay` writes it
+    (ask,) = run.next()
+    run.answer(ask, GenesisAnswer(MODEL, None))
+    assert [update.message_id for update in run.updates()] == ["message 0"]
 
 
 def test_what_can_never_be_had_is_not_tried_again() -> None:
@@ -717,7 +733,7 @@ def _live(
     pending = PendingFetches(FetchingOptions(NETWORK, max_concurrent=2, give_up_after=5 * S, retry_after=2 * S), memory)
     done_offsets = DoneOffsets(*committed, fresh_generation)
     pending.start(0, done_offsets)
-    at, now = max(0, committed[0] - CLAIM_REPLAY), START
+    at, now = max(0, committed[0] - REPLAY), START
     try:
         for _ in range(100):
             now += S
@@ -750,20 +766,23 @@ def _live(
     streams=st.lists(st.integers(0, 3), min_size=1, max_size=25),
     claims=st.sets(st.integers(0, 24)),
     never=st.sets(st.integers(0, 3), max_size=2),
+    again=st.integers(0, 25),
     lives=st.lists(st.integers(0, 40), max_size=6),
     paces=st.lists(st.integers(0, 4), min_size=1, max_size=6),
 )
 def test_whatever_crashes_each_update_is_released_once_in_its_order(
-    streams: list[int], claims: set[int], never: set[int], lives: list[int], paces: list[int]
+    streams: list[int], claims: set[int], never: set[int], again: int, lives: list[int], paces: list[int]
 ) -> None:
     """The process ends before any record or commit; what was committed last is where the next one begins.
 
     `claims`: which records are claims, of which nothing is released; `never`: streams whose genesis does not come;
+    `again`: records of the micro-batch that the query `updates` wrote before it crashed, and wrote again then;
     `lives`: records and commits of each; `paces`: records taken at once.
     """
-    wanted = [
+    written = [
         encode((claim if number in claims else wanted_update)(stream, number)) for number, stream in enumerate(streams)
     ]
+    wanted = written[:again] + written
     log, quarantine, told = Log(), set[bytes](), dict[str, bytes]()
     committed = (0, "")
     pace = cycle([*paces, 1])

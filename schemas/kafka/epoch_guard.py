@@ -1,7 +1,8 @@
-"""Guard against a micro-batch of `updates` that is in `kiln.updates` twice (decision 7). No Spark, no clock, no I/O.
+"""Guard against a micro-batch of the query `updates` that is in `kiln.updates` or `kiln.wanted` twice (decision 7). No
+clock, no I/O.
 
-An epoch is one micro-batch of the query that writes the log, or the records that the bridge released between two
-commits: after a crash Kafka may have them twice.
+An epoch is one micro-batch of the query, or the records that the bridge's fetcher released between two commits: after a
+crash Kafka may have them twice.
 """
 
 from __future__ import annotations
