@@ -1,17 +1,30 @@
-"""Query `archive`. It writes to Delta every frame with its exact bytes, each subscription, control entry and copy of a
-message, and one valid copy of every message. Bytes that are no message go to quarantine.
+"""Query `archive`: from Kafka's topic `kiln.frames` to Delta, and faults to the topic `kiln.quarantine`.
 
-    kiln.frames ─ source: decode ─ drop copies of stored messages ─ foreachBatch: write files ─ Delta, quarantine
+Each frame becomes a row of `frames` with its exact bytes. Each copy of a message in it is a row of `copies`, each
+subscription of `subscriptions` and each control entry of `controls`. The first valid copy of a message is the row of
+`messages`. Bytes that are no message are faults.
 
-On one machine the tasks of the source run all three steps, with the state of deduplication in a file. On a cluster,
-Spark's state drops the copies, and a stage in foreachBatch writes the files. Either way a micro-batch has rows of kind,
-key and value: faults for quarantine, and what each task did, above all the names of its files.
+    source: decode; write files of the first four tables ─ accept each message once ─ write files of `messages`
+        ─ foreachBatch: faults to Kafka, files to Delta
 
-A micro-batch takes effect in this order: files of rows, faults into `kiln.quarantine`, a commit to each table, Spark's
-commit of the checkpoint. After a crash between two of them, Spark repeats the micro-batch with the same offsets and
-ids. The deduplication state recognises the copies that it accepted for it, a table that has the ids already skips it,
-files without a commit are no rows, and maintenance removes them. Faults come again with the same keys, and `sink` drops
-them.
+Messages are accepted by digest. On one machine the tasks of the source do all three steps, and the digests are in a
+file. On a cluster, Spark's `dropDuplicatesWithinWatermark` keeps the digests, and foreachBatch writes the files of
+`messages`. A repeated frame, which a restarted bridge sends, is found by its number in the connection (`FrameDedup`).
+
+The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` lets the disk have each before the
+next begins.
+
+1. Spark's offset log: which records it reads.
+2. The digests of accepted messages, each with the place of its copy; files of rows.
+3. Faults, in `kiln.quarantine`.
+4. A commit to each table in turn. Its Delta transaction is the id of the query and of the micro-batch.
+5. Spark's commit log.
+
+After a crash, Spark repeats the micro-batch, with the records of 1 and the same ids. It accepts the copies that it had
+accepted, because their places are those in 2 (Spark's state begins again without them). Files that no commit names
+are not rows, and `kiln maintain` deletes them. Faults may be in the topic twice, with the same key, and `sink` stores
+them once. A table that has the transaction skips the commit, and frames of this micro-batch do not count as repeated. A
+task that Spark runs twice leaves no more than a crash before 3.
 """
 
 from __future__ import annotations

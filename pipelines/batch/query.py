@@ -1,11 +1,26 @@
-"""Query `batch`: windows of each separator to CIP-123 batches on `kiln.batches`. The ticks of its driver advance log
-time.
+"""Query `batch`: from Kafka's topic `kiln.updates` to `kiln.batches`, and records that cannot be read to
+`kiln.quarantine`.
 
-    kiln.updates ─ decode in the tasks of the source ─ shuffle by partition ─ windows in Spark's state ─ Kafka
+    source: decode, filter ─ shuffle by Kafka partition ─ windows of each separator ─ Kafka
 
-A micro-batch takes effect in this order: batches into Kafka, the windows that are still open into the checkpoint,
-Spark's commit. After a crash between two of these effects, Spark repeats the micro-batch from the state before it: it
-makes the same batches with the same bytes and keys, which the publisher and `sink` recognise.
+A window begins with an update, by capture time, and ends T later by log time, the greatest broker stamp in the
+partition so far. It becomes a CIP-123 batch. While no update comes, records without a value move log time on (ticks,
+which the `Ticker` in the driver's process writes). Therefore a batch follows from the log alone, whenever the query
+runs. The filter (`batch.authors`, `batch.only_verified`) leaves out updates of other authors or with unconfirmed
+separators.
+
+Spark's state has for each partition the open windows, log time, and the digests of the messages in the newest epoch of
+each writer. By these the query drops an update that a repeated micro-batch of `updates` wrote twice (decision 7).
+
+The effects of a micro-batch, in order:
+
+1. Spark's offset log: which records it reads.
+2. The batches, by Spark's Kafka sink, and the new state; neither waits for the other.
+3. Spark's commit log.
+
+After a crash, Spark repeats the micro-batch from the records of 1 and the state before it, and makes the same batches,
+with the same bytes and keys. Kafka may then have a batch twice: the bridge's publisher may announce it twice, and
+`sink` stores it once.
 """
 
 from __future__ import annotations

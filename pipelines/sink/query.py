@@ -1,15 +1,31 @@
-"""Query `sink`: the topics that the other queries and the bridge write, to their Delta tables.
+"""Query `sink`: from the Kafka topics `kiln.updates`, `batches`, `publications`, `quarantine`, `streams` and `blocks` to
+the Delta tables of their rows, among them one of quarantine, and to `tips`.
 
-    kiln.updates, batches, publications, quarantine, streams, blocks ─ source: decode ─ drop rows that are stored
-        ─ foreachBatch: write files; compare received tips with `streams` ─ Delta
+    source: decode ─ accept each row once ─ write files ─ foreachBatch: received tips, files to Delta
 
-On one machine the tasks of the source decode, drop and write, with the state of deduplication in a file. On a cluster,
-Spark's state drops the rows, and a stage in foreachBatch writes the files. Either way a micro-batch has rows of kind
-and data: received tips, log time by partition, and the names of the files of each task.
+Rows are accepted by a digest of the fields that identify a row of their table. On one machine the tasks of the source
+do all three steps, and the digests are in a file. On a cluster, Spark's `dropDuplicatesWithinWatermark` keeps the
+digests, and foreachBatch writes the files.
 
-A micro-batch takes effect in this order: files of rows, a commit to each table, log time into `clock.json`, Spark's
-commit of the checkpoint. After a crash between two of them, Spark repeats the micro-batch with the same offsets and
-ids, and a table that has the ids already skips it. Files without a commit are no rows, and maintenance removes them.
+A received tip comes from a block of another node's batch. In foreachBatch, tips of batches that `publications` shows
+to be our own are dropped. A tip whose stream belongs to another separator by `streams` is a row of `quarantine`. Every
+other one is a row of `tips`.
+
+The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` lets the disk have each before the
+next begins.
+
+1. Spark's offset log: which records it reads.
+2. The digests of accepted rows, each with the place of its record; files of rows.
+3. A commit to each table in turn. Its Delta transaction is the id of the query and of the micro-batch. `tips` and
+   `quarantine` may get a second commit, of rows from received tips, with the name `received` in the transaction.
+4. `clock.json`: log time by partition, the greatest broker stamp so far, at the end of the micro-batch. The column
+   `log_time` is computed from it.
+5. Spark's commit log.
+
+After a crash, Spark repeats the micro-batch, with the records of 1, the same ids, and the log time before it. It
+accepts the rows that it had accepted, because their places are those in 2 (Spark's state begins again without them). A
+table that has the transaction skips the commit. Files that no commit names are not rows, and `kiln maintain` deletes
+them.
 """
 
 from __future__ import annotations
@@ -39,7 +55,6 @@ from kiln.pipelines.sink.transform import (
     select_received_tips,
 )
 
-_REFERENCE_TABLES = ("publications", "streams")
 _TASKS = 2  # a task for each partition of six topics would cost more than the work itself
 
 
@@ -73,15 +88,16 @@ def start(context: QueryContext) -> StreamingQuery:
                         files.setdefault(file.table, []).append(file)
             counts = {table: sum(file.rows for file in files[table]) for table in OUTPUT_TABLES if table in files}
             outputs = [TableOutput(table, files[table]) for table in counts]
-            foreign_rows = out.where(F.col("kind") == RECEIVED_ROWS)
-            if not foreign_rows.isEmpty():
-                ours, streams = (
+            received_rows = out.where(F.col("kind") == RECEIVED_ROWS)
+            if not received_rows.isEmpty():
+                publications, streams = (
                     read_rows(session, context.lake, name).unionByName(
                         read_files(session, context.lake, name, files.get(name, [])), allowMissingColumns=True
                     )
-                    for name in _REFERENCE_TABLES
+                    for name in ("publications", "streams")
                 )
-                tips = join_verified_separators(exclude_own_batches(read_received_tips(foreign_rows), ours), streams)
+                foreign_tips = exclude_own_batches(read_received_tips(received_rows), publications)
+                tips = join_verified_separators(foreign_tips, streams)
                 for table, selected in (
                     ("tips", select_received_tips(tips)),
                     ("quarantine", quarantine_contradicted_tips(tips)),

@@ -1,15 +1,28 @@
-"""Query `updates`. It writes each new update, with its separator, to `kiln.updates`. It writes requests for blocks to
-`kiln.wanted`.
+"""Query `updates`: from Kafka's topic `kiln.frames` to `kiln.updates` and `kiln.wanted`.
 
-    kiln.frames ─ source: decode ─ foreachBatch: sort by capture time, drop repeats ─ Kafka
+Each new update goes to `kiln.updates` with its separator. An update whose separator only the stream's genesis tells
+goes to `kiln.wanted`, as do requests for the blocks of other nodes' batches; the bridge fetches these blocks.
 
-On one machine one task of the micro-batch drops repeats, with the state of deduplication in a file. On a cluster,
-Spark's state drops them before foreachBatch, by stream. Either way a micro-batch ends as rows of topic, key and value,
-sorted by capture time.
+    source: decode, find the separator ─ select new updates, in the order of capture ─ foreachBatch: Kafka
 
-A micro-batch takes effect in this order: the records are written to Kafka, the offsets are committed for a consumer
-group, and Spark commits the checkpoint. After a crash between two of them, Spark repeats the micro-batch. Kafka may
-then have it twice, under the same epoch (decision 7), and `batch` and `sink` drop the second.
+An announcement of a tip that was announced before is no new update (`kiln.pipelines.updates.repeats`). The selection
+needs the digests of earlier announcements. On one machine they are in a file, and one task of foreachBatch sorts and
+selects. On a cluster they are in Spark's state of each stream, and foreachBatch sorts what was selected. Both select
+the same updates.
+
+The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` lets the disk have each before the
+next begins.
+
+1. Spark's offset log: which records it reads.
+2. The digests, each with the place of the copy that was selected.
+3. The records, in one Spark job for both topics. Each has the epoch of its writer: the id of the query, and the
+   number of the micro-batch.
+4. The end offsets in `kiln.frames`, for the consumer group `kiln.updates`. `kiln recover` continues from them.
+5. Spark's commit log.
+
+After a crash, Spark repeats the micro-batch with the records of 1, and selects the same copies, by 2. Kafka may then
+have a record twice, under one epoch. `batch` and the bridge's fetcher drop the second in an epoch (decision 7), and
+`sink` stores a message once.
 """
 
 from __future__ import annotations
@@ -44,8 +57,8 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     stages = build_stages(decoding, separating, prefix, replaced_epoch, differences.add)
     steps = context.find_deduplication("updates").accept_by_rule(stages)
     source = context.register_source("updates", session, steps.source_task, small=SMALL)
-    copies = session.readStream.format(source).schema(steps.source_schema).load()
-    stream = steps.deduplicate(copies)
+    decoded = session.readStream.format(source).schema(steps.source_schema).load()
+    copies = steps.deduplicate(decoded)
 
     clock = context.create_clock("updates")
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
@@ -63,7 +76,7 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
         context.report("updates", {"core_differences": found})
 
     return (
-        stream.writeStream.queryName("updates")
+        copies.writeStream.queryName("updates")
         .foreachBatch(write_in_order(write, context.find_durable_checkpoint("updates")))
         .option("checkpointLocation", context.checkpoint_uri("updates"))
         .trigger(processingTime=context.trigger)
