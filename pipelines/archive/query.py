@@ -11,8 +11,8 @@ Messages are accepted by digest. On one machine the tasks of the source do all t
 file. On a cluster, Spark's `dropDuplicatesWithinWatermark` keeps the digests, and foreachBatch writes the files of
 `messages`. A repeated frame, which a restarted bridge sends, is found by its number in the connection (`FrameDedup`).
 
-The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` lets the disk have each before the
-next begins.
+The effects of a micro-batch, in order. With `durability = "power"`, each is on disk before the next begins
+(`write_in_order`).
 
 1. Spark's offset log: which records it reads.
 2. The digests of accepted messages, each with the place of its copy; files of rows.

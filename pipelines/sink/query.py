@@ -1,4 +1,4 @@
-"""Query `sink`: from the Kafka topics `kiln.updates`, `batches`, `publications`, `quarantine`, `streams` and `blocks` to
+"""Query `sink`: from Kafka's topics `kiln.updates`, `batches`, `publications`, `quarantine`, `streams` and `blocks` to
 the Delta tables of their rows, among them one of quarantine, and to `tips`.
 
     source: decode ─ accept each row once ─ write files ─ foreachBatch: received tips, files to Delta
@@ -11,8 +11,8 @@ A received tip comes from a block of another node's batch. In foreachBatch, tips
 to be our own are dropped. A tip whose stream belongs to another separator by `streams` is a row of `quarantine`. Every
 other one is a row of `tips`.
 
-The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` lets the disk have each before the
-next begins.
+The effects of a micro-batch, in order. With `durability = "power"`, each is on disk before the next begins
+(`write_in_order`).
 
 1. Spark's offset log: which records it reads.
 2. The digests of accepted rows, each with the place of its record; files of rows.

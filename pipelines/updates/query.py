@@ -10,8 +10,8 @@ needs the digests of earlier announcements. On one machine they are in a file, a
 selects. On a cluster they are in Spark's state of each stream, and foreachBatch sorts what was selected. Both select
 the same updates.
 
-The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` lets the disk have each before the
-next begins.
+The effects of a micro-batch, in order. With `durability = "power"`, each is on disk before the next begins
+(`write_in_order`).
 
 1. Spark's offset log: which records it reads.
 2. The digests, each with the place of the copy that was selected.
