@@ -85,7 +85,7 @@ pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the l
 	@$(PY) -m kiln.pipelines.quality.page docs/quality.md
 
 sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
-	@$(PY) -m kiln.deploy.packaging.sample $(ARGS)
+	@$(PY) -m kiln.deploy.query.sample_recording $(ARGS)
 
 bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)

@@ -306,7 +306,7 @@ def _encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
 
 
 def _encode_objects(objects: Iterable[dict[str, object]]) -> str:
-    from kiln.deploy.query.answer_json import encode_value
+    from kiln.deploy.query.answer import encode_value
 
     return json.dumps([{name: encode_value(value) for name, value in pairs.items()} for pairs in objects], indent=1)
 

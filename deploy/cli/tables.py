@@ -154,8 +154,7 @@ def _open_engine(
 
         return lambda question: query_lake(lake, question, as_of)
     require_extras("spark")
-    from kiln.deploy.query.spark.classes import compile_classes
-    from kiln.deploy.query.spark.query import query_spark
+    from kiln.deploy.query.spark_sql import compile_classes, query_spark
     from kiln.deploy.stack.spark import spark_session
 
     # its logs and temporary files are its own: Kiln may be running
@@ -170,11 +169,11 @@ def _open_engine(
 def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
     try:
         if as_json:
-            from kiln.deploy.query.answer_json import write_json
+            from kiln.deploy.query.answer import write_json
 
             write_json(answer, sys.stdout)
         elif as_csv:
-            from kiln.deploy.query.answer_csv import write_csv
+            from kiln.deploy.query.answer import write_csv
 
             write_csv(answer, sys.stdout)
         else:

@@ -18,8 +18,8 @@ from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, parse_as_of
 from kiln.deploy.query.ask import Answer, QueryRelation, Row, SqlError
 from kiln.deploy.query.sample import SAMPLE_LAKE
-from kiln.deploy.query.trace.follow import trace_subject
-from kiln.deploy.query.trace.ids import parse_id
+from kiln.deploy.query.trace import trace_subject
+from kiln.deploy.query.trace_ids import parse_id
 from kiln.pipelines.delta.duckdb_tables import quote_name
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views

@@ -16,8 +16,7 @@ from deltalake import DeltaTable
 from rich.console import Console
 
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.query.answer import format_cell, print_table
-from kiln.deploy.query.answer_json import encode_value, make_distinct, write_json
+from kiln.deploy.query.answer import encode_value, format_cell, make_distinct, print_table, write_json
 from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES

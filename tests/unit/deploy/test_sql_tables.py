@@ -16,7 +16,7 @@ from deltalake.schema import PrimitiveType
 
 from kiln.conf.settings.addresses import check_path
 from kiln.deploy.ops.status import read_lake_status
-from kiln.deploy.query.answer_json import encode_value
+from kiln.deploy.query.answer import encode_value
 from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.pipelines.delta.duckdb_tables import to_duckdb_type
 from kiln.pipelines.delta.lake import Lake, LakeError
