@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import (
+    FAILED,
+    OK,
     ConfigOption,
     JsonOption,
     StateOption,
+    UsageError,
     answers,
     lake_of,
     length_of,

@@ -9,8 +9,7 @@ import typer
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.state_version import claim_state_folder
-from kiln.deploy.cli.exits import UsageError
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, settings_of
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, UsageError, settings_of
 
 commands = typer.Typer()
 

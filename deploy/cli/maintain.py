@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import FAILED, OK, UsageError
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
+from kiln.deploy.cli.options import (
+    FAILED,
+    OK,
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    UsageError,
+    answers,
+    notes,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
     StateOption,
+    UsageError,
     answers,
     lake_of,
     note_once,
@@ -218,8 +218,7 @@ def quarantine_replay(
     require_extras("spark")
     settings = settings_of(config, state)
     from kiln.bridge.kafka.producers import FramesProducer, connect
-    from kiln.deploy.ops.quarantine.replay import QuarantineReplay, describe_candidates
-    from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
+    from kiln.deploy.ops.quarantine.replay import QuarantineReplay, describe_candidates, find_unfetched_blocks
     from kiln.deploy.stack.kafka_broker import start_broker
     from kiln.pipelines.app.launch import decode_config
     from kiln.schemas.kafka.records import encode

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
     SampleOption,
     StateOption,
+    UsageError,
     answers,
+    discard_output,
     lake_of,
     note_once,
     notes,
@@ -27,7 +28,6 @@ from kiln.deploy.cli.options import (
     parse_time,
     reading_settings,
 )
-from kiln.deploy.cli.startup import discard_output
 
 if TYPE_CHECKING:
     from kiln.conf.settings.model import Settings

@@ -17,10 +17,10 @@ from kiln.deploy.cli.options import (
     SampleOption,
     StateOption,
     answers,
+    discard_output,
     lake_of,
     reading_settings,
 )
-from kiln.deploy.cli.startup import discard_output
 
 if TYPE_CHECKING:
     from rich.console import Console

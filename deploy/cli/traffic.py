@@ -12,12 +12,12 @@ import typer
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
     SampleOption,
     StateOption,
+    UsageError,
     lake_of,
     length_of,
     loaded,

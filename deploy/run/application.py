@@ -24,14 +24,11 @@ from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.monitor.server import Monitor
 from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
-from kiln.deploy.ops.snapshots import SnapshotBuilder
-from kiln.deploy.ops.watch import TopicWatch
-from kiln.deploy.run.maintenance import MaintenanceProcess
+from kiln.deploy.ops.snapshot_builder import SnapshotBuilder, TopicWatch
+from kiln.deploy.run.children import MaintenanceProcess, PeriodicProcess, QualityChecks
 from kiln.deploy.run.network import LiveNetwork, Source
-from kiln.deploy.run.quality import QualityChecks
-from kiln.deploy.screens.views import View
+from kiln.deploy.run.screen import View
 from kiln.deploy.stack.kafka_broker import LaunchedBroker, launch_broker
-from kiln.deploy.stack.periodic_process import PeriodicProcess
 from kiln.deploy.stack.spark import check_jvm, spark_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake

@@ -13,9 +13,9 @@ from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack import jars
-from kiln.deploy.stack.broker_owner import BrokerOwnership
 from kiln.deploy.stack.embedded_broker import (
     BrokerError,
+    BrokerOwnership,
     BrokerRunningError,
     EmbeddedBroker,
     await_broker,

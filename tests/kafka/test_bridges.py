@@ -29,7 +29,7 @@ from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.conf.settings.model import Kafka
-from kiln.deploy.ops.bridges import list_live_bridges
+from kiln.deploy.ops.status import list_live_bridges
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode

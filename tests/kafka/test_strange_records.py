@@ -20,7 +20,7 @@ from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.conf.process.kafka_records import RecordReader
 from kiln.conf.process.librdkafka_options import librdkafka_options
-from kiln.deploy.ops.watch import TopicWatch
+from kiln.deploy.ops.snapshot_builder import TopicWatch
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics, read_compression
 from kiln.pipelines.runtime.kafka_ranges import OffsetRange, read_ranges

@@ -24,7 +24,7 @@ from kiln.bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, pub
 from kiln.bridge.bep50.store import TopicStore
 from kiln.bridge.publisher.batches import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, PublisherStatus, read_status
-from kiln.deploy.demo.overlay import NODES, REANNOUNCED, Listeners
+from kiln.deploy.demo.network import NODES, REANNOUNCED, Listeners
 from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,

@@ -9,8 +9,8 @@ import pytest
 
 from kiln.conf.process.location import parse_location
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.ops.doctor import check_store
-from kiln.deploy.ops.store import probe_store
+from kiln.deploy.ops.doctor import probe_store
+from kiln.deploy.ops.doctor_checks import check_store
 from kiln.deploy.query.ask import SqlError, query_lake
 from kiln.deploy.query.trace import trace_subject
 from kiln.deploy.query.trace_ids import parse_id

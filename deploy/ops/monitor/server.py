@@ -10,10 +10,8 @@ from typing import Final, Self
 from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.exporter import Exporter
-from kiln.deploy.ops.monitor.facts import MonitorInputs, why_dead, why_not_ready
-from kiln.deploy.ops.monitor.families import build_families
-from kiln.deploy.ops.monitor.history import RunHistory
-from kiln.deploy.ops.monitor.page import render_page
+from kiln.deploy.ops.monitor.families import MonitorInputs, build_families, why_dead, why_not_ready
+from kiln.deploy.ops.monitor.page import RunHistory, render_page
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.deploy.ops.status import TableStatus, read_lake_status
 from kiln.pipelines.delta.lake import Lake

@@ -5,7 +5,7 @@ this module decodes the frame again, as the queries do, and selects the messages
 same reason. The queries then decode those messages themselves. The other messages of a frame are not sent again, so
 valid ones get no second row. Batches made from replayed messages are not published, because their origin is REPLAY.
 
-For blocks that could not be fetched see `kiln.deploy.ops.quarantine.unfetched`.
+Blocks that could not be fetched (stage `fetch`) are requested again in `kiln.wanted`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.ops.quarantine.frames import (
+from kiln.deploy.ops.quarantine.picking import (
     FramePosition,
     MessagePositions,
     decode_again,
@@ -30,6 +30,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, Rejected
 from kiln.pipelines.decode.identities import compute_column_identities, compute_identities
 from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
+from kiln.schemas.kafka.records import UNREADABLE, WantedRecord, decode_wanted
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
@@ -195,3 +196,59 @@ class QuarantineReplay:
                 )
                 present.update(enumerate(digests))
         return present
+
+
+class UnfetchedBlocks(NamedTuple):
+    """Requests for blocks that the fetcher gave up for a reason."""
+
+    missing: list[WantedRecord]
+    """requests for blocks that have not arrived since, in the order of the first request"""
+    unreadable: int
+    """number of rows of `quarantine` whose data is not a WantedRecord of this version"""
+
+
+def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
+    """Find the blocks that the fetcher gave up for a reason.
+
+    A waiting update keeps its origin, LIVE or REPLAY, because no topic has had the update yet.
+
+    Returns:
+        The blocks, or `None` if the stage `fetch` has no row with this reason.
+
+    Raises:
+        LakeError: A table cannot be read.
+    """
+    there = lake.tables()
+    if "quarantine" not in there:
+        return None
+    with duckdb.connect() as connection:
+        create_newest_views(connection, lake, [name for name in ("quarantine", "updates", "tips") if name in there])
+        rows = connection.execute(
+            "SELECT DISTINCT data FROM quarantine WHERE stage = 'fetch' AND reason = ?", [reason]
+        ).fetchall()
+        if not rows:
+            return None
+        records: list[WantedRecord] = []
+        unreadable = 0
+        for (data,) in rows:
+            try:
+                records.append(decode_wanted(data))
+            except UNREADABLE:
+                unreadable += 1
+        updates = _query_rows(connection, there, "updates", "SELECT network, message_id FROM updates")
+        batches = _query_rows(
+            connection, there, "tips", "SELECT DISTINCT network, batch_cid FROM tips WHERE source = 'batch'"
+        )
+    missing = [
+        record
+        for record in sorted(records, key=lambda record: record.observed_at)
+        if (record.network, record.cid) not in batches
+        and (record.update is None or (record.network, record.update.message_id) not in updates)
+    ]
+    return UnfetchedBlocks(missing, unreadable)
+
+
+def _query_rows(
+    connection: duckdb.DuckDBPyConnection, there: tuple[str, ...], table: str, query: str
+) -> set[tuple[object, ...]]:
+    return {tuple(row) for row in connection.execute(query).fetchall()} if table in there else set()

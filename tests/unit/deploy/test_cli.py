@@ -346,7 +346,7 @@ def test_paths_are_the_same_in_every_locale(tmp_path: Path, german: dict[str, st
 
 PREPARED = """
 import os, signal, subprocess, sys
-from kiln.deploy.cli.startup import prepare_process
+from kiln.deploy.cli.app import prepare_process
 assert prepare_process() == ""
 """
 

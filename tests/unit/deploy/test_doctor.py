@@ -28,7 +28,8 @@ from kiln.conf.settings.model import Bep50, Checkpoints, Ipfs, Kafka, Settings, 
 from kiln.conf.settings.model import Lake as SettingsLake
 from kiln.deploy.cli.doctor import render_checks
 from kiln.deploy.cli.status import encode_status, format_age, render_status
-from kiln.deploy.ops.doctor import (
+from kiln.deploy.ops.doctor import run_checks
+from kiln.deploy.ops.doctor_checks import (
     DoctorCheck,
     Level,
     Listener,
@@ -50,7 +51,6 @@ from kiln.deploy.ops.doctor import (
     check_state,
     check_updates_partitions,
     parse_memory,
-    run_checks,
 )
 from kiln.deploy.ops.status import (
     BrokerStatus,

@@ -39,7 +39,7 @@ MODULES: dict[str, Sequence[str]] = {
         *(
             "kiln.deploy.cli.app",
             "kiln.deploy.run.application",
-            "kiln.deploy.screens.views",
+            "kiln.deploy.run.screen",
             "kiln.deploy.run.summary",
         ),
         *("kiln.deploy.ops.doctor", "kiln.deploy.query.ask", "kiln.pipelines.quality.check"),

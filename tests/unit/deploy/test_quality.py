@@ -19,7 +19,7 @@ from great_expectations.expectations.registry import get_expectation_impl
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.model import Network, Settings
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.run.quality import QualityChecks
+from kiln.deploy.run.children import QualityChecks
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality import column_checks as checking
 from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation

@@ -19,14 +19,14 @@ from conftest import VECTORS
 from kiln.conf.process.state_version import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic.replay import replay
-from kiln.deploy.ops.quarantine.frames import FramePosition, decode_again, read_frames, select_messages
+from kiln.deploy.ops.quarantine.picking import FramePosition, decode_again, read_frames, select_messages
 from kiln.deploy.ops.quarantine.replay import (
     QuarantineReplay,
     QuarantineReplayError,
     ReplayCandidates,
     describe_candidates,
+    find_unfetched_blocks,
 )
-from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.archive.rows import build_message_row
 from kiln.pipelines.decode import decoder

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from test_monitor import SNAPSHOT
 
-from kiln.deploy.ops.monitor.facts import MonitorInputs
-from kiln.deploy.ops.monitor.history import RunHistory
-from kiln.deploy.ops.monitor.page import render_page
+from kiln.deploy.ops.monitor.families import MonitorInputs
+from kiln.deploy.ops.monitor.page import RunHistory, render_page
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.ops.status import read_lake_status
 from kiln.pipelines.delta.lake import Lake

@@ -212,7 +212,7 @@ def test_tables_that_are_not_there_yet_are_named(tmp_path: Path) -> None:
 
 
 def printed(found: Trace, *, sql: bool = False) -> str:
-    from kiln.deploy.screens.console import PlainConsole
+    from kiln.deploy.cli.console import PlainConsole
 
     console = PlainConsole()
     console.file = io.StringIO()
