@@ -24,7 +24,7 @@ from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location, parse_location
 from kiln.pipelines.delta.lake import Lake, LakeError, locate_commit, locate_log
-from kiln.pipelines.delta.log_faults import (
+from kiln.pipelines.delta.table_faults import (
     TableLog,
     find_newest_write,
     inspect_log,
@@ -36,14 +36,12 @@ from kiln.pipelines.runtime.checkpoint import (
     GENERATION_FILE,
     REPLACED_EPOCH_FILE,
     Checkpoint,
-    write_checkpoint,
-)
-from kiln.pipelines.runtime.checkpoint_faults import (
     LastIntactMicroBatch,
     find_sound_end,
     is_whole,
     list_files_after,
     list_torn_files,
+    write_checkpoint,
 )
 from kiln.pipelines.runtime.dedup_store import (
     FILE_NAME,

@@ -19,7 +19,7 @@ from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, BatchLine, BridgeInRun, QualityInRun, Snapshot
 from kiln.pipelines.app.supervisor import Supervisor
 from kiln.pipelines.runtime.query_status import QueryState, QueryWatch
-from kiln.pipelines.runtime.topic_ends import Ends
+from kiln.pipelines.runtime.topics import Ends
 from kiln.schemas.kafka.records import UNREADABLE, decode_batch, decode_quarantine
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 from kiln.schemas.wire.batch_block import BlockError, read_block

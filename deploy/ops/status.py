@@ -26,11 +26,11 @@ from kiln.conf.process.location import Location
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.delta.reading_faults import list_reader_features
+from kiln.pipelines.delta.table_faults import list_reader_features
 from kiln.pipelines.native.library import find_engine
 from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
+from kiln.pipelines.runtime.clocks import describe_log_lag, describe_watermark_lag, is_trailing
 from kiln.pipelines.runtime.topics import read_topic_ids
-from kiln.pipelines.runtime.trailing_clock import describe_log_lag, describe_watermark_lag, is_trailing
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import Offsets, count_unread
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES

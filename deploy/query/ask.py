@@ -23,7 +23,7 @@ from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views, quote_text
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.reading_faults import build_missing_files_error
+from kiln.pipelines.delta.table_faults import build_missing_files_error
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
 

@@ -27,7 +27,7 @@ from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
 from kiln.deploy.query.ask import Answer, Row, limit_memory
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, create_views, quote_name, quote_text
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.reading_faults import build_missing_files_error
+from kiln.pipelines.delta.table_faults import build_missing_files_error
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views

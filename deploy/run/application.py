@@ -34,7 +34,7 @@ from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, bu
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import repair
 from kiln.pipelines.runtime.passed_versions import read_committed, save_caught_up
-from kiln.pipelines.runtime.topic_ends import Ends, TopicEnds
+from kiln.pipelines.runtime.topics import Ends, TopicEnds
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS
 

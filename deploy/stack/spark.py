@@ -27,8 +27,7 @@ from kiln.conf.process.logs import LogFile, configure_logs
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars, spark_archive_path
 from kiln.deploy.stack.java import find_java
-from kiln.pipelines.runtime.s3a import build_s3a_settings
-from kiln.pipelines.runtime.session import create_session
+from kiln.pipelines.runtime.session import build_s3a_settings, create_session
 from kiln.pipelines.runtime.spark_environment import is_local, isolate_spark
 
 _LOG = logging.getLogger(__name__)

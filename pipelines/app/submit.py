@@ -28,7 +28,7 @@ from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import create_submitted_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
 from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, build_query_metrics
-from kiln.pipelines.runtime.topic_ends import TopicEnds
+from kiln.pipelines.runtime.topics import TopicEnds
 from kiln.schemas.metrics import build_family
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES

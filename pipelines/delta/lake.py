@@ -7,10 +7,14 @@ opened: a tenth of the CPU time of a short query goes into its import.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.forks import refuse_fork
@@ -18,7 +22,7 @@ from kiln.conf.process.location import Location, parse_location, shorten_error
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION, Column, Table
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, Schema
+    from deltalake import Schema
 
 _LOG = "_delta_log"
 _VERSION = "kiln.version"
@@ -326,3 +330,20 @@ def _build_field(column: Column) -> dict[str, object]:
         "nullable": column.nullable,
         "metadata": {"comment": column.comment},
     }
+
+
+_BATCH_ROWS: Final = 65_536
+
+
+def read_rows(table: DeltaTable, columns: Sequence[str], where: str = "true") -> Iterator[pa.RecordBatch]:
+    """Read columns of the rows that match an SQL condition, at the open version. Text has type string_view.
+
+    Raises:
+        LakeError: A file cannot be read.
+    """
+    query = QueryBuilder({"datafusion.execution.batch_size": str(_BATCH_ROWS)}).register("t", table)
+    names = ", ".join(f'"{name}"' for name in columns)
+    try:
+        yield from pa.RecordBatchReader.from_stream(query.execute(f"SELECT {names} FROM t WHERE {where}"))
+    except (DeltaError, OSError, pa.ArrowInvalid) as error:
+        raise LakeError(f"cannot read the table {table.table_uri}: {shorten_error(error)}") from error

@@ -10,8 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
-from kiln.pipelines.quality.catalogue import EXPECTATIONS
-from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
+from kiln.pipelines.quality.suites import EXPECTATIONS, FOLDER, SuiteCheck, read_suites
 
 _BEGIN: Final = "<!-- Made by `python -m kiln.pipelines.quality.page docs/quality.md`: do not edit it here. -->"
 _END: Final = "<!-- End of what is made. -->"

@@ -20,7 +20,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.updates.repeats import select_updates
-from kiln.pipelines.updates.update_rows import COPY_COLUMNS, UpdateRow, read_copies
+from kiln.pipelines.updates.row_builder import COPY_COLUMNS, UpdateRow, read_copies
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,26 +13,27 @@ from pyspark.sql import functions as F
 
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.arrow_rows import RowBuffer
+from kiln.pipelines.runtime.clocks import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.dedup_store import DedupRule, DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.deduplication import SelectedStages
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
-from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
-from kiln.pipelines.updates.known_streams import open_known_streams
 from kiln.pipelines.updates.message_reader import MessageReader
 from kiln.pipelines.updates.processor import UpdateProcessor
 from kiln.pipelines.updates.repeats import list_keys, select_updates
-from kiln.pipelines.updates.row_builder import NoStreams, RowBuilder, StreamStates
-from kiln.pipelines.updates.separators import SeparatorConfig
-from kiln.pipelines.updates.update_rows import (
+from kiln.pipelines.updates.row_builder import (
     COPIES_DDL,
     COPY_COLUMNS,
     ROWS,
     ROWS_DDL,
+    NoStreams,
+    RowBuilder,
+    StreamStates,
     UpdateRow,
     read_copies,
     write_copies,
 )
+from kiln.pipelines.updates.separators import SeparatorConfig, open_known_streams
 from kiln.schemas.kafka.records import Epoch
 
 _Batches = Iterator[pa.RecordBatch]

@@ -37,9 +37,8 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
-from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.repeats import select_updates
-from kiln.pipelines.updates.separators import SeparatorConfig
+from kiln.pipelines.updates.separators import SeparatorConfig, StreamsTopic
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Epoch, UpdateRecord, decode_batch, decode_stream, decode_update
 from kiln.schemas.kafka.topics import TOPICS

@@ -24,11 +24,11 @@ from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.bundles import save_bundles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.quality.context import CheckContext
 from kiln.pipelines.quality.expectations import RowValidator
 from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
+from kiln.pipelines.quality.windows import CheckContext
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import Item
 from kiln.schemas.delta.tables import TABLES

@@ -19,8 +19,8 @@ from kiln.pipelines.decode.decoder import MessageRef
 from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig
 from kiln.pipelines.updates.processor import MAX_DIGESTS, StreamState
 from kiln.pipelines.updates.repeats import Announcement, select_updates
+from kiln.pipelines.updates.row_builder import UpdateRow
 from kiln.pipelines.updates.transform import UPDATE_RULE
-from kiln.pipelines.updates.update_rows import UpdateRow
 from kit.log_model import Announced, updates_among
 
 SPAN = 1_000_000

@@ -17,11 +17,16 @@ from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.updates import transform as module
-from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.repeats import select_updates
-from kiln.pipelines.updates.separators import KnownSeparators, SeparatedUpdate, SeparatorConfig, resolve_separator
+from kiln.pipelines.updates.row_builder import COPY_COLUMNS, UpdateRow, read_copies, write_copies
+from kiln.pipelines.updates.separators import (
+    KnownSeparators,
+    SeparatedUpdate,
+    SeparatorConfig,
+    StreamsTopic,
+    resolve_separator,
+)
 from kiln.pipelines.updates.transform import build_copies
-from kiln.pipelines.updates.update_rows import COPY_COLUMNS, UpdateRow, read_copies, write_copies
 from kiln.schemas.dht.announcement import Announcement, compute_salt, write_announcement
 from kiln.schemas.dht.items import build_put_fields
 from kiln.schemas.dht.items import sign as sign_item
