@@ -20,8 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.files import to_disk
 from kiln.conf.process.location import Location, parse_location
 from kiln.pipelines.delta.lake import Lake, LakeError, locate_commit, locate_log
 from kiln.pipelines.delta.table_faults import (

@@ -7,7 +7,7 @@ import secrets
 from contextlib import suppress
 from pathlib import Path
 
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 
 
 def ensure_password(broker_dir: Path) -> str:

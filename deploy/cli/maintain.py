@@ -51,7 +51,7 @@ def maintain(
         raise UsageError("--dry-run and --watch: choose one")
     require_extras("lake")
     settings = settings_of(config, state)
-    from kiln.conf.process.locks import lock_state
+    from kiln.conf.process.state_folder import lock_state
     from kiln.deploy.ops.maintenance import LOCK, encode_maintenance, maintain_tables, preview_maintenance
 
     def show(tables: Sequence[TableMaintenance], *, done: bool = True) -> None:

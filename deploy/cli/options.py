@@ -87,7 +87,7 @@ def settings_of(config: Path | None, state: Path | None, network: str | None = N
         SettingsError: The settings cannot be used.
         StateVersionError: An older or a newer Kiln wrote the state folder.
     """
-    from kiln.conf.process.state_version import check_state_version
+    from kiln.conf.process.state_folder import check_state_version
 
     settings = loaded(config, state, network).settings
     check_state_version(settings.state)

@@ -59,7 +59,7 @@ def replay(
 
     from kiln.deploy.demo.traffic.replay import ReplayProgress, survey_file
     from kiln.deploy.demo.traffic.replay import replay as replay_file
-    from kiln.schemas.captures.capture_file import CaptureError
+    from kiln.schemas.captures.kiln_capture import CaptureError
 
     surveys = []
     for file in files:  # all of them, before a broker is started
@@ -130,7 +130,7 @@ def capture(
 
     from kiln.deploy.demo.traffic.export import ExportCounts, ExportedFrame, build_export_query, convert_frames
     from kiln.deploy.query.ask import query_lake
-    from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+    from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 
     lake, counts, partial = lake_of(settings), ExportCounts(), file.with_name(f"{file.name}.partial")
     rows = map(ExportedFrame._make, query_lake(lake, build_export_query(begin, end, network)).rows())

@@ -56,7 +56,7 @@ from kiln.bridge.libp2p.keys import KeyFileError, load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 from kiln.bridge.publisher.batches import PublishError
-from kiln.conf.process.locks import StateInUseError, lock_state
+from kiln.conf.process.state_folder import StateInUseError, lock_state
 from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
 from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError

@@ -29,8 +29,7 @@ from kiln.conf.process.bridge_status import read_status
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.extras import Extra, list_requirements
 from kiln.conf.process.location import shorten_error
-from kiln.conf.process.locks import read_lock_holders
-from kiln.conf.process.state_version import StateVersionError, check_state_version, is_private
+from kiln.conf.process.state_folder import StateVersionError, check_state_version, is_private, read_lock_holders
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.ops.doctor_checks import (
     GB,

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load

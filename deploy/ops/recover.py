@@ -13,7 +13,7 @@ import pyarrow as pa
 from kafka.errors import KafkaError
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN

@@ -20,7 +20,7 @@ from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.process.extras import format_install_command
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics, find_replaced_topics
 from kiln.conf.process.location import Location
 from kiln.conf.settings.durations import micros

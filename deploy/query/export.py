@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.files import to_disk
 from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
 from kiln.deploy.query.ask import Answer, Row, limit_memory

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.location import STORE, expand_path, parse_location
-from kiln.conf.process.state_version import check_state_version
+from kiln.conf.process.state_folder import check_state_version
 from kiln.conf.settings.keys import suggest_key
 from kiln.deploy.query.as_of import AsOf, parse_as_of
 from kiln.deploy.query.ask import Answer, QueryRelation, Row, SqlError

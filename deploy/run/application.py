@@ -17,9 +17,8 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.extras import read_version
-from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import ProblemLog, log_event
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder, lock_state
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.monitor.server import Monitor

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.stack.bridge_process import child_environment

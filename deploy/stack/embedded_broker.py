@@ -31,9 +31,8 @@ from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.locks import try_lock
-from kiln.conf.process.small_files import open_regular_file, read_small_file
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.files import open_regular_file, read_small_file
+from kiln.conf.process.state_folder import claim_state_folder, try_lock
 from kiln.conf.settings.broker_password import ensure_password, private_file
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars

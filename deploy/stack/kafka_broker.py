@@ -9,7 +9,7 @@ from pathlib import Path
 from kiln.conf.process.backoff import Backoff
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack import jars

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from prometheus_client.metrics_core import Metric
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.exporter import Exporter
 from kiln.conf.process.extras import read_version
-from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import configure_logs
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.model import JobName, Kafka, Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import create_submitted_session

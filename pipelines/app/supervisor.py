@@ -18,7 +18,7 @@ from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, find_replaced_topics
 from kiln.conf.process.logs import log_event
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch

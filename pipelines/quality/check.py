@@ -23,8 +23,7 @@ from deltalake.exceptions import DeltaError
 from kiln.conf.process.bridge_status import read_status
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import shorten_error
-from kiln.conf.process.locks import lock_state
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder, lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings

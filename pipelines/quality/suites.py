@@ -20,7 +20,7 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 from kiln.conf.settings.durations import parse_duration
 from kiln.conf.settings.keys import suggest_key
 from kiln.schemas.delta.tables import TABLES

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import msgspec
 
-from kiln.conf.process.disk import to_disk
+from kiln.conf.process.files import to_disk
 from kiln.conf.process.location import Location
 from kiln.pipelines.runtime.clocks import is_trailing
 from kiln.pipelines.runtime.dedup_store import read_dedup_state

@@ -1,5 +1,4 @@
-"""Kafka's topics for the driver: end offsets, and the comparison of a checkpoint with them, by the topic ids saved in the
-checkpoint's folder.
+"""Kafka's topics for the driver: their end offsets, and the topic ids saved in the folder of a checkpoint.
 
 Spark identifies a topic only by its name. After the topic was deleted and created again, Spark continues at the old
 offsets as soon as the new topic is long enough, and skips the records before them.

@@ -40,7 +40,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import cid_text
-from kiln.schemas.wire.claims import CONTRADICTS_TOPIC, Claims
+from kiln.schemas.wire.genesis import CONTRADICTS_TOPIC, Claims
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, parse_separator
 

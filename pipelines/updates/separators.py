@@ -27,7 +27,7 @@ from kiln.schemas.kafka.records import (
     WaitedTip,
     decode_stream,
 )
-from kiln.schemas.wire.claims import CONTRADICTS, Claims, describe_contradiction
+from kiln.schemas.wire.genesis import CONTRADICTS, Claims, describe_contradiction
 from kiln.schemas.wire.topics import Separator
 
 

@@ -27,7 +27,7 @@ from kiln.bridge.cluster.rendezvous import find_owner
 from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.conf.process.bridge_status import BridgeStatus
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.conf.settings.model import Kafka
 from kiln.deploy.ops.status import list_live_bridges
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker

@@ -12,7 +12,7 @@ from kafka.structs import OffsetAndMetadata
 from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducerError, connect
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.conf.settings.model import Kafka
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.status import read_broker_status

@@ -18,8 +18,7 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.conf.process.kafka_records import RecordReader
-from kiln.conf.process.librdkafka_options import librdkafka_options
+from kiln.conf.process.kafka_records import RecordReader, librdkafka_options
 from kiln.deploy.ops.snapshot_builder import TopicWatch
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_topics import ensure_topics, read_compression

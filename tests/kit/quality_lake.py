@@ -23,7 +23,7 @@ from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import HISTORY, read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.claims import Claims
+from kiln.schemas.wire.genesis import Claims
 from kiln.schemas.wire.topics import Separator
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from kiln.schemas.captures import kiln_capture
-from kiln.schemas.captures.capture_file import CaptureRecord
 from kiln.schemas.captures.formats import FORMATS
+from kiln.schemas.captures.kiln_capture import CaptureRecord
 from kiln.schemas.kafka.frames import BEP50
 from kiln.schemas.wire.identity import raw_peer
 

@@ -24,7 +24,7 @@ from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
 from kiln.deploy.demo.traffic.messages import TYPES, MessageFactory, SyntheticCopy, field
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
-from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict

@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture
-from kiln.schemas.captures.kiln_capture import CaptureSurvey, build_frames, survey_capture
+from kiln.schemas.captures.kiln_capture import (
+    CaptureRecord,
+    CaptureSurvey,
+    build_frames,
+    open_capture,
+    read_capture,
+    survey_capture,
+)
 from kiln.schemas.proto.kiln import frame_pb2
 
 DEFAULT_NETWORK: Final = "testnet-clay"

@@ -23,7 +23,7 @@ from kiln.conf.process.bridge_status import (
     SpoolStatus,
     write_status,
 )
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.console import PlainConsole, escape_text
 from kiln.deploy.cli.options import answers

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, PublisherStatus, SpoolStatus, write_status
 from kiln.conf.process.location import parse_location
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.model import Bep50, Checkpoints, Ipfs, Kafka, Settings, Spark
 from kiln.conf.settings.model import Lake as SettingsLake
 from kiln.deploy.cli.doctor import render_checks

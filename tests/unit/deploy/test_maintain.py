@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.model import Maintenance, Settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.maintenance import build_policy

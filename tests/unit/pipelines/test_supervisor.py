@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.process.kafka_topics import TopicIdentity
 from kiln.conf.process.location import parse_location
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import supervisor
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, describe_failure

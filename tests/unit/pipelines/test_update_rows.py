@@ -48,7 +48,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.times import MAX_MICROS, MIN_MICROS
 from kiln.schemas.wire.cid import cid_text, compute_cid
-from kiln.schemas.wire.claims import Claims
+from kiln.schemas.wire.genesis import Claims
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.streamid import StreamID

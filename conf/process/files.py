@@ -1,4 +1,6 @@
-"""Files that are read whole: settings, passwords, and the small files of the state folder.
+"""Small files that are read whole, such as settings and passwords, and sync to disk.
+
+A file's bytes survive a power cut once the file is synced, and its name survives once its folder is synced.
 
 Every room may import this file.
 """
@@ -44,3 +46,12 @@ def read_small_file(path: Path, limit: int = SMALL) -> bytes:
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
     return data
+
+
+def to_disk(path: Path) -> None:
+    """Sync the bytes of a file, or the entries of a folder, to disk."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
