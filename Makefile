@@ -82,7 +82,7 @@ pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the l
 	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
 	@$(PY) -m kiln.schemas.delta.views docs/SQL.md
-	@$(PY) -m kiln.pipelines.quality.page docs/quality.md
+	@$(PY) -m kiln.pipelines.quality.suites docs/quality.md
 
 sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
 	@$(PY) -m kiln.deploy.query.sample_recording $(ARGS)

@@ -31,8 +31,7 @@ from kiln.deploy.cli.options import (
 
 if TYPE_CHECKING:
     from kiln.conf.settings.model import Settings
-    from kiln.deploy.query.as_of import AsOf
-    from kiln.deploy.query.ask import Answer
+    from kiln.deploy.query.ask import Answer, AsOf
     from kiln.pipelines.delta.lake import Lake
 
 commands = typer.Typer()
@@ -94,7 +93,7 @@ def sql(
         raise UsageError("--export copies tables: it takes neither a query nor --spark")
     settings = reading_settings(config, state, sample=sample)
     lake = lake_of(settings)
-    from kiln.deploy.query.as_of import parse_as_of
+    from kiln.deploy.query.ask import parse_as_of
 
     try:
         moment = None if as_of is None else parse_as_of(as_of)

@@ -57,8 +57,8 @@ def replay(
     settings = settings_of(config, state)
     import time
 
-    from kiln.deploy.demo.traffic.replay import ReplayProgress, survey_file
-    from kiln.deploy.demo.traffic.replay import replay as replay_file
+    from kiln.deploy.demo.traffic.capture_files import ReplayProgress, survey_file
+    from kiln.deploy.demo.traffic.capture_files import replay as replay_file
     from kiln.schemas.captures.kiln_capture import CaptureError
 
     surveys = []
@@ -128,7 +128,7 @@ def capture(
     import json
     from dataclasses import asdict
 
-    from kiln.deploy.demo.traffic.export import ExportCounts, ExportedFrame, build_export_query, convert_frames
+    from kiln.deploy.demo.traffic.capture_files import ExportCounts, ExportedFrame, build_export_query, convert_frames
     from kiln.deploy.query.ask import query_lake
     from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 

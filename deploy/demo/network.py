@@ -60,7 +60,7 @@ from kiln.conf.process.state_folder import StateInUseError, lock_state
 from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
 from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
-from kiln.deploy.demo.traffic.content import TopicData, generate_contents, list_topics
+from kiln.deploy.demo.traffic.messages import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.dht.announcement import PublisherKey, compute_salt, read_announcement
 from kiln.schemas.dht.items import Item

@@ -23,8 +23,7 @@ import duckdb
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.files import to_disk
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
-from kiln.deploy.query.ask import Answer, Row, limit_memory
+from kiln.deploy.query.ask import Answer, AsOf, Row, describe_absence, limit_memory, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, create_views, quote_name, quote_text
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.table_faults import build_missing_files_error

@@ -15,8 +15,7 @@ from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.location import STORE, expand_path, parse_location
 from kiln.conf.process.state_folder import check_state_version
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, parse_as_of
-from kiln.deploy.query.ask import Answer, QueryRelation, Row, SqlError
+from kiln.deploy.query.ask import Answer, AsOf, QueryRelation, Row, SqlError, parse_as_of
 from kiln.deploy.query.sample import SAMPLE_LAKE
 from kiln.deploy.query.trace import trace_subject
 from kiln.deploy.query.trace_ids import parse_id

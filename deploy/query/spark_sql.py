@@ -22,8 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
-from kiln.deploy.query.ask import Answer, SqlError, find_named_tables
+from kiln.deploy.query.ask import Answer, AsOf, SqlError, describe_absence, find_named_tables, open_table
 from kiln.deploy.stack.jars import default_root
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.delta.lake import Lake

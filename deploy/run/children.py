@@ -18,8 +18,7 @@ import msgspec
 from kiln.conf.process.files import read_small_file
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.snapshot import QualityInRun
-from kiln.deploy.stack.bridge_process import child_environment
-from kiln.deploy.stack.spawn import bind_to_parent, rotate_log, terminate_process
+from kiln.deploy.stack.child_process import bind_to_parent, child_environment, rotate_log, terminate_process
 
 _PATIENCE = 5.0  # s until a child that does not end is killed
 

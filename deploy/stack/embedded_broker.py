@@ -35,10 +35,10 @@ from kiln.conf.process.files import open_regular_file, read_small_file
 from kiln.conf.process.state_folder import claim_state_folder, try_lock
 from kiln.conf.settings.broker_password import ensure_password, private_file
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
+from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
-from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"

@@ -21,9 +21,8 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint, DurableCheckpoint
 from kiln.pipelines.runtime.clocks import MicroBatchClock
 from kiln.pipelines.runtime.deduplication import Deduplication, find_deduplication
-from kiln.pipelines.runtime.kafka import Broker
+from kiln.pipelines.runtime.kafka import Broker, KafkaSource, register_source
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
-from kiln.pipelines.runtime.kafka_source import KafkaSource, register_source
 from kiln.pipelines.runtime.table_ages import TABLES_FILE, read_table_writes
 from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.queries import QUERIES
@@ -148,7 +147,7 @@ class QueryContext:
     def register_source(
         self, query: str, session: SparkSession, task: ArrowTask, *, small: int = 20_000, tasks: int = 0
     ) -> str:
-        """Register the topics of a query as a source of its session, as `register_source` of `kafka_source` does.
+        """Register the topics of a query as a source of its session, as `register_source` does.
 
         Args:
             query: Name of the query.

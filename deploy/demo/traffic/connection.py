@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from kiln.deploy.demo.traffic.keys import derive_bytes
 from kiln.deploy.demo.traffic.messages import field
 from kiln.deploy.demo.traffic.options import TrafficOptions
-from kiln.deploy.demo.traffic.population import Population
+from kiln.deploy.demo.traffic.population import Population, derive_bytes
 from kiln.schemas.kafka.frames import CUT_PAYLOAD
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame

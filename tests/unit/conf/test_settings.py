@@ -18,8 +18,7 @@ from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text, micros, parse_duration, spark_interval
 from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.model import Kafka, Settings, SignaturePolicy
-from kiln.conf.settings.printing import format_settings
-from kiln.conf.settings.reading import DEFAULT_FILE, environment, line_of, load, load_settings
+from kiln.conf.settings.reading import DEFAULT_FILE, environment, format_settings, line_of, load, load_settings
 
 
 @pytest.fixture(autouse=True)

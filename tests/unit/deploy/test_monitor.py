@@ -30,8 +30,7 @@ from kiln.conf.process.bridge_status import (
 from kiln.conf.process.exporter import HostNames, render_metrics
 from kiln.deploy.ops.monitor.bridge import BridgeMonitor
 from kiln.deploy.ops.monitor.families import MonitorInputs, build_families
-from kiln.deploy.ops.monitor.page import RunHistory, build_plot, render_page
-from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.ops.monitor.server import Monitor, RunHistory, build_plot, render_page
 from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, BridgeInRun, QualityInRun, Snapshot
 from kiln.deploy.ops.status import read_lake_status
 from kiln.pipelines.delta.lake import Lake

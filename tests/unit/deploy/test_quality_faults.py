@@ -19,7 +19,7 @@ from deltalake import DeltaTable, write_deltalake
 from conftest import VECTORS
 from kiln.conf.settings.durations import micros
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.bundles import save_bundles

@@ -18,7 +18,7 @@ from deltalake import write_deltalake
 from conftest import VECTORS
 from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.ops.quarantine.picking import FramePosition, decode_again, read_frames, select_messages
 from kiln.deploy.ops.quarantine.replay import (
     QuarantineReplay,

@@ -1,5 +1,5 @@
-"""kiln.deploy.demo.traffic.replay, kiln.bridge.kafka.producers: a capture becomes Frames, and none is lost on the
-way."""
+"""kiln.deploy.demo.traffic.capture_files, kiln.bridge.kafka.producers: a capture becomes Frames, and none is lost
+on the way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from conftest import VECTORS
 from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.producers import FramesProducer, FramesProducerError, connect
-from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, ReplayProgress, replay
+from kiln.deploy.demo.traffic.capture_files import DEFAULT_NETWORK, ReplayProgress, replay
 from kiln.schemas.captures.kiln_capture import (
     CaptureError,
     CaptureRecord,

@@ -1,4 +1,4 @@
-"""kiln.deploy.ops.monitor.page in a real browser: readable on a wide window and on a phone, with nothing cut off."""
+"""kiln.deploy.ops.monitor.server in a real browser: readable on a wide window and on a phone, with nothing cut off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from test_monitor import SNAPSHOT
 
 from kiln.deploy.ops.monitor.families import MonitorInputs
-from kiln.deploy.ops.monitor.page import RunHistory, render_page
+from kiln.deploy.ops.monitor.server import RunHistory, render_page
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.ops.status import read_lake_status
 from kiln.pipelines.delta.lake import Lake

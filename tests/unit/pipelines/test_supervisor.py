@@ -394,7 +394,7 @@ Driver stacktrace:
         (
             ValueError(
                 "[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):\n"
-                '  File "kiln/pipelines/runtime/kafka_source.py", line 3, in f\n'
+                '  File "kiln/pipelines/runtime/kafka.py", line 3, in f\n'
                 "kiln.pipelines.runtime.kafka_ranges.LostRecordsError: gone\n SQLSTATE: 38000\n"
             ),
             "kiln.pipelines.runtime.kafka_ranges.LostRecordsError: gone",

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import VECTORS
-from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.pipelines.decode.decoder import RejectedMessage
 from kiln.schemas.captures.formats import detect_format
 from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, UnreadableItem
