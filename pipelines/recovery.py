@@ -24,12 +24,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.files import to_disk
 from kiln.conf.process.location import Location, parse_location
 from kiln.pipelines.delta.lake import Lake, LakeError, locate_commit, locate_log
-from kiln.pipelines.delta.table_faults import (
-    TableLog,
-    find_newest_write,
-    inspect_log,
-    restore_version,
-)
+from kiln.pipelines.delta.log_faults import TableLog, find_newest_write, inspect_log, restore_version
 from kiln.pipelines.delta.table_progress import RestoreError, RestorePoint, find_restore_point
 from kiln.pipelines.runtime.checkpoint import (
     FIRST_OFFSETS_FILE,
@@ -41,6 +36,8 @@ from kiln.pipelines.runtime.checkpoint import (
     is_whole,
     list_files_after,
     list_torn_files,
+    read_topic_ids,
+    save_topic_ids,
     write_checkpoint,
 )
 from kiln.pipelines.runtime.dedup_store import (
@@ -55,7 +52,7 @@ from kiln.pipelines.runtime.dedup_store import (
 )
 from kiln.pipelines.runtime.progress_marker import ProgressReport
 from kiln.pipelines.runtime.table_ages import find_older_table, list_done_writes
-from kiln.pipelines.runtime.topics import TopicState, find_mismatches, read_topic_ids, save_topic_ids
+from kiln.pipelines.runtime.topics import TopicState, find_mismatches
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch

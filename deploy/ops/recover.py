@@ -20,8 +20,7 @@ from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.stack.kafka_broker import Say, start_broker
 from kiln.pipelines.app.supervisor import build_damage_location, read_progress_report, read_topics
 from kiln.pipelines.decode.identities import compute_column_identities
-from kiln.pipelines.delta.lake import Lake, LakeError, read_rows
-from kiln.pipelines.delta.table_faults import build_missing_files_error
+from kiln.pipelines.delta.lake import Lake, LakeError, build_missing_files_error, read_rows
 from kiln.pipelines.recovery import (
     Damage,
     DamageError,

@@ -20,17 +20,14 @@ from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.process.extras import format_install_command
-from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics, find_replaced_topics
 from kiln.conf.process.location import Location
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Kafka, Settings
-from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.delta.table_faults import list_reader_features
+from kiln.pipelines.delta.lake import Lake, LakeError, list_reader_features
 from kiln.pipelines.native.library import find_engine
-from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
+from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError, read_topic_ids
 from kiln.pipelines.runtime.clocks import describe_log_lag, describe_watermark_lag, is_trailing
-from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import Offsets, count_unread
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
@@ -218,7 +215,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
     except ModuleNotFoundError:
         problem = f"kafka-python, which queries the broker, is not installed: {format_install_command('bridge')}"
         return BrokerStatus(kafka.servers, False, problem, ())
-    from kiln.conf.process.kafka_clients import open_client
+    from kiln.conf.process.kafka_clients import describe_kafka_error, open_client
 
     millis = int(patience * 1000)
     try:

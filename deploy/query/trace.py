@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 import duckdb
 
 from kiln.conf.process.errors import KilnError
-from kiln.deploy.query.ask import Answer
 from kiln.deploy.query.ask import Row as Cells
+from kiln.deploy.query.ask import RowsAnswer
 from kiln.deploy.query.trace_ids import CidRef, FrameRef, Id, MessageRef, StreamRef
 from kiln.pipelines.delta.duckdb_tables import allow_only, create_views
 from kiln.pipelines.delta.lake import Lake
@@ -462,17 +462,13 @@ class TraceError(KilnError):
     """There is nothing to trace; the message has the id, and where it was searched."""
 
 
-class StepAnswer(Answer):
+class StepAnswer(RowsAnswer):
     """Result of a step, read completely."""
 
     def __init__(self, step: TraceStep, columns: tuple[str, ...], cells: list[Cells]) -> None:
-        super().__init__(columns, ())
+        super().__init__(columns, cells)
         self.step = step
         self.cells = cells
-
-    def rows(self) -> Iterator[Cells]:
-        """Return the rows, as `Answer.rows`."""
-        yield from self.cells
 
 
 @dataclass(frozen=True)

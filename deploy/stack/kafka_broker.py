@@ -24,8 +24,8 @@ from kiln.deploy.stack.embedded_broker import (
 )
 from kiln.deploy.stack.java import JavaError
 from kiln.deploy.stack.kafka_topics import BrokerAwayError, TopicsError, ensure_topics
-from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.topics import KafkaTopics, find_mismatches, read_topic_ids
+from kiln.pipelines.runtime.checkpoint import Checkpoint, read_topic_ids
+from kiln.pipelines.runtime.topics import KafkaTopics, find_mismatches
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.queries import QUERIES
 

@@ -27,14 +27,20 @@ from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake, SchemaChangedError
 from kiln.pipelines.recovery import DamageError, DamageLocation, repair
-from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE, Checkpoint, DurableCheckpoint, describe_deleted_records
+from kiln.pipelines.runtime.checkpoint import (
+    DELETED_ADVICE,
+    Checkpoint,
+    DurableCheckpoint,
+    describe_deleted_records,
+    save_topic_ids,
+)
 from kiln.pipelines.runtime.clocks import TrailingClock, describe_watermark_lag, is_trailing
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
 from kiln.pipelines.runtime.progress_marker import ProgressMarker, ProgressReport
 from kiln.pipelines.runtime.query_context import Report, ignore_report
-from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState, save_topic_ids
+from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.topic_table import BundleError

@@ -13,7 +13,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from kiln.pipelines.delta.commits import PROGRESS_KEY, BatchProgress, WriteId, build_second_writer_error
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake, locate_commit
-from kiln.pipelines.delta.table_faults import adds_any
+from kiln.pipelines.delta.log_faults import adds_any
 from kiln.pipelines.delta.table_history import read_commit
 
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)

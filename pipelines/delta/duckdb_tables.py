@@ -25,8 +25,13 @@ from fsspec.spec import AbstractFileSystem
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
 from kiln.conf.process.location import STORE, Location, parse_location
-from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.delta.table_faults import build_features_error, build_missing_files_error, list_reader_features
+from kiln.pipelines.delta.lake import (
+    Lake,
+    LakeError,
+    build_features_error,
+    build_missing_files_error,
+    list_reader_features,
+)
 from kiln.schemas.delta.tables import TABLES
 
 if TYPE_CHECKING:

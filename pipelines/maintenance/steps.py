@@ -26,7 +26,7 @@ from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX
 from kiln.pipelines.delta.delta_rs import AFTER_COMMIT
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake, locate_log
-from kiln.pipelines.delta.table_faults import adds_any
+from kiln.pipelines.delta.log_faults import adds_any
 from kiln.pipelines.delta.table_history import read_commit
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile, UntrackedFile

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 import msgspec
@@ -408,3 +409,21 @@ def _list_files(folder: str) -> Iterator[_FileVersion]:
                 with suppress(FileNotFoundError):
                     stat = entry.stat(follow_symlinks=False)
                     yield entry.path, stat.st_ino, stat.st_mtime_ns
+
+
+TOPICS_FILE: Final = "topics.json"
+"""Kiln's file in a checkpoint: topic ids by full topic name"""
+
+
+def read_topic_ids(checkpoint: Location) -> dict[str, str]:
+    """Read the topic ids saved in a checkpoint, by full topic name; empty if no ids are saved."""
+    path = checkpoint / TOPICS_FILE
+    return msgspec.json.decode(path.read(), type=dict[str, str]) if path.exists() else {}
+
+
+def save_topic_ids(checkpoint: Location, ids: Mapping[str, str]) -> None:
+    """Save topic ids in a checkpoint, in addition to the ids already saved there."""
+    saved = read_topic_ids(checkpoint)
+    merged = saved | {topic: identity for topic, identity in ids.items() if identity}
+    if merged != saved:
+        (checkpoint / TOPICS_FILE).write([msgspec.json.encode(merged)])

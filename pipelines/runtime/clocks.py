@@ -12,9 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-from pyspark import SparkContext, TaskContext
-from pyspark.sql import DataFrame
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import DataFrame
 
 _PROPERTY = "kiln.seenAt"
 
@@ -59,6 +61,8 @@ def get_task_property(name: str, meaning: str) -> str:
     Raises:
         RuntimeError: The driver has set no such property.
     """
+    from pyspark import TaskContext  # `kiln status` reads the clocks without Spark
+
     context = TaskContext.get()
     text = context.getLocalProperty(name) if context is not None else None
     if text is None:

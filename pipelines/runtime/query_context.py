@@ -18,13 +18,12 @@ from kiln.pipelines.delta.commits import BatchProgress, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.checkpoint import Checkpoint, DurableCheckpoint
+from kiln.pipelines.runtime.checkpoint import Checkpoint, DurableCheckpoint, read_topic_ids
 from kiln.pipelines.runtime.clocks import MicroBatchClock
 from kiln.pipelines.runtime.deduplication import Deduplication, find_deduplication
 from kiln.pipelines.runtime.kafka import Broker, KafkaSource, register_source
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.runtime.table_ages import TABLES_FILE, read_table_writes
-from kiln.pipelines.runtime.topics import read_topic_ids
 from kiln.schemas.queries import QUERIES
 
 _NEWEST: Final = 2

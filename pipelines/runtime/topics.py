@@ -1,4 +1,4 @@
-"""Kafka's topics for the driver: their end offsets, and the topic ids saved in the folder of a checkpoint.
+"""Kafka's topics for the driver: their end offsets, and the comparison of a checkpoint with them.
 
 Spark identifies a topic only by its name. After the topic was deleted and created again, Spark continues at the old
 offsets as soon as the new topic is long enough, and skips the records before them.
@@ -11,22 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import msgspec
 from kafka.errors import KafkaError
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, describe_topics
-from kiln.conf.process.location import Location
 from kiln.schemas.kafka import topics as log
 
 if TYPE_CHECKING:
     from kafka.admin import OffsetSpec
 
     from kafka import KafkaAdminClient
-
-TOPICS_FILE: Final = "topics.json"
-"""Kiln's file in a checkpoint: topic ids by full topic name"""
 
 _PATIENCE_MS: Final = 5_000
 
@@ -113,20 +108,6 @@ class KafkaTopics:
         if self._client is not None:
             self._client.close()
             self._client = None
-
-
-def read_topic_ids(checkpoint: Location) -> dict[str, str]:
-    """Read the topic ids saved in a checkpoint, by full topic name; empty if no ids are saved."""
-    path = checkpoint / TOPICS_FILE
-    return msgspec.json.decode(path.read(), type=dict[str, str]) if path.exists() else {}
-
-
-def save_topic_ids(checkpoint: Location, ids: Mapping[str, str]) -> None:
-    """Save topic ids in a checkpoint, in addition to the ids already saved there."""
-    saved = read_topic_ids(checkpoint)
-    merged = saved | {topic: identity for topic, identity in ids.items() if identity}
-    if merged != saved:
-        (checkpoint / TOPICS_FILE).write([msgspec.json.encode(merged)])
 
 
 class OffsetMismatch(NamedTuple):

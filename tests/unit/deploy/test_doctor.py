@@ -65,9 +65,8 @@ from kiln.deploy.ops.status import (
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native.library import Engine
-from kiln.pipelines.runtime.checkpoint import CheckpointError, parse_offsets
+from kiln.pipelines.runtime.checkpoint import CheckpointError, parse_offsets, save_topic_ids
 from kiln.pipelines.runtime.spark_environment import find_foreign_variables
-from kiln.pipelines.runtime.topics import save_topic_ids
 from kit.kiln_table import append_rows
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'

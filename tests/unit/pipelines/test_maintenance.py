@@ -29,7 +29,7 @@ from kiln.pipelines.delta.commits import BatchProgress, SecondWriterError, Write
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, list_stats_columns, locate_commit
-from kiln.pipelines.delta.table_faults import find_newest_write, inspect_log, restore_version
+from kiln.pipelines.delta.log_faults import find_newest_write, inspect_log, restore_version
 from kiln.pipelines.delta.table_progress import RestoreError, find_restore_point
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile, UntrackedFile

@@ -24,9 +24,10 @@ from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.checkpoint import read_topic_ids
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
-from kiln.pipelines.runtime.topics import TopicState, read_topic_ids
+from kiln.pipelines.runtime.topics import TopicState
 from kiln.schemas.kafka.records import Epoch
 
 NAME = "archive"
