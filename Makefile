@@ -118,7 +118,7 @@ wheel: $(VENV)/.installed ## build wheels, with and without the native core, and
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PY) -m build --quiet --no-isolation --outdir dist \
 		-C=--global-option=egg_info -C=--global-option=--tag-build=+g$(COMMIT)
 	@rm -rf *.egg-info
-	@$(PY) -m kiln.deploy.stack.native_wheel dist/kiln_gossip-*-any.whl
+	@$(PY) -m kiln.deploy.stack.native_core --wheel dist/kiln_gossip-*-any.whl
 
 # What a part of Kiln needs of conf/runtime.lock, with its versions and checksums. Executors have a Spark of their own.
 build/bridge.lock: PART := --extra bridge --no-emit-package deltalake --no-emit-package duckdb

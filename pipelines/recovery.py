@@ -50,9 +50,8 @@ from kiln.pipelines.runtime.dedup_store import (
     read_marked_epoch,
     release_positions,
 )
-from kiln.pipelines.runtime.progress_marker import ProgressReport
 from kiln.pipelines.runtime.table_ages import find_older_table, list_done_writes
-from kiln.pipelines.runtime.topics import TopicState, find_mismatches
+from kiln.pipelines.runtime.topics import ProgressReport, TopicState, find_mismatches
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from kiln.bridge.kafka.producers import FramesProducer
-    from kiln.deploy.ops.quarantine.picking import By, QuarantineFilter, QuarantineRow, ReasonCount
+    from kiln.deploy.ops.quarantine import By, QuarantineFilter, QuarantineRow, ReasonCount
 
 _WIDE = 240
 """columns: two peer ids and two stamps"""
@@ -74,7 +74,7 @@ def quarantine_list(
     require_extras("lake")
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from kiln.deploy.ops.quarantine.picking import QuarantineRows
+    from kiln.deploy.ops.quarantine import QuarantineRows
 
     with QuarantineRows(lake_of(settings), wanted, authors=by == "author") as picked:
         counts = picked.counts(by)
@@ -106,7 +106,7 @@ def quarantine_show(
     require_extras("lake")
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from kiln.deploy.ops.quarantine.picking import QuarantineRows
+    from kiln.deploy.ops.quarantine import QuarantineRows
 
     with QuarantineRows(lake_of(settings), wanted, authors=True) as picked:
         if as_json:
@@ -144,7 +144,7 @@ def quarantine_drop(
         raise UsageError("pass --stage, --reason, --since, --until or --author, or --all for every row")
     if not why.strip():
         raise UsageError("--why: must not be empty")
-    from kiln.deploy.ops.quarantine.picking import QuarantineRows
+    from kiln.deploy.ops.quarantine import QuarantineRows
 
     lake, out = lake_of(settings), _table_on()
     if not yes:
@@ -158,7 +158,7 @@ def quarantine_drop(
         return
     from uuid import uuid4
 
-    from kiln.deploy.ops.quarantine.dropping import drop_rows
+    from kiln.deploy.ops.quarantine import drop_rows
 
     done = drop_rows(lake, wanted, why.strip(), uuid4().hex[:16], datetime.now(UTC))
     if as_json:
@@ -187,7 +187,7 @@ def _table_on() -> Console:
 def _selection(
     stage: str | None, reason: str | None, since: str | None, until: str | None, author: str | None
 ) -> QuarantineFilter:
-    from kiln.deploy.ops.quarantine.picking import QuarantineFilter
+    from kiln.deploy.ops.quarantine import QuarantineFilter
 
     return QuarantineFilter(
         stage,
@@ -218,7 +218,7 @@ def quarantine_replay(
     require_extras("spark")
     settings = settings_of(config, state)
     from kiln.bridge.kafka.producers import FramesProducer, connect
-    from kiln.deploy.ops.quarantine.replay import QuarantineReplay, describe_candidates, find_unfetched_blocks
+    from kiln.deploy.ops.quarantine_replay import QuarantineReplay, describe_candidates, find_unfetched_blocks
     from kiln.deploy.stack.kafka_broker import start_broker
     from kiln.pipelines.app.launch import decode_config
     from kiln.schemas.kafka.records import encode
@@ -277,7 +277,7 @@ def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from kiln.deploy.ops.quarantine.picking import GROUPS
+    from kiln.deploy.ops.quarantine import GROUPS
     from kiln.deploy.query.answer import format_cell
 
     if not counts:
@@ -295,7 +295,7 @@ def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
 
 def _encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
     """Encode counts as a JSON array of objects."""
-    from kiln.deploy.ops.quarantine.picking import GROUPS
+    from kiln.deploy.ops.quarantine import GROUPS
 
     return _encode_objects(
         dict(zip(GROUPS[by], count.of, strict=True))

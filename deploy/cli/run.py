@@ -150,7 +150,7 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     settings = settings_of(config, state)
     from kiln.bridge.app.main import run as run_bridge
     from kiln.conf.process.exporter import Exporter
-    from kiln.deploy.ops.monitor.bridge import BridgeMonitor
+    from kiln.deploy.ops.bridge_monitor import BridgeMonitor
     from kiln.deploy.stack.kafka_broker import start_broker_eventually
 
     out = notes()

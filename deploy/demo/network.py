@@ -76,7 +76,10 @@ _TIMEOUT: Final = 60.0  # s
 
 
 class BatchFetcher:
-    """Fetches from the peer that relayed the announcement, over bitswap. Create it before the node runs."""
+    """Fetches the blocks of received batches, as a Ceramic node would, from the peer that relayed the announcement.
+
+    The blocks come over bitswap. Create the fetcher before the node runs.
+    """
 
     def __init__(self, node: Node, folder: Path, name: str, counts: EventCounts) -> None:
         """Create the fetcher of a node.
@@ -115,8 +118,12 @@ REANNOUNCED: Final = 3
 """Number of separators whose batches the first node announces again with its own key."""
 
 
-class Listeners:
-    """Both nodes, on free ports of 127.0.0.1, with their identities in `folder`."""
+class OverlayListeners:
+    """The two BEP 50 nodes, on free ports of 127.0.0.1, with their identities in `folder`.
+
+    For a few separators the first node announces batches of Kiln again, under a key of its own that Kiln follows. So
+    Kiln receives announcements, and the block of each exists.
+    """
 
     def __init__(
         self,
@@ -216,7 +223,7 @@ class _Network:
     def __init__(self, folder: Path, world: TrafficOptions, rate: float, publisher: bytes | None, fd: int) -> None:
         self._folder = folder
         self._publisher = publisher
-        self._overlay: Listeners | None = None
+        self._overlay: OverlayListeners | None = None
         self._world = world
         self._rate = rate
         self._authors = max(1, math.ceil(rate / len(OURS) * _GAP))  # of each of ours
@@ -292,7 +299,7 @@ class _Network:
         ready: dict[str, object] = {"event": "ready", "addresses": known, "peers": peers}
         if self._publisher is not None:
             separators = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
-            overlay = Listeners(
+            overlay = OverlayListeners(
                 self._folder, self._world.network, self._publisher, separators, _NullSink(), self._tally.error
             )
             await nursery.start(overlay.run)

@@ -31,8 +31,7 @@ from kiln.pipelines.recovery import (
     recover_tables,
     set_files_aside,
 )
-from kiln.pipelines.runtime.progress_marker import ProgressMarker
-from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
+from kiln.pipelines.runtime.topics import KafkaTopics, ProgressMarker, TopicState
 from kiln.pipelines.sink.rows import read_stored_identities
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.queries import QUERIES

@@ -131,7 +131,7 @@ class ClassesError(PrerequisiteError):
 
 
 def compile_classes(progress: Callable[[str], None], root: Path | None = None) -> Path:
-    """Compile the classes, unless they exist.
+    """Compile the classes, unless they exist, into a folder per version of the source and of pyspark.
 
     Args:
         progress: Called with progress messages.

@@ -21,7 +21,7 @@ from kiln.conf.process.logs import ProblemLog, log_event
 from kiln.conf.process.state_folder import claim_state_folder, lock_state
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
-from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.ops.run_monitor import Monitor
 from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
 from kiln.deploy.ops.snapshot_builder import SnapshotBuilder, TopicWatch
 from kiln.deploy.run.children import MaintenanceProcess, PeriodicProcess, QualityChecks

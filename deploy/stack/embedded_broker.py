@@ -31,9 +31,8 @@ from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.files import open_regular_file, read_small_file
+from kiln.conf.process.files import ensure_password, open_regular_file, private_file, read_small_file
 from kiln.conf.process.state_folder import claim_state_folder, try_lock
-from kiln.conf.settings.broker_password import ensure_password, private_file
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
@@ -470,7 +469,12 @@ def main() -> int:
 
 
 class BrokerOwnership:
-    """Ownership of a state folder's broker, for this process to claim and release."""
+    """Ownership of a state folder's broker: the owner is the Kiln process that stops the broker when it ends.
+
+    The owner locks `STATE/broker/owner`, a file with its process number. The kernel releases the lock when the owner
+    ends, also after SIGKILL, and the next Kiln process to take it is the owner of the broker that the process then
+    starts.
+    """
 
     def __init__(self, state: Path) -> None:
         self._path = state / "broker" / "owner"

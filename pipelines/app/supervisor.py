@@ -38,9 +38,8 @@ from kiln.pipelines.runtime.clocks import TrailingClock, describe_watermark_lag,
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
-from kiln.pipelines.runtime.progress_marker import ProgressMarker, ProgressReport
 from kiln.pipelines.runtime.query_context import Report, ignore_report
-from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState
+from kiln.pipelines.runtime.topics import KafkaTopics, ProgressMarker, ProgressReport, Topics, TopicState
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.topic_table import BundleError

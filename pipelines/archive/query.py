@@ -131,7 +131,8 @@ _Files = tuple[list[DataFile], list[DataFile]]
 
 
 class FrameDedup:
-    """Tracks, from the first micro-batch on, which frames the lake has. Tasks write all frames into files without
+    """Tracks, from the first micro-batch on, which frames the lake has (decision 9). A frame comes twice if the bridge
+    was killed and restarted. Tasks write all frames into files without
     knowing the frames of earlier tasks. The rare file with a frame that the lake already has is rewritten
     afterwards."""
 

@@ -333,7 +333,10 @@ class SharedFile:
 
 
 class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Read-only file system for DuckDB. Files of a lake never change, so the size of each is read once."""
+    """Read-only file system for DuckDB. Files of a lake never change, so the size of each is read once.
+
+    DuckDB's S3 extension has its own option names and credential chain, and is downloaded at the first query.
+    """
 
     protocol = STORE.removesuffix("://")
     cachable = False

@@ -359,7 +359,8 @@ def _describe_count(files: Sequence[TableFile | UntrackedFile]) -> str:
 
 
 _SORTED_BYTES = 32 << 20
-"""bytes of rows in memory"""
+"""bytes of rows in memory, whatever the amount to rewrite: a file consists of several sorted runs, and a reader that
+skips row groups reads one or two groups of each run"""
 _GROUP_ROWS = 20_000
 """rows of a row group, the unit that a reader can skip"""
 _GROUP_BYTES = 16 << 20

@@ -27,7 +27,11 @@ _DEFAULT_CHAIN: Final = "software.amazon.awssdk.auth.credentials.DefaultCredenti
 
 
 def build_s3a_settings(locations: Iterable[Location], environ: Mapping[str, str]) -> dict[str, str]:
-    """Build Spark settings for the locations in an object store. They contain secrets: never print them."""
+    """Build Spark settings for the locations in an object store. They contain secrets: never print them.
+
+    S3A reads tables, and reads and writes checkpoints. It never commits to a table: it has no put-if-absent, and
+    Delta's log store for it loses commits if there is another writer (docs/object-store.md).
+    """
     settings = {
         f"{_PREFIX}bucket.{location.bucket}.{key}": value
         for location in locations

@@ -19,9 +19,9 @@ from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.gossipsub.wire import encode
 from kiln.bridge.libp2p.streams import get_swarm
+from kiln.conf.process.files import ensure_password
 from kiln.conf.process.logs import identify_problem
 from kiln.conf.process.state_folder import claim_state_folder
-from kiln.conf.settings.broker_password import ensure_password
 from kiln.conf.settings.model import EMBEDDED_USER
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.proto.kiln.frame_pb2 import Frame

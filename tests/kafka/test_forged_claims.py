@@ -28,7 +28,7 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.batch.batching import batch_offset_ranges
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, read_offset_range
 from kiln.pipelines.batch.windows import PartitionWindows

@@ -9,7 +9,7 @@ import pytest
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.runtime.topics import KafkaTopics, TopicEnds, TopicState
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until

@@ -7,10 +7,11 @@ from hashlib import sha256
 from random import Random
 from typing import Final, Literal, get_args
 
-from kiln.deploy.demo.traffic.connection import GeneratedFrame, SyntheticConnection
 from kiln.deploy.demo.traffic.generator import (
     HELLO_STAGE,
     RPC_STAGE,
+    GeneratedFrame,
+    SyntheticConnection,
     build_bad_hello,
     build_fault,
     build_malformed_protobuf,

@@ -33,7 +33,7 @@ MODULES: dict[str, Sequence[str]] = {
         "kiln.deploy.cli.app",
         "kiln.bridge.app.main",
         "kiln.deploy.stack.kafka_broker",
-        "kiln.deploy.ops.monitor.bridge",
+        "kiln.deploy.ops.bridge_monitor",
     ),
     "jobs": (
         *(
@@ -46,7 +46,7 @@ MODULES: dict[str, Sequence[str]] = {
         *(
             "kiln.deploy.ops.maintenance",
             "kiln.deploy.run.backfill",
-            "kiln.deploy.ops.quarantine.replay",
+            "kiln.deploy.ops.quarantine_replay",
             "kiln.pipelines.app.submit",
         ),
         *("kiln.pipelines.app.backfill_run", "kiln.pipelines.app.worker_daemon"),

@@ -19,8 +19,8 @@ from conftest import VECTORS
 from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic.capture_files import replay
-from kiln.deploy.ops.quarantine.picking import FramePosition, decode_again, read_frames, select_messages
-from kiln.deploy.ops.quarantine.replay import (
+from kiln.deploy.ops.quarantine import FramePosition, decode_again, read_frames, select_messages
+from kiln.deploy.ops.quarantine_replay import (
     QuarantineReplay,
     QuarantineReplayError,
     ReplayCandidates,

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.ops.quarantine.picking import (
+from kiln.deploy.ops.quarantine import (
     FramePosition,
     MessagePositions,
     decode_again,

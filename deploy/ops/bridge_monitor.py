@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_records import librdkafka_options
-from kiln.deploy.ops.monitor.families import build_bridge_families
+from kiln.deploy.ops.metric_families import build_bridge_families
 from kiln.schemas.metrics import build_family
 
 _FRESH = 10.0  # s; an older status means that the bridge hangs

@@ -28,7 +28,7 @@ from kiln.deploy.ops.formatting import (
     format_seconds,
     take_top,
 )
-from kiln.deploy.ops.monitor.families import MonitorInputs, build_families, why_dead, why_not_ready
+from kiln.deploy.ops.metric_families import MonitorInputs, build_families, why_dead, why_not_ready
 from kiln.deploy.ops.snapshot import CONTROL_KINDS, QUALITY_RESULTS, QualityInRun, Snapshot, sum_by_reason
 from kiln.deploy.ops.status import TableStatus, read_lake_status
 from kiln.pipelines.delta.lake import Lake
@@ -105,7 +105,7 @@ _PEERS: Final = 12
 _HEAD: Final = """<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="2"><title>Kiln</title>"""
 
 _TEMPLATES: Final = Environment(
-    loader=PackageLoader("kiln.deploy.ops.monitor", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    loader=PackageLoader("kiln.deploy.ops", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
 )
 
 
@@ -115,7 +115,7 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
         return f"{_HEAD}<p>Kiln is starting."
     snapshot = facts.snapshot
     bridge = snapshot.bridge.status if snapshot.bridge is not None else None
-    return _TEMPLATES.get_template("page.html").render(
+    return _TEMPLATES.get_template("status_page.html").render(
         facts=facts,
         snapshot=snapshot,
         bridge=bridge,
