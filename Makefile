@@ -82,10 +82,10 @@ pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the l
 	@$(PY) -m kiln.schemas.metrics docs/METRICS.md
 	@$(PY) -m kiln.schemas.faults docs/RUNBOOK.md
 	@$(PY) -m kiln.schemas.delta.views docs/SQL.md
-	@$(PY) -m kiln.pipelines.quality.page docs/quality.md
+	@$(PY) -m kiln.pipelines.quality.suites docs/quality.md
 
 sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
-	@$(PY) -m kiln.deploy.packaging.sample $(ARGS)
+	@$(PY) -m kiln.deploy.query.sample_recording $(ARGS)
 
 bench: setup ## measure (ARGS="--help")
 	@$(PY) -m bench $(ARGS)
@@ -118,7 +118,7 @@ wheel: $(VENV)/.installed ## build wheels, with and without the native core, and
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PY) -m build --quiet --no-isolation --outdir dist \
 		-C=--global-option=egg_info -C=--global-option=--tag-build=+g$(COMMIT)
 	@rm -rf *.egg-info
-	@$(PY) -m kiln.deploy.stack.native_wheel dist/kiln_gossip-*-any.whl
+	@$(PY) -m kiln.deploy.stack.native_core --wheel dist/kiln_gossip-*-any.whl
 
 # What a part of Kiln needs of conf/runtime.lock, with its versions and checksums. Executors have a Spark of their own.
 build/bridge.lock: PART := --extra bridge --no-emit-package deltalake --no-emit-package duckdb

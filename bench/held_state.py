@@ -15,9 +15,8 @@ from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
 from kiln.pipelines.batch.offset_range import UpdateRange, WindowKey, WindowOwner
 from kiln.pipelines.batch.windows import PartitionWindows
-from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key
-from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
-from kiln.pipelines.updates.known_streams import StreamsFile
+from kiln.pipelines.delta.frame_ranges import FrameRanges, StoredFrameRanges, build_range_key
+from kiln.pipelines.updates.separators import StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, encode
 from kiln.schemas.wire.batch_block import encode_stream_key
 

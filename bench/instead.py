@@ -20,8 +20,8 @@ from bench.ground import Ends, Ground
 from bench.peers.by_hand import TABLES
 from bench.report import Aim, Finding, Note, Ratio, Series, number
 from bench.runs import BenchError, Extent
+from kiln.deploy.stack.child_process import bind_to_parent
 from kiln.deploy.stack.jars import list_spark_jars
-from kiln.deploy.stack.spawn import bind_to_parent
 from kiln.pipelines.delta.lake import Lake
 
 FRAMES = 150_000

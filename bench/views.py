@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from bench.report import Finding
 from bench.runs import Extent, Say, in_turn
 from kiln.deploy.query.ask import query_lake
-from kiln.deploy.query.trace.follow import trace_subject
-from kiln.deploy.query.trace.ids import parse_id
+from kiln.deploy.query.trace import trace_subject
+from kiln.deploy.query.trace_ids import parse_id
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits

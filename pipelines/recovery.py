@@ -20,30 +20,25 @@ from pathlib import Path
 
 import msgspec
 
-from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.files import to_disk
 from kiln.conf.process.location import Location, parse_location
 from kiln.pipelines.delta.lake import Lake, LakeError, locate_commit, locate_log
-from kiln.pipelines.delta.log_faults import (
-    TableLog,
-    find_newest_write,
-    inspect_log,
-    restore_version,
-)
+from kiln.pipelines.delta.log_faults import TableLog, find_newest_write, inspect_log, restore_version
 from kiln.pipelines.delta.table_progress import RestoreError, RestorePoint, find_restore_point
 from kiln.pipelines.runtime.checkpoint import (
     FIRST_OFFSETS_FILE,
     GENERATION_FILE,
     REPLACED_EPOCH_FILE,
     Checkpoint,
-    write_checkpoint,
-)
-from kiln.pipelines.runtime.checkpoint_faults import (
     LastIntactMicroBatch,
     find_sound_end,
     is_whole,
     list_files_after,
     list_torn_files,
+    read_topic_ids,
+    save_topic_ids,
+    write_checkpoint,
 )
 from kiln.pipelines.runtime.dedup_store import (
     FILE_NAME,
@@ -55,9 +50,8 @@ from kiln.pipelines.runtime.dedup_store import (
     read_marked_epoch,
     release_positions,
 )
-from kiln.pipelines.runtime.progress_marker import ProgressReport
 from kiln.pipelines.runtime.table_ages import find_older_table, list_done_writes
-from kiln.pipelines.runtime.topics import TopicState, find_mismatches, read_topic_ids, save_topic_ids
+from kiln.pipelines.runtime.topics import ProgressReport, TopicState, find_mismatches
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch

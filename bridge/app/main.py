@@ -28,9 +28,9 @@ from kiln.bridge.libp2p.keys import KeyFileError
 from kiln.bridge.libp2p.seqno import SeqnoError
 from kiln.conf.process.bridge_status import write_status
 from kiln.conf.process.errors import KilnError, PrerequisiteError
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.files import ensure_password
 from kiln.conf.process.logs import Level, ProblemLog, configure_logs, log_event
-from kiln.conf.settings.broker_password import ensure_password
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.schemas.printable import printable_lines

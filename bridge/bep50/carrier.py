@@ -40,7 +40,7 @@ from kiln.bridge.capture.tap import Sink
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.publisher.batches import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, PublisherStatus
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
 from kiln.schemas.dht.items import Item, build_put_fields, find_refusal, read_item

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from kiln.conf.process.disk import to_disk
+from kiln.conf.process.files import to_disk
 
 FILE_NAME: Final = "frames.sqlite"
 DAMAGED_SUFFIX: Final = ".damaged"

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from typing import Final
 
 from kiln.schemas.kafka.records import SeparatorRecord, UpdateRecord, WantedRecord
-from kiln.schemas.wire.claims import Claims
+from kiln.schemas.wire.genesis import Claims
 from kiln.schemas.wire.topics import Separator
 
 MAX_CLAIMED: Final = 10_000

@@ -51,7 +51,7 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import cid_text
-from kiln.schemas.wire.claims import CONTRADICTS, describe_contradiction
+from kiln.schemas.wire.genesis import CONTRADICTS, describe_contradiction
 from kiln.schemas.wire.identity import parse_author
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Interest, Separator

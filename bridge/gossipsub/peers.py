@@ -12,7 +12,7 @@ from kiln.bridge.gossipsub.effects import PeerID
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import PeerSigning
-from kiln.schemas.wire.gossip_id import canonical_id, is_key_form, is_text_form, key_form, text_form
+from kiln.schemas.wire.message_id import canonical_id, is_key_form, is_text_form, key_form, text_form
 
 _TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
 

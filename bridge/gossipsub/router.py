@@ -31,8 +31,8 @@ from kiln.bridge.gossipsub.signing import TopicSigning
 from kiln.bridge.gossipsub.table_agreements import AGENT, Savings, TableAgreements
 from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage, Message
-from kiln.schemas.wire.gossip_id import canonical_id
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, estimate_id_cost
+from kiln.schemas.wire.message_id import canonical_id
 from kiln.schemas.wire.public_key import KEY_ALGORITHM
 from kiln.schemas.wire.topic_table import BundleSet
 

@@ -17,7 +17,7 @@ from kiln.bridge.ipfs.blocks import (
 )
 from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
-from kiln.conf.process.small_files import open_regular_file, read_small_file
+from kiln.conf.process.files import open_regular_file, read_small_file
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes, cid_text, read_sha2_256_digest
 

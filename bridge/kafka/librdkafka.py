@@ -13,8 +13,8 @@ from confluent_kafka import KafkaException, Producer
 from kafka.errors import KafkaTimeoutError
 
 from kiln.bridge.kafka.producers import FramesProducerError
-from kiln.conf.process.kafka_errors import describe_kafka_error
-from kiln.conf.process.librdkafka_options import librdkafka_options
+from kiln.conf.process.kafka_clients import describe_kafka_error
+from kiln.conf.process.kafka_records import librdkafka_options
 from kiln.schemas.kafka.topics import MAX_RECORD
 
 _OPTIONS: Final[Mapping[str, str | int | bool]] = {

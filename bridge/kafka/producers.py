@@ -17,8 +17,7 @@ from kafka.partitioner import DefaultPartitioner, Partitioner
 
 from kafka import KafkaProducer
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error, open_client
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.kiln import frame_pb2
 

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from kafka.errors import KafkaError
 
 from kiln.bridge.kafka.producers import FramesProducerError
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.schemas.times import clamp_micros
 
 SESSION: Final = 10.0

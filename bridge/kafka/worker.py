@@ -27,9 +27,15 @@ from kafka.errors import KafkaTimeoutError
 from kafka import TopicPartition
 from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig, SessionThread, TwinError
-from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, READ_OPTIONS, KafkaRecord, RecordReader, to_kafka_error
+from kiln.conf.process.kafka_records import (
+    LIBRDKAFKA_LOG,
+    READ_OPTIONS,
+    KafkaRecord,
+    RecordReader,
+    librdkafka_options,
+    to_kafka_error,
+)
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity
-from kiln.conf.process.librdkafka_options import librdkafka_options
 
 _COMMIT_EVERY: Final = 1.0  # s between two commits of changed offsets, because the broker may sync each commit
 _HEARTBEAT: Final = 1.0  # s

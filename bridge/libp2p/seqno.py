@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 
 RESERVE: Final = 10_000_000_000  # ns
 SEQNO_BYTES: Final = 8

@@ -19,8 +19,8 @@ import httpx
 import msgspec
 import trio
 
+from kiln.conf.process.files import read_small_file
 from kiln.conf.process.proxies import is_loopback
-from kiln.conf.process.small_files import read_small_file
 from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
 
 Mode = Literal["cutover", "duplicate"]

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 from msgspec import Struct, structs
 
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 
 SavingDirection = Literal["received", "sent"]
 

@@ -20,7 +20,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-_LOG: Final = logging.getLogger("kiln.deploy.ops.monitor")
+_LOG: Final = logging.getLogger(__name__)
 _PATIENCE: Final = 10.0  # s for a whole request and its answer
 _MAX_CONNECTIONS: Final = 64
 _WAIT_FOR_THREAD: Final = 1.0  # s until a new connection is refused

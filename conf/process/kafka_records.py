@@ -1,4 +1,4 @@
-"""Records of Kafka topics, read with librdkafka.
+"""Records of Kafka topics, read with librdkafka, and its options from those of kafka-python.
 
 kafka-python decompresses snappy, lz4 and zstd with further packages only, and never gets past a record with a header
 key that is not UTF-8. librdkafka supports each codec of Kafka, and decodes headers on request only. So Kiln reads the
@@ -20,7 +20,6 @@ from confluent_kafka import TopicPartition as Assignment
 from kafka.errors import BrokerResponseError, KafkaError, for_code
 
 from kafka import TopicPartition
-from kiln.conf.process.librdkafka_options import librdkafka_options
 
 READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "enable.auto.commit": False,
@@ -205,3 +204,39 @@ def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
         return KafkaError(error.str())
     kind: type[BrokerResponseError] = for_code(error.code())
     return kind(error.str())
+
+
+_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "security_protocol": ("security.protocol",),
+    "sasl_mechanism": ("sasl.mechanism",),
+    "sasl_plain_username": ("sasl.username",),
+    "sasl_plain_password": ("sasl.password",),
+    "ssl_cafile": ("ssl.ca.location",),
+    # PEM, with the key in the same file
+    "ssl_certfile": ("ssl.certificate.location", "ssl.key.location"),
+}
+
+_ALWAYS: Final[Mapping[str, str | int | bool]] = {
+    # a broker that is back is found at once
+    "reconnect.backoff.max.ms": 1_000,
+    # brokers may ask clients for figures; Kiln's own are at monitor.listen
+    "enable.metrics.push": False,
+}
+
+
+def librdkafka_options(client_options: Mapping[str, object]) -> dict[str, str | int | bool]:
+    """Convert the result of `client_options` of kiln.conf.settings.model.Kafka. Both contain the password in clear
+    text, so never print them.
+
+    Raises:
+        KeyError: An option is not one of those that `client_options` returns.
+    """
+    servers = client_options["bootstrap_servers"]
+    options: dict[str, str | int | bool] = {
+        **_ALWAYS,
+        "bootstrap.servers": ",".join(servers) if isinstance(servers, list) else str(servers),
+    }
+    for name, value in client_options.items():
+        if name != "bootstrap_servers":
+            options |= dict.fromkeys(_NAMES[name], str(value))
+    return options

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple, Self, cast
 from urllib.parse import urlsplit
 
-from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError, SettingsError
 from kiln.conf.process.extras import require_extras
+from kiln.conf.process.files import open_regular_file, to_disk
 from kiln.conf.process.forks import refuse_fork
-from kiln.conf.process.small_files import open_regular_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

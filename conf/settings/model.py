@@ -25,9 +25,9 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from kiln.conf.process.errors import SettingsError
+from kiln.conf.process.files import read_small_file
 from kiln.conf.process.location import STORE, Location, expand_path, parse_location
 from kiln.conf.process.logs import Format, Level
-from kiln.conf.process.small_files import read_small_file
 from kiln.conf.settings.addresses import (
     check_author,
     check_file_name,

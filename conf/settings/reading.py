@@ -1,41 +1,185 @@
-"""Reading of the settings from file, environment and command line."""
+"""Reading of the settings from file, environment and command line, descriptions of invalid ones, and the
+effective ones as TOML."""
 
 from __future__ import annotations
 
+import difflib
 import json
-import logging
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
+from typing import Final
 
 from pydantic import SecretStr, ValidationError
+from pydantic_core import ErrorDetails
 
 from kiln.conf.process.errors import SettingsError
+from kiln.conf.process.files import read_small_file
 from kiln.conf.process.location import expand_path
-from kiln.conf.process.small_files import read_small_file
 from kiln.conf.settings.addresses import check_path
 from kiln.conf.settings.durations import duration_text
-from kiln.conf.settings.faults import ValueSources, find_unknown_variables, problem, service_links, unreadable_tables
 from kiln.conf.settings.keys import (
     CONFIG_VARIABLE,
     ENV_PREFIX,
     NETWORK_NAME,
     NETWORK_VARIABLE,
     Keys,
+    find_bounds,
     get_value,
+    is_secret,
     join_key,
     list_keys,
     name_variable,
+    suggest_key,
 )
 from kiln.conf.settings.model import Settings
+from kiln.conf.settings.secrets import MASK, is_secret_key, mask_secrets
 from kiln.conf.settings.values import check_depth, parse_json
 
-_LOG = logging.getLogger(__name__)
+_SEE_FILE = "; see conf/kiln.toml for all settings"
+_SERVICE_LINKS: Final = ("_SERVICE_HOST", "_SERVICE_PORT")
+"""ends of names that a kubelet sets for each Service, such as KILN_BRIDGE_SERVICE_HOST"""
+
+
+def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
+    """Describe each variable that has Kiln's prefix but is no setting."""
+    names = [*map(name_variable, list_keys()), CONFIG_VARIABLE]
+    for name in _nameless(environ):
+        # the nearest name is not that of the short variable
+        is_long = name.upper() == f"{NETWORK_VARIABLE}__NAME"
+        hint = f"; did you mean {NETWORK_VARIABLE}?" if is_long else suggest_key(name.upper(), names)
+        if name.endswith(_SERVICE_LINKS):
+            hint = "; if Kubernetes sets it for a Service, set enableServiceLinks: false in the pod"
+        yield f"environment {name}: no such setting{hint or _SEE_FILE}"
+
+
+def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
+    """List the variables with Kiln's prefix that are not settings, by name."""
+    known = list_keys()
+    names = {name_variable(key): free for key, free in known.items()}
+    free_tables = {f"{name}__" for name, free in names.items() if free}
+    tables = {name_variable(key[:depth]) for key in known for depth in range(1, len(key))}
+    for name in sorted(environ):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
+            continue
+        table = next((prefix for prefix in free_tables if upper.startswith(prefix)), None)
+        if table is None or "__" in upper.removeprefix(table):
+            yield name
+
+
+def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
+    """Describe each variable of a section or table that is not a JSON object."""
+    known = list_keys()
+    tables = {name_variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
+    tables.discard(NETWORK_VARIABLE)
+    for name in sorted(environ):
+        if name.upper() not in tables:
+            continue
+        try:
+            value = parse_json(environ[name])
+        except ValueError as error:
+            yield f"environment {name}: {error}"
+            continue
+        if not isinstance(value, dict):
+            yield f"environment {name}: expected a JSON object, such as " + '{"key": "value"}'
+
+
+@dataclass(frozen=True)
+class ValueSources:
+    """Sources of values: the settings file and its text, the variables that are set, the command line."""
+
+    path: Path
+    text: str
+    variables: frozenset[str]
+    command_line: frozenset[Keys]
+
+    def name(self, keys: Keys) -> str:
+        """Name the source of a key's value: an option, a variable, or a line of the file."""
+        if any(key[: len(keys)] == keys for key in self.command_line):
+            return f"--{keys[0]}"
+        for depth in range(len(keys), 0, -1):
+            if name_variable(keys[:depth]) in self.variables:
+                return f"environment {name_variable(keys[:depth])}"
+        line = line_of(self.text, keys)
+        file = f"{self.path}:{line}" if line else str(self.path)
+        # an invalid section may come from the file or from variables of its keys
+        within = sorted(name for name in self.variables if keys and name.startswith(f"{name_variable(keys)}__"))
+        return ", environment ".join([file, *within])
+
+
+def problem(details: ErrorDetails, places: ValueSources) -> str:
+    """Describe one of pydantic's errors in a line: source, key, value, and what is expected."""
+    loc = details["loc"]
+    keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
+    known = list_keys()
+    message = _PARSING.sub("", details["msg"].removeprefix("Value error, ").removeprefix("Input should be "))
+    match details["type"]:
+        case "extra_forbidden":
+            return f"{places.name(keys)}: {join_key(keys)}: no such setting{_nearest_key(keys, known)}"
+        case "missing":
+            return f"{places.name(keys[:-1])}: {join_key(keys)}: missing, and it has no default"
+        case "model_type":
+            message = f"a table: [{join_key(keys)}]"
+        case "int_parsing_size":
+            message = "a smaller number"
+        case "greater_than_equal" | "less_than_equal" if isinstance(details["input"], timedelta):
+            message = f"{_format_value(find_bounds(keys)[0])} to {_format_value(find_bounds(keys)[1])}"
+        case "item":  # an item of a list
+            return f"{places.name(keys)}: {join_key(keys)}: {message}"
+        case "value_error" if not isinstance(details["input"], str | int | float):  # a table or a list as a whole
+            return f"{places.name(keys)}: {join_key(keys)}: {message}" if keys else message
+    secret = is_secret(keys) if keys in known else is_secret_key(".".join(keys))
+    shown = MASK if secret else mask_secrets(json.dumps(details["input"], default=_format_value, ensure_ascii=False))
+    shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+    return f"{places.name(keys)}: {join_key(keys)} = {shown}: expected {message.removeprefix('expected ')}"
+
+
+_MAX_SHOWN = 200  # characters of a value
+
+
+def _format_value(value: object) -> str:
+    return duration_text(value) if isinstance(value, timedelta) else str(value)
+
+
+# suffix of pydantic's messages for text that it cannot parse
+_PARSING = re.compile(r", unable to (parse string as an? \w+|interpret input)$")
+
+
+def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
+    """Suggest a key: a similar name in the same section, else the same name elsewhere, else a similar name."""
+    beside = {key[: len(keys)] for key in known if key[: len(keys) - 1] == keys[:-1] and len(key) >= len(keys)}
+    for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
+        match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
+        if match:
+            return f"; did you mean {join_key(min(key for key in candidates if key[-1] == match[0]))}?"
+    return _SEE_FILE
+
+
+def line_of(text: str, keys: Keys) -> int:
+    """Find the line (from 1) that sets a key or begins its section; 0 if it cannot be determined."""
+    table: Keys = ()
+    best = 0
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[([^\[\]]+)\]\s*(#.*)?$", line)
+        if header:
+            table = tuple(part.strip().strip("\"'") for part in header[1].split("."))
+            if keys[: len(table)] == table:
+                best = number
+            continue
+        assignment = re.match(r"\s*([^#=\s]+|\"[^\"]*\"|'[^']*')\s*=", line)
+        if assignment:
+            name = assignment[1]
+            path = (*table, *([name.strip("\"'")] if name[0] in "\"'" else name.split(".")))
+            if keys[: len(path)] == path:
+                return number
+    return best
+
 
 _MAX_FILE = 1 << 20
 
@@ -79,9 +223,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     problems = [*find_unknown_variables(os.environ), *unreadable_tables(os.environ)]
     if problems:
         raise SettingsError(problems)
-    links = service_links(os.environ)
-    _warn_of_links(links)
-    environment = read_variables({name: value for name, value in os.environ.items() if name not in links})
+    environment = read_variables(os.environ)
     command_line: dict[str, object] = {} if state is None else {"state": state}
     if network is not None:
         command_line["network"] = {"name": network}
@@ -142,16 +284,6 @@ def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:
         except ValueError as error:
             shown = json.dumps(str(folder), ensure_ascii=False)
             yield f"{loaded.source(keys)}: {join_key(keys)} = {shown}: {error}"
-
-
-@cache  # once in a process, however often settings are read
-def _warn_of_links(names: tuple[str, ...]) -> None:
-    if names:
-        _LOG.warning(
-            "environment: ignored %s: these are service links of Kubernetes, not settings. To avoid them, set "
-            "enableServiceLinks: false in the pod",
-            ", ".join(names),
-        )
 
 
 def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:
@@ -219,3 +351,58 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
         else:
             found.add((*above, key))
     return frozenset(found)
+
+
+def format_settings(loaded: LoadedSettings) -> str:
+    """Render the settings as TOML, with secrets masked and the source of each value that is not a default."""
+    head = f"# settings file: {loaded.file}; values that are not defaults have their source"
+    return _render_toml(head, list_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
+
+
+def format_changed_settings(loaded: LoadedSettings) -> str:
+    """Render the settings that are not defaults as TOML, with source and default."""
+    defaults = _build_defaults()
+    keys = [key for key in list_keys() if get_value(loaded.settings, key) != get_value(defaults, key)]
+    head = f"# settings file: {loaded.file}; values that are not defaults" if keys else "# all values are defaults"
+    return _render_toml(head, keys, loaded, lambda keys, default: f"  # {loaded.source(keys)}; default: {default}")
+
+
+def _render_toml(head: str, wanted: Iterable[Keys], loaded: LoadedSettings, remark: Callable[[Keys, str], str]) -> str:
+    defaults = _build_defaults()
+    lines: list[str] = []
+    table: Keys = ()
+    for keys in wanted:
+        if keys[:-1] != table:
+            table = keys[:-1]
+            lines += ["", f"[{join_key(table)}]"]
+        value, default = get_value(loaded.settings, keys), get_value(defaults, keys)
+        # the source of a value that equals the default does not matter
+        lines.append(
+            f"{keys[-1]} = {_format_toml(value)}" + ("" if value == default else remark(keys, _format_toml(default)))
+        )
+    return "\n".join([head, *lines, ""])
+
+
+def _build_defaults() -> Settings:
+    return Settings(state=Settings().state.absolute())
+
+
+def _format_toml(value: object) -> str:
+    match value:
+        case timedelta():
+            return json.dumps(duration_text(value))
+        case SecretStr():
+            return json.dumps(str(value))
+        case dict():
+            items = (
+                f"{json.dumps(str(key))} = {_format_toml(MASK if is_secret_key(str(key)) else item)}"
+                for key, item in value.items()
+            )
+            return f"{{ {', '.join(items)} }}" if value else "{}"
+        case tuple() | list():
+            return f"[{', '.join(map(_format_toml, value))}]"
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return str(value)
+    return json.dumps(mask_secrets(str(value)), ensure_ascii=False)

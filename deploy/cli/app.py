@@ -1,4 +1,4 @@
-"""The command `kiln`: groups of commands, error messages and exit codes.
+"""The command `kiln`: its process, groups of commands, error messages and exit codes.
 
 To add a command, write it in the file of its group. To add a group, write a file whose `commands` is a
 `typer.Typer`, and add the file to `GROUPS`.
@@ -6,16 +6,24 @@ To add a command, write it in the file of its group. To add a group, write a fil
 
 from __future__ import annotations
 
+import codecs
 import errno
 import gc
+import io
+import locale
+import os
+import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
+from types import FrameType
 from typing import Annotated, Final
 
 import typer
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import format_install_command, read_version
+from kiln.conf.process.proxies import exempt_loopback
 from kiln.deploy.cli import (
     backfill,
     broker,
@@ -32,8 +40,7 @@ from kiln.deploy.cli import (
     trace,
     traffic,
 )
-from kiln.deploy.cli.exits import ENVIRONMENT, FAILED, INTERRUPTED, OK, USAGE
-from kiln.deploy.cli.startup import discard_output, prepare_process
+from kiln.deploy.cli.options import ENVIRONMENT, FAILED, INTERRUPTED, OK, USAGE, discard_output
 from kiln.schemas.printable import printable_lines
 
 GROUPS = (
@@ -159,6 +166,59 @@ def main() -> None:
         _complain(problem)
         sys.exit(FAILED)
     sys.exit(run_command(sys.argv[1:]))
+
+
+_UTF8: Final = "C.UTF-8"
+_ENCODING: Final = "PYTHONIOENCODING"
+
+
+def prepare_process() -> str:
+    """Prepare this process and its children for the command. May replace the process by one with another locale.
+
+    Returns:
+        Why the command cannot run; empty if it can.
+    """
+    if sys.stdout is None:
+        return "stdout is closed. Pass a file, such as >/dev/null"
+    _open_streams()
+    _use_utf8()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # output never fails because of a character
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` ignores it
+        signal.signal(signal.SIGHUP, partial(_hang_up, [stream for stream in (1, 2) if os.isatty(stream)]))
+    exempt_loopback(os.environ)
+    os.environ["PYTHONSAFEPATH"] = "1"  # child processes never import from the current folder
+    return ""
+
+
+def _open_streams() -> None:
+    """Open stdin and stderr if they are closed. Otherwise the next opened file gets their descriptor, and child
+    processes write to it."""
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the life of the process
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+
+
+def _use_utf8() -> None:
+    """Encode paths in UTF-8 in any locale. Otherwise delta-rs, which uses UTF-8, opens other files, and Java replaces
+    characters. Only the terminal keeps its encoding."""
+    if codecs.lookup(locale.getencoding()).name == "utf-8" or os.environ.get("LC_ALL") == _UTF8:
+        os.environ.pop(_ENCODING, None)  # children write to log files
+        return
+    os.environ["LC_ALL"] = _UTF8
+    if not sys.flags.utf8_mode:  # Python has read paths and arguments in the other encoding
+        os.environ.setdefault(_ENCODING, f"{sys.stdout.encoding}:backslashreplace")
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def _hang_up(terminals: Sequence[int], number: int, frame: FrameType | None) -> None:
+    """End as by SIGTERM when the terminal is closed, without output to it."""
+    with open(os.devnull, "w", encoding="utf-8") as nothing:
+        for stream in terminals:
+            os.dup2(nothing.fileno(), stream)
+    signal.raise_signal(signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import (
+    FAILED,
+    OK,
     ConfigOption,
     JsonOption,
     StateOption,
+    UsageError,
     answers,
     lake_of,
     length_of,
@@ -322,7 +324,7 @@ def _render_runs(runs: Sequence[RunSummary]) -> Text:
 
 def encode_diffs(diffs: Sequence[TableDiff]) -> str:
     """Encode diffs as a JSON object with an entry for each table (docs/design/contracts.md, Commands)."""
-    from kiln.deploy.query.answer_json import encode_value
+    from kiln.deploy.query.answer import encode_value
 
     def encode_row(row: Mapping[str, object] | None) -> dict[str, object] | None:
         return None if row is None else {name: encode_value(value) for name, value in row.items()}
@@ -404,7 +406,7 @@ def describe_difference(difference: RowDifference) -> str:
 
 
 def _encode_time(micros: int | None) -> object:
-    from kiln.deploy.query.answer_json import encode_value
+    from kiln.deploy.query.answer import encode_value
 
     return None if micros is None else encode_value(_EPOCH + timedelta(microseconds=micros))
 

@@ -30,8 +30,7 @@ def broker_stop(
     Without --force, the command fails if the broker belongs to a running Kiln. Exit code 0 also if no broker runs.
     """
     folder = loaded(config, state).settings.state
-    from kiln.deploy.stack.broker_owner import read_owner
-    from kiln.deploy.stack.embedded_broker import find_running_broker, stop_running
+    from kiln.deploy.stack.embedded_broker import find_running_broker, read_owner, stop_running
 
     address = find_running_broker(folder)
     keeper = read_owner(folder)

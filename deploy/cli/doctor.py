@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kiln.deploy.cli.exits import ENVIRONMENT, OK
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, loaded
+from kiln.deploy.cli.options import ENVIRONMENT, OK, ConfigOption, JsonOption, StateOption, answers, loaded
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from kiln.deploy.ops.doctor import DoctorCheck
+    from kiln.deploy.ops.doctor_checks import DoctorCheck
 
 commands = typer.Typer()
 

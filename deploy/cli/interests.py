@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.state_version import claim_state_folder
-from kiln.deploy.cli.exits import UsageError
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, settings_of
+from kiln.conf.process.state_folder import claim_state_folder
+from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, UsageError, settings_of
 
 commands = typer.Typer()
 

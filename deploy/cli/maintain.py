@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import FAILED, OK, UsageError
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, notes, settings_of
+from kiln.deploy.cli.options import (
+    FAILED,
+    OK,
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    UsageError,
+    answers,
+    notes,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -42,7 +51,7 @@ def maintain(
         raise UsageError("--dry-run and --watch: choose one")
     require_extras("lake")
     settings = settings_of(config, state)
-    from kiln.conf.process.locks import lock_state
+    from kiln.conf.process.state_folder import lock_state
     from kiln.deploy.ops.maintenance import LOCK, encode_maintenance, maintain_tables, preview_maintenance
 
     def show(tables: Sequence[TableMaintenance], *, done: bool = True) -> None:

@@ -1,4 +1,8 @@
-"""Shared options of the commands, their settings, and consoles for output.
+"""What commands share: options and their settings, exit codes, and consoles for output.
+
+Exit codes: 0 done; 1 the command failed; 2 the command line or the settings are wrong; 3 something that Kiln needs is
+missing (an extra, Java, jars, a free port, a broker); 130 interrupted. `kiln run` exits with 0 when Ctrl-C stops it,
+because that is how it normally ends. The errors with these codes are in `kiln.conf.process.errors`.
 
 Files of commands are imported at every start of `kiln`, so slow modules (settings, Spark, DuckDB, Kafka, rich) are
 imported inside the functions that need them.
@@ -6,15 +10,17 @@ imported inside the functions that need them.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from kiln.deploy.cli.exits import UsageError
+from kiln.conf.process.errors import KilnError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +28,18 @@ if TYPE_CHECKING:
     from kiln.conf.settings.model import Settings
     from kiln.conf.settings.reading import LoadedSettings
     from kiln.pipelines.delta.lake import Lake
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+ENVIRONMENT: Final = 3
+INTERRUPTED: Final = 130
+
+
+class UsageError(KilnError):
+    """The command line is invalid."""
+
+    exit_code = USAGE
 
 
 def parse_path(text: str) -> Path:
@@ -69,7 +87,7 @@ def settings_of(config: Path | None, state: Path | None, network: str | None = N
         SettingsError: The settings cannot be used.
         StateVersionError: An older or a newer Kiln wrote the state folder.
     """
-    from kiln.conf.process.state_version import check_state_version
+    from kiln.conf.process.state_folder import check_state_version
 
     settings = loaded(config, state, network).settings
     check_state_version(settings.state)
@@ -154,14 +172,14 @@ def name_file(path: Path) -> Iterator[None]:
 
 def answers() -> Console:
     """Return the console for results: stdout."""
-    from kiln.deploy.screens.console import PlainConsole
+    from kiln.deploy.cli.console import PlainConsole
 
     return PlainConsole()
 
 
 def notes() -> Console:
     """Return the console for messages: stderr, so that results can be piped."""
-    from kiln.deploy.screens.console import PlainConsole
+    from kiln.deploy.cli.console import PlainConsole
 
     return PlainConsole(stderr=True)
 
@@ -177,3 +195,8 @@ def note_once(console: Console) -> Callable[[str], None]:
             console.print(words, style="dim")
 
     return say
+
+
+def discard_output() -> None:
+    """Discard pending and later output to stdout, also what is flushed at exit: its reader is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

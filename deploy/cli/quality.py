@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import (
+    FAILED,
+    OK,
     ConfigOption,
     JsonOption,
     StateOption,
+    UsageError,
     answers,
     lake_of,
     length_of,
@@ -23,9 +27,15 @@ from kiln.deploy.cli.options import (
     parse_path,
     settings_of,
 )
+from kiln.schemas.printable import printable
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from kiln.pipelines.quality.results import CheckResult
+
+_SHOWN_KEYS = 5
+"""keys of faulty rows that are shown for an expectation"""
 
 commands = typer.Typer()
 
@@ -72,7 +82,7 @@ def quality(
 
     every = read_all_suites(settings.quality.suites)  # faults of a suite are reported before the slow imports
     say = notes()
-    from kiln.deploy.screens.quality import render_results
+
     from kiln.pipelines.quality.expectations import RowValidator
 
     validator, lake = RowValidator(), lake_of(settings)
@@ -104,3 +114,53 @@ def _write_docs(results: list[CheckResult], folder: Path, show: bool) -> None:
     notes().print(f"Data Docs: {index}")
     if show:
         webbrowser.open(index.resolve().as_uri())
+
+
+def render_results(results: Sequence[CheckResult]) -> RenderableType:
+    """Render the results by table, with the totals in the last line."""
+    from rich.console import Group
+    from rich.text import Text
+
+    lines: list[RenderableType] = []
+    for table, group in groupby(
+        sorted(results, key=lambda result: result.check.table), key=lambda result: result.check.table
+    ):
+        table_results = list(group)
+        failures = [result for result in table_results if not result.success]
+        if not failures:
+            lines.append(Text(f"ok    {table}: {len(table_results)} expectations", "green"))
+            continue
+        lines.append(Text(f"{table}: {len(failures)} of {len(table_results)} expectations failed", "bold"))
+        for result in failures:
+            lines += _render_failure(result)
+    errors = sum(result.is_error for result in results)
+    warnings = sum(not result.success for result in results) - errors
+    if not results:
+        last = Text("no tables to check yet", "yellow")
+    elif errors or warnings:
+        last = Text(f"{errors} errors, {warnings} warnings", "bold red" if errors else "yellow")
+    else:
+        last = Text(f"all {len(results)} expectations passed", "green")
+    for result in results:
+        if result.pending:
+            rows = f"{result.pending:,} rows are not judged yet" if result.pending > 1 else "1 row is not judged yet"
+            words = f"{result.check.table}: {rows} by {result.check.name}: what they refer to may still come"
+            lines.append(Text(printable(words), "yellow"))
+    return Group(*lines, "", last)
+
+
+def _render_failure(result: CheckResult) -> list[RenderableType]:
+    from rich.text import Text
+
+    check = result.check
+    style = "bold red" if check.level == "error" else "yellow"
+    lines: list[RenderableType] = [Text(f"  {check.level:5} {check.name}: {printable(result.observed)}", style)]
+    for key, words in zip(result.keys[:_SHOWN_KEYS], [*result.words, *[""] * _SHOWN_KEYS], strict=False):
+        key_text = ", ".join(f"{name}={value}" for name, value in key.items())
+        lines.append(Text(f"        {printable(key_text)}" + (f": {printable(words)}" if words else "")))
+    if result.count > _SHOWN_KEYS:
+        lines.append(Text(f"        … and {result.count - _SHOWN_KEYS:,} more"))
+    lines.append(Text(f"        → {result.hint} ({check.owner}; {check.location})"))
+    if result.sql:
+        lines.append(Text(f'        kiln sql "{printable(result.sql)}"', "dim"))
+    return lines

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
     StateOption,
+    UsageError,
     answers,
     lake_of,
     note_once,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from kiln.bridge.kafka.producers import FramesProducer
-    from kiln.deploy.ops.quarantine.picking import By, QuarantineFilter, QuarantineRow, ReasonCount
+    from kiln.deploy.ops.quarantine import By, QuarantineFilter, QuarantineRow, ReasonCount
 
 _WIDE = 240
 """columns: two peer ids and two stamps"""
@@ -75,7 +75,7 @@ def quarantine_list(
     require_extras("lake")
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from kiln.deploy.ops.quarantine.picking import QuarantineRows
+    from kiln.deploy.ops.quarantine import QuarantineRows
 
     with QuarantineRows(lake_of(settings), wanted, authors=by == "author") as picked:
         counts = picked.counts(by)
@@ -107,7 +107,7 @@ def quarantine_show(
     require_extras("lake")
     settings = settings_of(config, state)
     wanted = _selection(stage, reason, since, until, author)
-    from kiln.deploy.ops.quarantine.picking import QuarantineRows
+    from kiln.deploy.ops.quarantine import QuarantineRows
 
     with QuarantineRows(lake_of(settings), wanted, authors=True) as picked:
         if as_json:
@@ -145,7 +145,7 @@ def quarantine_drop(
         raise UsageError("pass --stage, --reason, --since, --until or --author, or --all for every row")
     if not why.strip():
         raise UsageError("--why: must not be empty")
-    from kiln.deploy.ops.quarantine.picking import QuarantineRows
+    from kiln.deploy.ops.quarantine import QuarantineRows
 
     lake, out = lake_of(settings), _table_on()
     if not yes:
@@ -159,7 +159,7 @@ def quarantine_drop(
         return
     from uuid import uuid4
 
-    from kiln.deploy.ops.quarantine.dropping import drop_rows
+    from kiln.deploy.ops.quarantine import drop_rows
 
     done = drop_rows(lake, wanted, why.strip(), uuid4().hex[:16], datetime.now(UTC))
     if as_json:
@@ -188,7 +188,7 @@ def _table_on() -> Console:
 def _selection(
     stage: str | None, reason: str | None, since: str | None, until: str | None, author: str | None
 ) -> QuarantineFilter:
-    from kiln.deploy.ops.quarantine.picking import QuarantineFilter
+    from kiln.deploy.ops.quarantine import QuarantineFilter
 
     return QuarantineFilter(
         stage,
@@ -219,8 +219,12 @@ def quarantine_replay(
     require_extras("spark")
     settings = settings_of(config, state)
     from kiln.bridge.kafka.producers import FramesProducer, connect
-    from kiln.deploy.ops.quarantine.replay import QuarantineReplay, describe_candidates
-    from kiln.deploy.ops.quarantine.unfetched import build_retry, find_unfetched_blocks
+    from kiln.deploy.ops.quarantine_replay import (
+        QuarantineReplay,
+        build_retry,
+        describe_candidates,
+        find_unfetched_blocks,
+    )
     from kiln.deploy.stack.kafka_broker import start_broker
     from kiln.pipelines.app.launch import decode_config
     from kiln.schemas.kafka.records import encode
@@ -280,7 +284,7 @@ def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from kiln.deploy.ops.quarantine.picking import GROUPS
+    from kiln.deploy.ops.quarantine import GROUPS
     from kiln.deploy.query.answer import format_cell
 
     if not counts:
@@ -298,7 +302,7 @@ def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
 
 def _encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
     """Encode counts as a JSON array of objects."""
-    from kiln.deploy.ops.quarantine.picking import GROUPS
+    from kiln.deploy.ops.quarantine import GROUPS
 
     return _encode_objects(
         dict(zip(GROUPS[by], count.of, strict=True))
@@ -308,7 +312,7 @@ def _encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
 
 
 def _encode_objects(objects: Iterable[dict[str, object]]) -> str:
-    from kiln.deploy.query.answer_json import encode_value
+    from kiln.deploy.query.answer import encode_value
 
     return json.dumps([{name: encode_value(value) for name, value in pairs.items()} for pairs in objects], indent=1)
 

@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import FAILED, OK
-from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answers, note_once, notes, settings_of
+from kiln.deploy.cli.options import (
+    FAILED,
+    OK,
+    ConfigOption,
+    JsonOption,
+    StateOption,
+    answers,
+    note_once,
+    notes,
+    settings_of,
+)
 from kiln.schemas.queries import QUERIES
 
 if TYPE_CHECKING:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kiln.conf.process.extras import read_version, require_extras
-from kiln.deploy.cli.exits import FAILED, OK, UsageError
 from kiln.deploy.cli.options import (
+    FAILED,
+    OK,
     ConfigOption,
     StateOption,
+    UsageError,
     answers,
     lake_of,
     length_of,
@@ -97,8 +99,8 @@ def _run(
     maintain: bool = False,
 ) -> int:
     from kiln.deploy.run.application import run_application
+    from kiln.deploy.run.screen import open_view
     from kiln.deploy.run.summary import read_row_counts, render_summary
-    from kiln.deploy.screens.views import open_view
 
     console = answers()
     before = read_row_counts(lake_of(settings))
@@ -148,7 +150,7 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     settings = settings_of(config, state)
     from kiln.bridge.app.main import run as run_bridge
     from kiln.conf.process.exporter import Exporter
-    from kiln.deploy.ops.monitor.bridge import BridgeMonitor
+    from kiln.deploy.ops.bridge_monitor import BridgeMonitor
     from kiln.deploy.stack.kafka_broker import start_broker_eventually
 
     out = notes()

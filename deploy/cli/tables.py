@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
     SampleOption,
     StateOption,
+    UsageError,
     answers,
+    discard_output,
     lake_of,
     note_once,
     notes,
@@ -27,12 +28,10 @@ from kiln.deploy.cli.options import (
     parse_time,
     reading_settings,
 )
-from kiln.deploy.cli.startup import discard_output
 
 if TYPE_CHECKING:
     from kiln.conf.settings.model import Settings
-    from kiln.deploy.query.as_of import AsOf
-    from kiln.deploy.query.ask import Answer
+    from kiln.deploy.query.ask import Answer, AsOf
     from kiln.pipelines.delta.lake import Lake
 
 commands = typer.Typer()
@@ -94,7 +93,7 @@ def sql(
         raise UsageError("--export copies tables: it takes neither a query nor --spark")
     settings = reading_settings(config, state, sample=sample)
     lake = lake_of(settings)
-    from kiln.deploy.query.as_of import parse_as_of
+    from kiln.deploy.query.ask import parse_as_of
 
     try:
         moment = None if as_of is None else parse_as_of(as_of)
@@ -154,8 +153,7 @@ def _open_engine(
 
         return lambda question: query_lake(lake, question, as_of)
     require_extras("spark")
-    from kiln.deploy.query.spark.classes import compile_classes
-    from kiln.deploy.query.spark.query import query_spark
+    from kiln.deploy.query.spark_sql import compile_classes, query_spark
     from kiln.deploy.stack.spark import spark_session
 
     # its logs and temporary files are its own: Kiln may be running
@@ -170,11 +168,11 @@ def _open_engine(
 def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
     try:
         if as_json:
-            from kiln.deploy.query.answer_json import write_json
+            from kiln.deploy.query.answer import write_json
 
             write_json(answer, sys.stdout)
         elif as_csv:
-            from kiln.deploy.query.answer_csv import write_csv
+            from kiln.deploy.query.answer import write_csv
 
             write_csv(answer, sys.stdout)
         else:

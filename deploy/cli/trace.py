@@ -17,15 +17,15 @@ from kiln.deploy.cli.options import (
     SampleOption,
     StateOption,
     answers,
+    discard_output,
     lake_of,
     reading_settings,
 )
-from kiln.deploy.cli.startup import discard_output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kiln.deploy.query.trace.follow import StepAnswer, Trace
+    from kiln.deploy.query.trace import StepAnswer, Trace
 
 _LONG = re.compile(r"(?<![0-9A-Za-z])([0-9A-Za-z]{28,})(?![0-9A-Za-z])")
 """Ids: CIDs, StreamIDs, peer ids, hashes."""
@@ -72,8 +72,8 @@ def trace(
     and quarantined records. Each step is one query of the tables, which --sql prints. Requires no Java.
     """
     settings = reading_settings(config, state, sample=sample)
-    from kiln.deploy.query.trace.follow import trace_subject
-    from kiln.deploy.query.trace.ids import parse_id
+    from kiln.deploy.query.trace import trace_subject
+    from kiln.deploy.query.trace_ids import parse_id
 
     found = trace_subject(lake_of(settings), parse_id(id_), messages)
     try:
@@ -115,7 +115,7 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
 
 def _compact(answer: StepAnswer, *, whole_ids: bool) -> tuple[StepAnswer, dict[str, object]]:
     """Shorten long ids, merge positions to one column, and separate the values that all rows share, such as the day."""
-    from kiln.deploy.query.trace.follow import StepAnswer
+    from kiln.deploy.query.trace import StepAnswer
 
     rows = []
     for cells in answer.cells:
@@ -147,7 +147,7 @@ def _shorten_ids(value: object) -> object:
 
 def write_trace(trace: Trace, out: TextIO) -> None:
     """Write the trace as JSON: `{"id": …, "kind": …, "steps": [{"step": …, "says": …, "sql": …, "rows": [{…}]}]}`."""
-    from kiln.deploy.query.answer_json import encode_value
+    from kiln.deploy.query.answer import encode_value
 
     steps = [
         {

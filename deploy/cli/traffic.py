@@ -12,12 +12,12 @@ import typer
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
-from kiln.deploy.cli.exits import UsageError
 from kiln.deploy.cli.options import (
     ConfigOption,
     JsonOption,
     SampleOption,
     StateOption,
+    UsageError,
     lake_of,
     length_of,
     loaded,
@@ -57,9 +57,9 @@ def replay(
     settings = settings_of(config, state)
     import time
 
-    from kiln.deploy.demo.traffic.replay import ReplayProgress, survey_file
-    from kiln.deploy.demo.traffic.replay import replay as replay_file
-    from kiln.schemas.captures.capture_file import CaptureError
+    from kiln.deploy.demo.traffic.capture_files import ReplayProgress, survey_file
+    from kiln.deploy.demo.traffic.capture_files import replay as replay_file
+    from kiln.schemas.captures.kiln_capture import CaptureError
 
     surveys = []
     for file in files:  # all of them, before a broker is started
@@ -128,9 +128,9 @@ def capture(
     import json
     from dataclasses import asdict
 
-    from kiln.deploy.demo.traffic.export import ExportCounts, ExportedFrame, build_export_query, convert_frames
+    from kiln.deploy.demo.traffic.capture_files import ExportCounts, ExportedFrame, build_export_query, convert_frames
     from kiln.deploy.query.ask import query_lake
-    from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+    from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 
     lake, counts, partial = lake_of(settings), ExportCounts(), file.with_name(f"{file.name}.partial")
     rows = map(ExportedFrame._make, query_lake(lake, build_export_query(begin, end, network)).rows())

@@ -16,8 +16,8 @@ import trio
 
 from kiln.deploy.demo.events import EventCounts, Events, event_line
 from kiln.deploy.demo.kubo_peer import KuboError, find_library
-from kiln.deploy.demo.traffic.content import TopicData
-from kiln.deploy.stack.spawn import bind_to_parent
+from kiln.deploy.demo.traffic.messages import TopicData
+from kiln.deploy.stack.child_process import bind_to_parent
 
 KUBO: Final = "kubo"
 

@@ -7,8 +7,7 @@ All three subscribe to the topic of the network and the topics of its 500 most p
 Kubo and each other. DIR has their identities, which persist. Kubo sends 30 % of the messages, at most 100 per second;
 Kiln's nodes share the rest. They publish no BATCH_UPDATEs, so all received BATCH_UPDATEs come from the bridge under
 test. If Kubo cannot run, the two nodes run without it, and the status shows the reason. With --publisher, the public
-key under which Kiln announces batches over BEP 50, there are also the two nodes of `kiln.deploy.demo.overlay`, and
-`overlay` in the events.
+key under which Kiln announces batches over BEP 50, there are also two BEP 50 nodes, and `overlay` in the events.
 
 Commands are lines of JSON on stdin: {"cmd": "go"} starts the traffic, "mute" stops it, and "stop" stops the network, as
 do the end of stdin, SIGTERM and Ctrl-C. Events are lines of JSON on stdout:
@@ -33,31 +32,168 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Final
 
 import trio
+from nacl.signing import SigningKey
+from trio_typing import TaskStatus
 
-from kiln.bridge.bep50.carrier import CarrierError
+from kiln.bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, publisher_key
+from kiln.bridge.capture.tap import Sink
 from kiln.bridge.gossipsub.effects import Deliver
+from kiln.bridge.ipfs import BlockUnavailableError
+from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import KeyFileError, load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
-from kiln.conf.process.locks import StateInUseError, lock_state
-from kiln.deploy.demo.batch_fetcher import BatchFetcher
+from kiln.bridge.publisher.batches import PublishError
+from kiln.conf.process.state_folder import StateInUseError, lock_state
 from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
 from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
-from kiln.deploy.demo.overlay import NODES, Listeners
-from kiln.deploy.demo.traffic.content import TopicData, generate_contents, list_topics
+from kiln.deploy.demo.traffic.messages import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
+from kiln.schemas.dht.announcement import PublisherKey, compute_salt, read_announcement
+from kiln.schemas.dht.items import Item
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.identity import peer_text
-from kiln.schemas.wire.topics import parse_topic
+from kiln.schemas.wire.pubsub import write_batch_update
+from kiln.schemas.wire.topics import Separator, format_separator, format_topic, parse_topic
+
+_AT_ONCE: Final = 4
+_MAX_WAITING: Final = 1_000
+_TIMEOUT: Final = 60.0  # s
+
+
+class BatchFetcher:
+    """Fetches the blocks of received batches, as a Ceramic node would, from the peer that relayed the announcement.
+
+    The blocks come over bitswap. Create the fetcher before the node runs.
+    """
+
+    def __init__(self, node: Node, folder: Path, name: str, counts: EventCounts) -> None:
+        """Create the fetcher of a node.
+
+        Args:
+            folder: folder of the node's own blocks, which stays empty.
+        """
+        self._name = name
+        self._counts = counts
+        self._sources = AnnouncementSources()
+        self._exchange = BlockExchange(node, FolderBlockStore(folder), sources=self._sources)
+        self._add, self._added = trio.open_memory_channel[str](_MAX_WAITING)
+
+    def add(self, cid: str, deliver: Deliver) -> None:
+        """Fetch the block of a batch in the background, unless too many blocks are waiting."""
+        self._sources.record_message(deliver.message.data, deliver.source)
+        with suppress(trio.WouldBlock):
+            self._add.send_nowait(cid)
+
+    async def run(self) -> None:
+        """Fetch until cancelled, once the node runs."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._exchange.run)
+            for _ in range(_AT_ONCE):
+                nursery.start_soon(self._fetch_added)
+
+    async def _fetch_added(self) -> None:
+        async for cid in self._added:
+            with suppress(BlockUnavailableError):
+                await self._exchange.fetch(cid, _TIMEOUT)
+                self._counts.fetched[self._name] += 1
+
+
+NODES: Final = ("one", "two")
+REANNOUNCED: Final = 3
+"""Number of separators whose batches the first node announces again with its own key."""
+
+
+class OverlayListeners:
+    """The two BEP 50 nodes, on free ports of 127.0.0.1, with their identities in `folder`.
+
+    For a few separators the first node announces batches of Kiln again, under a key of its own that Kiln follows. So
+    Kiln receives announcements, and the block of each exists.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        network: str,
+        publisher: bytes,
+        separators: Sequence[Separator],
+        sink: Sink,
+        error: Callable[[str], None],
+    ) -> None:
+        """Create the nodes, which follow the key `publisher` for these separators and pass errors to `error`."""
+        self._folder = folder
+        self._network = network
+        self._follow = tuple(PublisherKey(publisher, separator) for separator in separators)
+        self._reannounced = {compute_salt(network, separator): separator for separator in separators[:REANNOUNCED]}
+        self._sink = sink
+        self._error = error
+        self._key = publisher_key(folder)
+        self._to_announce, self._received_by_one = trio.open_memory_channel[Item](math.inf)
+        self.addresses: list[str] = []
+        """addresses of the nodes, once they listen"""
+        self.received: Counter[str] = Counter()
+        """number of items that each node has received"""
+
+    @property
+    def sources(self) -> list[str]:
+        """Sources that the first node announces, in the form of the setting `bep50.follow`."""
+        key = self._key.verify_key.encode().hex()
+        return [f"{key}/{format_separator(separator)}" for separator in self._reannounced.values()]
+
+    async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run until cancelled. `task_status.started()` is called once both nodes listen.
+
+        Raises:
+            CarrierError: A node cannot listen.
+        """
+        async with trio.open_nursery() as nursery:
+            for name in NODES:
+                carrier = Carrier(
+                    CarrierOptions(
+                        self._network, ("127.0.0.1:0",), contacts=tuple(self.addresses), follow=self._follow
+                    ),
+                    self._key if name == NODES[0] else SigningKey.generate(),
+                    self._folder / f"{name}.bep50",
+                    self._sink,
+                    on_item=partial(self._record_item, name),
+                )
+                await nursery.start(carrier.run)
+                self.addresses += [address.text for address in carrier.addresses]
+                if name == NODES[0]:
+                    nursery.start_soon(self._reannounce, carrier)
+            task_status.started()
+
+    def _record_item(self, name: str, item: Item) -> None:
+        self.received[name] += 1
+        if name == NODES[0] and item.salt in self._reannounced:
+            self._to_announce.send_nowait(item)
+
+    async def _reannounce(self, carrier: Carrier) -> None:
+        async for item in self._received_by_one:
+            separator = self._reannounced[item.salt]
+            found = read_announcement(item.value, self._network, item.salt)
+            if isinstance(found, Rejected):
+                continue
+            try:
+                topic = format_topic(self._network, separator)
+                await carrier.announce(topic, write_batch_update(separator, cid_text(found.batch)))
+            except PublishError as error:
+                self._error(str(error))
+
 
 OURS: Final = ("one", "two")
 MOST_SEPARATORS: Final = 500  # with a topic, as Kubo must be polled for the messages of each
@@ -87,7 +223,7 @@ class _Network:
     def __init__(self, folder: Path, world: TrafficOptions, rate: float, publisher: bytes | None, fd: int) -> None:
         self._folder = folder
         self._publisher = publisher
-        self._overlay: Listeners | None = None
+        self._overlay: OverlayListeners | None = None
         self._world = world
         self._rate = rate
         self._authors = max(1, math.ceil(rate / len(OURS) * _GAP))  # of each of ours
@@ -163,7 +299,7 @@ class _Network:
         ready: dict[str, object] = {"event": "ready", "addresses": known, "peers": peers}
         if self._publisher is not None:
             separators = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
-            overlay = Listeners(
+            overlay = OverlayListeners(
                 self._folder, self._world.network, self._publisher, separators, _NullSink(), self._tally.error
             )
             await nursery.start(overlay.run)

@@ -16,8 +16,7 @@ from kiln.bridge.libp2p.keys import KeyFileError
 from kiln.conf.process.backoff import Backoff
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.settings.model import Settings
-from kiln.deploy.stack.bridge_process import child_environment
-from kiln.deploy.stack.spawn import bind_to_parent, rotate_log, terminate_process
+from kiln.deploy.stack.child_process import bind_to_parent, child_environment, rotate_log, terminate_process
 
 _PATIENCE = 60.0  # s until the network must listen
 _TRIES = 4

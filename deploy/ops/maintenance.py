@@ -1,14 +1,26 @@
-"""Maintenance of the lake's tables according to the settings, in one process per state folder at a time."""
+"""Maintenance of the lake's tables according to the settings, in one process per state folder at a time.
+
+`python -m kiln.deploy.ops.maintenance` maintains them once. `kiln run` starts it as a child process, so that
+maintenance takes no memory between two times, and has the lowest priority: no query waits for it
+(docs/design/24-table-maintenance.md).
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
+import pyarrow as pa
+
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
+from kiln.conf.settings.reading import load
 from kiln.pipelines.backfill.run_log import BackfillRun, read_runs
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
@@ -16,6 +28,7 @@ from kiln.pipelines.maintenance.steps import MaintenanceResult, ReportStep, main
 
 LOCK = "maintain"
 """lock of the state folder, which maintenance holds"""
+_LOWEST_PRIORITY = 19
 
 
 @dataclass(frozen=True)
@@ -91,3 +104,31 @@ def encode_maintenance(maintained: TableMaintenance) -> dict[str, object]:
 
 def _read_clock() -> int:
     return time.time_ns() // 1_000
+
+
+def main() -> int:
+    """Maintain all tables once, with the settings of the environment, and print a line of JSON per table.
+
+    Returns:
+        The exit code: 1 if the maintenance of a table failed, which the last line explains, else 0.
+    """
+    os.nice(_LOWEST_PRIORITY)
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    try:
+        settings = load().settings
+        with lock_state(settings.state, LOCK):
+            tables = maintain_tables(settings, lambda _: None)
+    except KilnError as error:
+        print(error)
+        return 1
+    for table in tables:
+        print(json.dumps(encode_maintenance(table)))
+    errors = [table.error for table in tables if table.error]
+    if errors:
+        print(errors[-1])
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -13,16 +13,14 @@ import pyarrow as pa
 from kafka.errors import KafkaError
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.maintenance import LOCK as MAINTAIN
 from kiln.deploy.stack.kafka_broker import Say, start_broker
 from kiln.pipelines.app.supervisor import build_damage_location, read_progress_report, read_topics
 from kiln.pipelines.decode.identities import compute_column_identities
-from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.delta.reading_faults import build_missing_files_error
-from kiln.pipelines.delta.rows import read_rows
+from kiln.pipelines.delta.lake import Lake, LakeError, build_missing_files_error, read_rows
 from kiln.pipelines.recovery import (
     Damage,
     DamageError,
@@ -33,8 +31,7 @@ from kiln.pipelines.recovery import (
     recover_tables,
     set_files_aside,
 )
-from kiln.pipelines.runtime.progress_marker import ProgressMarker
-from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
+from kiln.pipelines.runtime.topics import KafkaTopics, ProgressMarker, TopicState
 from kiln.pipelines.sink.rows import read_stored_identities
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.queries import QUERIES

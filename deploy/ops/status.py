@@ -1,32 +1,33 @@
-"""Status of Kiln without Spark: the broker's topics, the queries' checkpoints, the lake's tables.
+"""Status of Kiln without Spark: the broker's topics, the queries' checkpoints, the lake's tables, live bridges, clocks.
 
 The progress of a query comes from its checkpoint: `offsets/N` holds the end offsets of micro-batch N, and `commits/N`
 exists once that micro-batch is done. So it is correct even after Kiln stopped or crashed.
 """
 
+from __future__ import annotations
+
 import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import msgspec
 from deltalake.exceptions import DeltaError
 
+from kiln.bridge.cluster.group import GroupView, group_name, read_member, read_round
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.process.extras import format_install_command
-from kiln.conf.process.kafka_errors import describe_kafka_error
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics, find_replaced_topics
 from kiln.conf.process.location import Location
+from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Kafka, Settings
-from kiln.deploy.ops.bridges import BridgeMember, list_live_bridges
-from kiln.deploy.ops.clocks import ClockStatus, find_trailing_clocks
-from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.delta.reading_faults import list_reader_features
+from kiln.pipelines.delta.lake import Lake, LakeError, list_reader_features
 from kiln.pipelines.native.library import find_engine
-from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError
-from kiln.pipelines.runtime.topics import read_topic_ids
+from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError, read_topic_ids
+from kiln.pipelines.runtime.clocks import describe_log_lag, describe_watermark_lag, is_trailing
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import Offsets, count_unread
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
@@ -214,7 +215,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
     except ModuleNotFoundError:
         problem = f"kafka-python, which queries the broker, is not installed: {format_install_command('bridge')}"
         return BrokerStatus(kafka.servers, False, problem, ())
-    from kiln.conf.process.kafka_clients import open_client
+    from kiln.conf.process.kafka_clients import describe_kafka_error, open_client
 
     millis = int(patience * 1000)
     try:
@@ -334,3 +335,158 @@ def read_status(settings: Settings) -> KilnStatus:
     bridges = list_live_bridges(settings.broker, settings.network.name) if broker.reachable else ()
     tables = read_lake_status(Lake.from_location(settings.lake_root))
     return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges, find_engine().describe())
+
+
+_PATIENCE = 3_000  # ms
+
+
+@dataclass(frozen=True)
+class BridgeMember:
+    """A live bridge.
+
+    Attributes:
+        address: Address of its machine, as the broker sees it.
+        leads: True if it fetches for all bridges.
+        duties: 1 if its settings allow it to fetch.
+    """
+
+    peer: str
+    host: str
+    address: str
+    leads: bool
+    duties: int
+
+
+def list_live_bridges(kafka: Kafka, network: str) -> tuple[BridgeMember, ...]:
+    """List the bridges of a network, ordered by peer id.
+
+    The broker must be reachable.
+
+    Returns:
+        The bridges; none if the broker does not describe the group.
+    """
+    from kafka.admin import KafkaAdminClient
+    from kafka.errors import KafkaError
+
+    from kiln.conf.process.kafka_clients import open_client
+
+    group = group_name(kafka.prefix, network)
+    try:
+        with open_client(KafkaAdminClient, **kafka.client_options(), bootstrap_timeout_ms=_PATIENCE) as admin:
+            described = admin.describe_groups([group])[group]
+    except (KafkaError, OSError):
+        return ()
+    return tuple(sorted(_read_members(described["members"]), key=lambda member: member.peer))
+
+
+def _read_members(descriptions: Sequence[Mapping[str, object]]) -> Iterator[BridgeMember]:
+    for description in descriptions:
+        metadata = _read_user_data(description["member_metadata"])
+        assignment = _read_user_data(description["member_assignment"])
+        try:
+            member = read_member(metadata)
+            view = read_round(assignment) if assignment else GroupView("", (), ())
+        except msgspec.DecodeError:
+            continue  # a member that is no bridge, or one of another version
+        address = str(description["client_host"]).lstrip("/")
+        yield BridgeMember(member.peer, member.host, address, view.leader == member.peer, int(member.fetches))
+
+
+def _read_user_data(protocol: object) -> bytes:
+    """Read the user data of kafka-python's subscription or assignment; empty if the group has none."""
+    data = protocol.get("user_data") if isinstance(protocol, Mapping) else None
+    return data.encode() if isinstance(data, str) else b""
+
+
+@dataclass(frozen=True)
+class ClockStatus:
+    """A clock that is behind a stored time.
+
+    Attributes:
+        behind: Seconds.
+        since: Start of the first micro-batch under such a clock, as far as the checkpoint goes back.
+        until: Stored time, which the clock must pass.
+        problem: Description with a remedy.
+    """
+
+    name: str
+    behind: float
+    since: datetime | None
+    until: datetime
+    problem: str
+
+
+def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple[ClockStatus, ...]:
+    """Find the clocks that are behind now.
+
+    Args:
+        settings: The settings.
+        partitions: Partitions of `updates` on the broker.
+    """
+    now = time.time_ns() // 1000
+    topic = settings.kafka.topic("updates")
+    stored = {name: _read_newest_time(settings, name) for name in ("archive", "updates", "sink")}
+    return compare_clocks(settings, now, stored, topic, _read_log_time(settings, topic, partitions))
+
+
+def compare_clocks(
+    settings: Settings, now: int, stored: Mapping[str, int], topic: str, log_time: int
+) -> tuple[ClockStatus, ...]:
+    """Compare the clock with stored times.
+
+    Args:
+        settings: The settings.
+        now: Current time, µs.
+        stored: Newest time in the checkpoint of each query, µs; 0 if not known.
+        topic: Full name of the topic `updates`.
+        log_time: Log time of that topic, µs; 0 if not known.
+    """
+    clocks = []
+    late = [name for name, newest in stored.items() if is_trailing(now, newest)]
+    if late:
+        until = max(stored[name] for name in late)
+        since = _read_trailing_since(settings, late[0], stored[late[0]])
+        clocks.append(_build_status("watermark", now, until, since, describe_watermark_lag(late, now, until, since)))
+    if is_trailing(now, log_time):
+        since = _read_trailing_since(settings, "batch", log_time)
+        clocks.append(_build_status("log", now, log_time, since, describe_log_lag(topic, now, log_time, since)))
+    return tuple(clocks)
+
+
+def _build_status(name: str, now: int, until: int, since: int | None, problem: str) -> ClockStatus:
+    return ClockStatus(
+        name, (until - now) / 1e6, None if since is None else _to_datetime(since), _to_datetime(until), problem
+    )
+
+
+def _to_datetime(stored: int) -> datetime:
+    return datetime.fromtimestamp(stored // 1_000_000, UTC)
+
+
+def _read_newest_time(settings: Settings, query: str) -> int:
+    try:
+        return Checkpoint(settings.checkpoints_root / query).newest_time(micros(settings.dedupe.signed_ttl))
+    except (OSError, ValueError, LookupError):  # the query's own status reports what is wrong with its checkpoint
+        return 0
+
+
+def _read_trailing_since(settings: Settings, query: str, stored: int) -> int | None:
+    try:
+        return Checkpoint(settings.checkpoints_root / query).behind_since(stored)
+    except (OSError, ValueError, LookupError):
+        return None
+
+
+def _read_log_time(settings: Settings, topic: str, partitions: Iterable[int]) -> int:
+    if not partitions:
+        return 0
+    from kafka.errors import KafkaError
+
+    from kafka import TopicPartition
+    from kiln.pipelines.batch.ticker import read_log_times
+
+    try:
+        stamps = read_log_times(settings.broker.client_options(), [TopicPartition(topic, part) for part in partitions])
+    except (KafkaError, OSError):  # the broker went away after its topics were read
+        return 0
+    return max(stamps.values(), default=0) * 1000

@@ -1,19 +1,29 @@
-"""Query results on the screen."""
+"""Query results on the screen, as JSON and as CSV.
+
+*JSON:* times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers of any
+size are numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations in
+seconds. All text is ASCII with other characters escaped, so it cannot control a terminal.
+
+*CSV* (RFC 4180, with a header): values as in JSON; maps, lists and structs are JSON text. Null and empty text are empty
+cells. Control characters are escaped as on the screen, so that a row is one line: JSON has the exact text.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Sequence
-from datetime import UTC, datetime
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from kiln.deploy.query.answer_json import encode_value
 from kiln.deploy.query.ask import Answer, Row
 from kiln.schemas.printable import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 def format_cell(value: object) -> str:
@@ -45,6 +55,8 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
 
     If a table does not fit the terminal, prints each column of a row on its own line, so that ids stay whole.
     """
+    from rich.text import Text
+
     rows: list[Row] = []
     more = False
     for row in answer.rows():
@@ -69,6 +81,9 @@ def print_table(answer: Answer, console: Console, limit: int) -> None:
 
 
 def _build_table(columns: Sequence[str], rows: Sequence[Row], cells: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(header_style="bold", pad_edge=False, show_edge=False)
     for number, name in enumerate(columns):
         right = bool(rows) and all(isinstance(row[number], int | float | Decimal | None) for row in rows)
@@ -79,9 +94,81 @@ def _build_table(columns: Sequence[str], rows: Sequence[Row], cells: Sequence[Se
 
 
 def _print_records(columns: Sequence[str], cells: Sequence[Sequence[str]], console: Console) -> None:
+    from rich.text import Text
+
     names = max(map(len, columns))
     for number, row in enumerate(cells, 1):
         console.print(Text(f"── {number} " + "─" * max(0, console.width - len(f"── {number} ")), style="dim"))
         for name, value in zip(columns, row, strict=True):
             text = Text.assemble((f"{name:<{names}}", "bold"), "  ", value)
             console.print(text, soft_wrap=len(value) + names + 2 > console.width)
+
+
+def encode_value(value: object) -> object:
+    """Convert a value to JSON types, as the module's docstring describes."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case bytes():
+            return value.hex()
+        case datetime():
+            stamp = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+            return stamp.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            return f"PT{Decimal(value // timedelta(microseconds=1)).scaleb(-6).normalize():f}S"
+        case Mapping():
+            return {str(key): encode_value(item) for key, item in value.items()}
+        case list() | tuple():
+            return [encode_value(item) for item in value]
+    return str(value)
+
+
+def write_json(answer: Answer, out: TextIO) -> None:
+    """Write the rows as a JSON array of objects, one per line, as they are read."""
+    names = make_distinct(answer.columns)
+    delimiter = "[\n"
+    for row in answer.rows():
+        record = {name: encode_value(value) for name, value in zip(names, row, strict=True)}
+        out.write(delimiter + json.dumps(record))
+        delimiter = ",\n"
+    out.write("[]\n" if delimiter == "[\n" else "\n]\n")
+
+
+def make_distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Append `_2`, `_3` … to repeated names, as an object has each key once."""
+    out: list[str] = []
+    for name in names:
+        candidate, count = name, 1
+        while candidate in out:
+            count += 1
+            candidate = f"{name}_{count}"
+        out.append(candidate)
+    return tuple(out)
+
+
+def write_csv(answer: Answer, out: TextIO) -> None:
+    """Write the rows, one per line, as they are read."""
+    writer = csv.writer(out, lineterminator="\r\n")
+    writer.writerow(map(printable, answer.columns))
+    for row in answer.rows():
+        writer.writerow([_encode_cell(value) for value in row])
+
+
+def _encode_cell(value: object) -> str | int | float | None:
+    match encode_value(value):
+        case None:
+            return None
+        case bool(flag):
+            return "true" if flag else "false"
+        case int() | float() as number:
+            return number
+        case str(text):
+            return printable(text)
+        case nested:
+            return json.dumps(nested)

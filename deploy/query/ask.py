@@ -1,4 +1,4 @@
-"""Read-only SQL over the lake with DuckDB.
+"""Read-only SQL over the lake with DuckDB, also as of an earlier version or time.
 
 There is a view for each Delta table (kiln.pipelines.delta.duckdb_tables), and the views of kiln.schemas.delta.views.
 """
@@ -9,27 +9,115 @@ import os
 import re
 import resource
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.extras import require_extras
 from kiln.conf.process.forks import refuse_fork
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views, quote_text
-from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.reading_faults import build_missing_files_error
+from kiln.pipelines.delta.lake import Lake, build_missing_files_error
+from kiln.pipelines.delta.table_history import CommitTime, find_commit_at, find_first_commit
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
+
+AsOf = int | datetime
+"""A version number, for every table, or a time with a time zone."""
+
+
+class NoSuchVersionError(KilnError):
+    """A table does not have the version, or has it no longer. The message names the table and its newest version."""
+
+
+def parse_as_of(text: str) -> AsOf:
+    """Parse a version (`12`) or an ISO 8601 time (`2026-11-01`, `2026-11-01T12:00:00Z`), in UTC by default.
+
+    Raises:
+        ValueError: The text is neither; the message has the expected forms.
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("a version (12) or a time (2026-11-01, 2026-11-01T12:00:00Z)") from None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
+    """Open a table, optionally at an earlier version.
+
+    Returns:
+        The table, or `None` if it did not exist at that time.
+
+    Raises:
+        LakeError: The table cannot be read.
+        NoSuchVersionError: The table does not have that version.
+    """
+    table = lake.open(name)
+    if as_of is None:
+        return table
+    from deltalake.exceptions import DeltaError
+
+    newest = table.version()
+    version = _find_version_at(lake, name, as_of) if isinstance(as_of, datetime) else as_of
+    if version is None:
+        return None
+    if isinstance(as_of, datetime):
+        version = min(version, newest)  # others commit meanwhile
+    if version > newest:
+        raise NoSuchVersionError(f"table {name} has no version {version}. Its newest version is {newest}")
+    try:
+        table.load_as_version(version)
+    except (DeltaError, OSError, ValueError) as error:
+        reason = str(error).split("\n")[0]
+        raise NoSuchVersionError(
+            f"cannot read table {name} as of {as_of}: {reason}. Its newest version is {newest}; table maintenance "
+            "removes old ones"
+        ) from error
+    return table
+
+
+def _find_version_at(lake: Lake, name: str, at: datetime) -> int | None:
+    folder = lake.folder(name)
+    if commit := find_commit_at(folder, int(at.timestamp() * 1_000)):
+        return commit.version
+    first = find_first_commit(folder)
+    if first is None:
+        raise NoSuchVersionError(
+            f"the log of table {name} states no commit times. Pass a version instead of {at.isoformat()}"
+        )
+    if first.version:
+        raise NoSuchVersionError(
+            f"cannot read table {name} as of {at.isoformat()}: its log begins with version {first.version}, of "
+            f"{_format_time(first)}, because table maintenance has removed older entries"
+        )
+    return None
+
+
+def describe_absence(lake: Lake, name: str, as_of: AsOf | None) -> str:
+    """Describe that a table of today did not exist at an earlier time; empty if that is not so."""
+    if not isinstance(as_of, datetime):
+        return ""
+    table = next((known for known in lake.tables() if known.lower() == name.lower()), None)
+    first = find_first_commit(lake.folder(table)) if table else None
+    if first is None:
+        return ""
+    return f"table {name} did not exist at {as_of.isoformat()}: its first version is of {_format_time(first)}"
+
+
+def _format_time(commit: CommitTime) -> str:
+    return datetime.fromtimestamp(commit.at / 1_000, UTC).isoformat(timespec="milliseconds")
+
 
 _ROWS_AT_ONCE = 2_048
 _MOST_SPILLED = "8GB"
@@ -66,58 +154,29 @@ class Answer:
             raise SqlError(str(error)) from error
 
 
-class Interval(NamedTuple):
-    """A value of DuckDB's type INTERVAL, with months of no fixed length, which Python's timedelta lacks."""
+class RowsAnswer(Answer):
+    """Rows that are in memory."""
 
-    months: int
-    days: int
-    nanoseconds: int
-
-
-class _BatchAnswer(Answer):
-    """Result of a query of these tables, read with pyarrow."""
-
-    def __init__(self, columns: Sequence[str], batches: Iterable[pa.RecordBatch], tables: _OpenTables) -> None:
-        super().__init__(columns, batches)
-        self._tables = tables
+    def __init__(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        super().__init__(columns, ())
+        self._rows = rows
 
     def rows(self) -> Iterator[Row]:
-        with self._tables.translate_errors():
-            yield from super().rows()
+        yield from self._rows
 
 
 class _Cursor(Answer):
-    """Result of a connection's query, read as Python values without pyarrow.
+    """Result of a connection's query, read as Python values without pyarrow. A month of an interval has 30 days."""
 
-    Args:
-        columns: Names of the columns.
-        connection: The connection that runs the query.
-        tables: The tables that the query names.
-        intervals: Numbers of the columns that `_split_intervals` made.
-    """
-
-    def __init__(
-        self,
-        columns: Sequence[str],
-        connection: duckdb.DuckDBPyConnection,
-        tables: _OpenTables,
-        intervals: Collection[int] = (),
-    ) -> None:
+    def __init__(self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection, tables: _OpenTables) -> None:
         super().__init__(columns, ())
         self._connection = connection
         self._tables = tables
-        self._intervals = intervals
 
     def rows(self) -> Iterator[Row]:
         with self._tables.translate_errors():
             while rows := self._connection.fetchmany(_ROWS_AT_ONCE):
-                yield from (map(self._join_intervals, rows) if self._intervals else rows)
-
-    def _join_intervals(self, row: Row) -> Row:
-        return tuple(
-            Interval(*value) if number in self._intervals and isinstance(value, tuple) else value
-            for number, value in enumerate(row)
-        )
+                yield from rows
 
 
 def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
@@ -131,31 +190,8 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     connection, tables = _connect(lake, sql, as_of)
     with tables.translate_errors():
         connection.execute(sql)
-        columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
-        titles = [title for title, _ in columns]
-        intervals = [number for number, (_, kind) in enumerate(columns) if kind == "INTERVAL"]
-        if any("INTERVAL" in kind != "INTERVAL" for _, kind in columns):
-            require_extras("lake")
-            connection.abort()
-            return _BatchAnswer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE), tables)
-        if intervals:
-            connection.abort()
-            connection.execute(_split_intervals(connection.extract_statements(sql)[0].query, len(columns), intervals))
-    return _Cursor(titles, connection, tables, intervals)
-
-
-def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> str:
-    """Wrap a query so that columns of intervals are tuples of their parts, as `Interval` has them."""
-    names = [f"c{number}" for number in range(columns)]
-    parts = [
-        f"CASE WHEN {name} IS NOT NULL THEN row(datepart('year', {name}) * 12 + datepart('month', {name}), "
-        f"datepart('day', {name}), 1000 * (3600000000 * datepart('hour', {name}) + "
-        f"60000000 * datepart('minute', {name}) + datepart('microsecond', {name}))) END"
-        if number in intervals
-        else name
-        for number, name in enumerate(names)
-    ]
-    return f"SELECT {', '.join(parts)} FROM (\n{query.strip().removesuffix(';')}\n) AS result({', '.join(names)})"
+        columns = [str(column[0]) for column in connection.description or ()]
+    return _Cursor(columns, connection, tables)
 
 
 class QueryRelation:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +20,12 @@ from typing import TYPE_CHECKING, Final
 
 import duckdb
 
-from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.files import to_disk
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, describe_absence, open_table
-from kiln.deploy.query.ask import Answer, Row, limit_memory
+from kiln.deploy.query.ask import AsOf, Row, RowsAnswer, describe_absence, limit_memory, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, create_views, quote_name, quote_text
-from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.reading_faults import build_missing_files_error
+from kiln.pipelines.delta.lake import Lake, build_missing_files_error
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
@@ -56,17 +54,6 @@ class ExportError(KilnError):
     """The lake cannot be exported. The file that was there is unchanged."""
 
 
-class ExportRecord(Answer):
-    """The rows of `kiln_export`."""
-
-    def __init__(self, rows: Sequence[Row]) -> None:
-        super().__init__(tuple(_RECORD_COLUMNS), ())
-        self._rows = rows
-
-    def rows(self) -> Iterator[Row]:
-        yield from self._rows
-
-
 def export_lake(
     lake: Lake,
     target: Path,
@@ -75,7 +62,7 @@ def export_lake(
     names: Collection[str] = (),
     since: datetime | None = None,
     as_of: AsOf | None = None,
-) -> ExportRecord:
+) -> RowsAnswer:
     """Copy tables and views of a lake into a DuckDB file, and replace an earlier export of that name.
 
     Args:
@@ -86,6 +73,9 @@ def export_lake(
             the views that read no others.
         since: Time of the oldest rows, for tables whose rows have an age.
         as_of: Version or time of the tables, by default the newest.
+
+    Returns:
+        The rows of `kiln_export`.
 
     Raises:
         ExportError: The file cannot be written or must not be replaced, or a name is unknown.
@@ -111,7 +101,7 @@ def export_lake(
         _check_target(target)  # another program may have opened it meanwhile
         os.replace(file, target)
         to_disk(target.parent)
-    return ExportRecord(rows)
+    return RowsAnswer(tuple(_RECORD_COLUMNS), rows)
 
 
 def _check_target(target: Path) -> None:

@@ -3,14 +3,14 @@ r"""Tables, views and columns of a lake, as `\d` lists them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import duckdb
 from rich.console import Console
 from rich.text import Text
 
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.ask import Answer, Row, SqlError
+from kiln.deploy.query.ask import Row, RowsAnswer, SqlError
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
@@ -20,16 +20,12 @@ from kiln.schemas.printable import printable
 _COMMAND = re.compile(r"\\d\+?(?:\s+\"?(\w+)\"?)?\s*;?")
 
 
-class Listing(Answer):
+class Listing(RowsAnswer):
     """Names with their descriptions. `heading`: about all of them; may be empty."""
 
     def __init__(self, columns: Sequence[str], rows: Sequence[Row], heading: str = "") -> None:
-        super().__init__(columns, ())
-        self._rows = rows
+        super().__init__(columns, rows)
         self.heading = heading
-
-    def rows(self) -> Iterator[Row]:
-        yield from self._rows
 
 
 def list_names(lake: Lake, command: str) -> Listing:

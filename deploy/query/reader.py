@@ -3,7 +3,7 @@ broker."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.util import find_spec
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.location import STORE, expand_path, parse_location
-from kiln.conf.process.state_version import check_state_version
+from kiln.conf.process.state_folder import check_state_version
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.as_of import AsOf, parse_as_of
-from kiln.deploy.query.ask import Answer, QueryRelation, Row, SqlError
+from kiln.deploy.query.ask import AsOf, QueryRelation, Row, RowsAnswer, SqlError, parse_as_of
 from kiln.deploy.query.sample import SAMPLE_LAKE
-from kiln.deploy.query.trace.follow import trace_subject
-from kiln.deploy.query.trace.ids import parse_id
+from kiln.deploy.query.trace import trace_subject
+from kiln.deploy.query.trace_ids import parse_id
 from kiln.pipelines.delta.duckdb_tables import quote_name
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
@@ -99,23 +98,12 @@ class QueryResult:
 
         first = self._read(lambda: self._query.relation.limit(_SHOWN_ROWS + 1).fetchall())
         out = StringIO()
-        print_table(_FixedAnswer(self.columns, first), Console(file=out, markup=False), _SHOWN_ROWS)
+        print_table(RowsAnswer(self.columns, first), Console(file=out, markup=False), _SHOWN_ROWS)
         return out.getvalue().rstrip("\n")
 
     def _read(self, read: Callable[[], Value]) -> Value:
         with self._query.translate_errors():
             return read()
-
-
-class _FixedAnswer(Answer):
-    """Rows that are in memory."""
-
-    def __init__(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        super().__init__(columns, ())
-        self._rows = rows
-
-    def rows(self) -> Iterator[Row]:
-        yield from self._rows
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The sample lake, which the wheel contains: a minute of the demo network, its batches, and a backfill run.
 
-`make sample` records it (`kiln.deploy.packaging.sample`).
+`make sample` records it (`kiln.deploy.query.sample_recording`).
 """
 
 from __future__ import annotations

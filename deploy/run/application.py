@@ -17,27 +17,23 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.extras import read_version
-from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import ProblemLog, log_event
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder, lock_state
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
-from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.ops.run_monitor import Monitor
 from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
-from kiln.deploy.ops.snapshots import SnapshotBuilder
-from kiln.deploy.ops.watch import TopicWatch
-from kiln.deploy.run.maintenance import MaintenanceProcess
+from kiln.deploy.ops.snapshot_builder import SnapshotBuilder, TopicWatch
+from kiln.deploy.run.children import MaintenanceProcess, PeriodicProcess, QualityChecks
 from kiln.deploy.run.network import LiveNetwork, Source
-from kiln.deploy.run.quality import QualityChecks
-from kiln.deploy.screens.views import View
+from kiln.deploy.run.screen import View
 from kiln.deploy.stack.kafka_broker import LaunchedBroker, launch_broker
-from kiln.deploy.stack.periodic_process import PeriodicProcess
 from kiln.deploy.stack.spark import check_jvm, spark_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, build_damage_location
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.recovery import repair
 from kiln.pipelines.runtime.passed_versions import read_committed, save_caught_up
-from kiln.pipelines.runtime.topic_ends import Ends, TopicEnds
+from kiln.pipelines.runtime.topics import Ends, TopicEnds
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import TOPICS
 

@@ -9,7 +9,7 @@ from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.settings.model import Settings
 from kiln.deploy.demo.process import DemoNetwork
 from kiln.deploy.ops.snapshot import BridgeInRun
-from kiln.deploy.stack.bridge_process import BridgeProcess
+from kiln.deploy.stack.child_process import BridgeProcess
 
 _LAST_TRAFFIC = 1.0  # s that messages of the demo network take to the bridge, at most
 

@@ -21,7 +21,7 @@ from kiln.conf.settings.model import Kafka, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic
 from kiln.deploy.demo.traffic.options import traffic_options
 from kiln.deploy.run.application import run_application
-from kiln.deploy.screens.views import LineView
+from kiln.deploy.run.screen import LineView
 from kiln.deploy.stack.jars import ensure_jars, spark_archive_path
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.deploy.stack.ports import find_free_ports

@@ -2,9 +2,9 @@
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
-`broker/address.json`, `broker/owner` (deploy/stack/broker_owner.py), `broker/tmp` (emptied at each start);
-`logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that the folder can be
-moved.
+`broker/address.json`, `broker/owner` (locked by the Kiln that stops the broker when it ends), `broker/tmp` (emptied at
+each start); `logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that the
+folder can be moved.
 """
 
 from __future__ import annotations
@@ -25,21 +25,19 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.locks import try_lock
-from kiln.conf.process.small_files import open_regular_file, read_small_file
-from kiln.conf.process.state_version import claim_state_folder
-from kiln.conf.settings.broker_password import ensure_password, private_file
+from kiln.conf.process.files import ensure_password, open_regular_file, private_file, read_small_file
+from kiln.conf.process.state_folder import claim_state_folder, try_lock
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
+from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
-from kiln.deploy.stack.spawn import bind_to_parent, terminate_process
 
 PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
@@ -468,6 +466,65 @@ def main() -> int:
     except (BrokerError, JarsError) as error:
         print(f"cannot archive the broker's classes, so it starts more slowly: {error}", file=sys.stderr)
     return 0
+
+
+class BrokerOwnership:
+    """Ownership of a state folder's broker: the owner is the Kiln process that stops the broker when it ends.
+
+    The owner locks `STATE/broker/owner`, a file with its process number. The kernel releases the lock when the owner
+    ends, also after SIGKILL, and the next Kiln process to take it is the owner of the broker that the process then
+    starts.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / "broker" / "owner"
+        self._lock: IO[str] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """True if this process owns the broker."""
+        return self._lock is not None
+
+    def claim(self) -> bool:
+        """Claim the broker if it has no owner.
+
+        Returns:
+            True if this process owns the broker now.
+
+        Raises:
+            OSError: The file cannot be created.
+        """
+        if self._lock is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self._path.open("a+", encoding="ascii")
+            if not try_lock(lock):
+                lock.close()
+                return False
+            self._lock = lock
+            with suppress(OSError):  # on a full disk: the number only informs users
+                os.ftruncate(lock.fileno(), 0)
+                os.pwrite(lock.fileno(), str(os.getpid()).encode(), 0)
+        return True
+
+    def release(self) -> None:
+        """Give up the broker, if this process owns it."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.close()
+
+
+def read_owner(state: Path) -> int | None:
+    """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
+    try:
+        with open_regular_file(state / "broker" / "owner") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                number = lock.read(20)
+                return int(number) if number.isdigit() else 0  # the owner may not have written it yet
+    except FileNotFoundError:
+        return None
+    return None
 
 
 if __name__ == "__main__":

@@ -2,17 +2,26 @@
 
 `make setup` calls `python -m kiln.deploy.stack.native_core`, which builds the core if rustc is there and else names the
 command. `make native` calls it with `--install`, which installs rustc as root on Debian, and fails without a core.
+
+`--wheel WHEEL` builds the wheel with the core from the wheel without it. It is tagged for the C library that the core
+was built on, so that no older system installs it. Source: PEP 600.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
+from base64 import urlsafe_b64encode
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.pipelines.native.library import BUILD_COMMAND, LIBRARY, build_library, find_rustc
+from kiln.pipelines.native.library import BUILD_COMMAND, LIBRARY, build_library, find_engine, find_rustc
 
 _SIZE = "80 MB of packages, 400 MB on the disk"
 
@@ -38,8 +47,55 @@ def install_rustc() -> None:
         raise PrerequisiteError(f"apt-get cannot install rustc; see its output above. Then run {BUILD_COMMAND}")
 
 
+_PURE: Final = "py3-none-any"
+_INSIDE: Final = f"kiln/pipelines/native/{LIBRARY.name}"
+
+
+def find_tag() -> str | None:
+    """Return the tag of wheels for machines with this C library or a later one; `None` without glibc."""
+    name, version = platform.libc_ver()
+    return f"py3-none-manylinux_{version.replace('.', '_')}_{platform.machine()}" if name == "glibc" else None
+
+
+def add_core(wheel: Path, library: Path, tag: str) -> Path:
+    """Write a copy of a wheel that has the native core, next to it, and return its path."""
+    path = wheel.with_name(wheel.name.replace(_PURE, tag))
+    with ZipFile(wheel) as pure, ZipFile(path, "w", ZIP_DEFLATED) as out:
+        record: list[str] = []
+
+        def write(info: ZipInfo, content: bytes) -> None:
+            out.writestr(info, content, ZIP_DEFLATED)
+            digest = urlsafe_b64encode(sha256(content).digest()).rstrip(b"=").decode()
+            record.append(f"{info.filename},sha256={digest},{len(content)}")
+
+        for info in pure.infolist():
+            content = pure.read(info)
+            if info.filename.endswith(".dist-info/RECORD"):  # the last file
+                core = ZipInfo(_INSIDE, info.date_time)
+                core.external_attr = info.external_attr
+                write(core, library.read_bytes())
+                record.append(f"{info.filename},,")
+                out.writestr(info, "\n".join((*record, "")), ZIP_DEFLATED)
+                continue
+            if info.filename.endswith(".dist-info/WHEEL"):
+                content = content.replace(f"Tag: {_PURE}".encode(), f"Tag: {tag}".encode())
+                content = content.replace(b"Root-Is-Purelib: true", b"Root-Is-Purelib: false")
+            write(info, content)
+    return path
+
+
 def main(arguments: list[str]) -> int:
-    """Build the core. With `--install`, install rustc if it is missing, and return 1 if the core cannot be built."""
+    """Build the core, or put it into a wheel.
+
+    With `--install`, rustc is installed if it is missing, and the exit code is 1 if the core cannot be built.
+    """
+    if arguments[:1] == ["--wheel"]:
+        engine, tag = find_engine(), find_tag()
+        if engine.is_native and tag is not None:
+            add_core(Path(arguments[1]), LIBRARY, tag)
+        else:
+            print(f"no wheel with the native core: {engine.reason or 'the C library is not glibc'}", file=sys.stderr)
+        return 0
     must_build = "--install" in arguments
     try:
         if must_build and find_rustc() is None:

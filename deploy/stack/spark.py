@@ -1,17 +1,21 @@
 """The Spark session of `kiln run`, whose JVM writes to log files and not to the screen. After the end of the JVM, the
-next session starts another one."""
+next session starts another one. Each process has a folder of its own for temporary files."""
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Final
 
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
@@ -23,9 +27,7 @@ from kiln.conf.process.logs import LogFile, configure_logs
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars, spark_archive_path
 from kiln.deploy.stack.java import find_java
-from kiln.deploy.stack.scratch import create_scratch_folder
-from kiln.pipelines.runtime.s3a import build_s3a_settings
-from kiln.pipelines.runtime.session import create_session
+from kiln.pipelines.runtime.session import build_s3a_settings, create_session
 from kiln.pipelines.runtime.spark_environment import is_local, isolate_spark
 
 _LOG = logging.getLogger(__name__)
@@ -180,3 +182,39 @@ def redirect_output(path: Path) -> Iterator[None]:
         for number, copy in zip((1, 2), originals, strict=True):
             os.dup2(copy, number)
             os.close(copy)
+
+
+_LOCK: Final = "lock"
+"""Name of the lock file in each folder, which its process holds until it ends, and of the lock file next to the
+folders."""
+
+_locks: list[IO[str]] = []
+"""Locks held until the end of this process, as a JVM uses its first folder for all its sessions."""
+
+
+def create_scratch_folder(state: Path) -> Path:
+    """Create a folder for this process in `STATE/scratch`, and remove the folders of killed processes (38 MB each)."""
+    root = state / "scratch"
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / _LOCK).open("a") as root_lock:
+        fcntl.flock(root_lock, fcntl.LOCK_EX)  # a new folder is not locked at once, and must not look abandoned
+        for folder in root.iterdir():
+            if folder.is_dir() and not _is_locked(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
+        lock = (fresh / _LOCK).open("a")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _locks.append(lock)
+    return fresh
+
+
+def _is_locked(folder: Path) -> bool:
+    """Return true if the process that uses the folder is alive."""
+    try:
+        with (folder / _LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:  # the process was killed before it made the lock
+        return False
+    return False

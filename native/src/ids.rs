@@ -42,7 +42,7 @@ pub fn push_content_id(digest: &[u8], text: &mut Vec<u8>) {
     push_hex(digest, text);
 }
 
-/// An id in a control message: `format_gossip_id` of schemas/wire/gossip_id.py, for the forms of go-libp2p, js-libp2p
+/// An id in a control message: `format_gossip_id` of schemas/wire/message_id.py, for the forms of go-libp2p, js-libp2p
 /// and networks without signatures.
 pub enum GossipId<'a> {
     Content(&'a [u8]),

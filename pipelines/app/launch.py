@@ -23,12 +23,10 @@ from kiln.pipelines.delta.bundles import read_bundles, save_bundles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.query_context import QueryContext, Report, ignore_report
-from kiln.pipelines.runtime.s3a import build_s3a_settings
-from kiln.pipelines.runtime.session import create_session
+from kiln.pipelines.runtime.session import build_s3a_settings, create_session
 from kiln.pipelines.sink import query as sink
 from kiln.pipelines.updates import query as updates
-from kiln.pipelines.updates.known_streams import StreamsTopic
-from kiln.pipelines.updates.separators import SeparatorConfig
+from kiln.pipelines.updates.separators import SeparatorConfig, StreamsTopic
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 from kiln.schemas.wire.message_id import parse_message_id_rule
 from kiln.schemas.wire.topic_table import BundleSet

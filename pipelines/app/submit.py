@@ -21,14 +21,14 @@ from prometheus_client.metrics_core import Metric
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.exporter import Exporter
 from kiln.conf.process.extras import read_version
-from kiln.conf.process.locks import lock_state
 from kiln.conf.process.logs import configure_logs
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.model import JobName, Kafka, Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import create_submitted_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
 from kiln.pipelines.runtime.query_status import RUNS, QueryState, QueryWatch, build_query_metrics
-from kiln.pipelines.runtime.topic_ends import TopicEnds
+from kiln.pipelines.runtime.topics import TopicEnds
 from kiln.schemas.metrics import build_family
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES

@@ -18,7 +18,7 @@ from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, find_replaced_topics
 from kiln.conf.process.logs import log_event
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app.launch import launch
@@ -27,15 +27,19 @@ from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.delta.commits import SecondWriterError
 from kiln.pipelines.delta.lake import Lake, SchemaChangedError
 from kiln.pipelines.recovery import DamageError, DamageLocation, repair
-from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE, Checkpoint, describe_deleted_records
+from kiln.pipelines.runtime.checkpoint import (
+    DELETED_ADVICE,
+    Checkpoint,
+    DurableCheckpoint,
+    describe_deleted_records,
+    save_topic_ids,
+)
+from kiln.pipelines.runtime.clocks import TrailingClock, describe_watermark_lag, is_trailing
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
-from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
-from kiln.pipelines.runtime.progress_marker import ProgressMarker, ProgressReport
 from kiln.pipelines.runtime.query_context import Report, ignore_report
-from kiln.pipelines.runtime.topics import KafkaTopics, Topics, TopicState, save_topic_ids
-from kiln.pipelines.runtime.trailing_clock import TrailingClock, describe_watermark_lag, is_trailing
+from kiln.pipelines.runtime.topics import KafkaTopics, ProgressMarker, ProgressReport, Topics, TopicState
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.topic_table import BundleError
@@ -378,7 +382,7 @@ class Supervisor:
     def _newest_times(self) -> dict[str, int]:
         """Return the latest time, in µs, by which each query expires its deduplication state.
 
-        See `kiln.pipelines.runtime.micro_batch_clock`.
+        See `kiln.pipelines.runtime.clocks`.
         """
         times = {
             name: max(at.dedup_time, at.watermark and at.watermark + self._dedup_retention)

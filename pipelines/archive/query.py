@@ -30,24 +30,35 @@ task that Spark runs twice leaves no more than a crash before 3.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import msgspec
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kiln.pipelines.archive.frame_dedup import FrameDedup
 from kiln.pipelines.archive.record_decoder import DECODE_RESULT, FAULT, PARTS, DecodeResult
 from kiln.pipelines.archive.transform import ARCHIVE_OUTPUT, ArchiveOutput, build_stages
 from kiln.pipelines.decode.breaker import DecodeBreaker, check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId
+from kiln.pipelines.delta.files import DataFile, rewrite_file
+from kiln.pipelines.delta.frame_ranges import (
+    FrameRanges,
+    StoredFrameRanges,
+    build_range_key,
+    contains,
+    overlap,
+    read_frame_ranges,
+)
+from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.deduplication import DedupSteps
 from kiln.pipelines.runtime.kafka import write_topic
-from kiln.pipelines.runtime.query_context import QueryContext, write_in_order
-from kiln.pipelines.runtime.table_writer import TableOutput
+from kiln.pipelines.runtime.query_context import QueryContext, TableOutput, write_in_order
+from kiln.schemas.kafka.frames import DIRECTIONS
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
 
@@ -127,3 +138,65 @@ class _ArchiveWriter:
             "core_differences": sum(result.core_differences for result in results),
         }
         context.report("archive", {**counts, **totals})
+
+
+_Files = tuple[list[DataFile], list[DataFile]]
+
+
+class FrameDedup:
+    """Tracks, from the first micro-batch on, which frames the lake has (decision 9). A frame comes twice if the bridge
+    was killed and restarted. Tasks write all frames into files without
+    knowing the frames of earlier tasks. The rare file with a frame that the lake already has is rewritten
+    afterwards."""
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._stored: StoredFrameRanges | None = None
+
+    def drop_stored(self, results: Iterable[DecodeResult], write_id: WriteId) -> _Files:
+        """Return the files of `frames` and of their parts, without the frames that the lake had before this
+        micro-batch. `write_id` identifies the writes of the micro-batch."""
+        in_order = sorted(results, key=lambda result: min(result.spans.items()))
+        if self._stored is None:
+            # If this micro-batch is a repeat, its own rows are in the table: a frame is no duplicate of itself. Rows at
+            # the same offsets of an earlier topic of this name are not its own.
+            own = [(part, low, high) for result in in_order for part, (low, high) in result.spans.items()]
+            newest = self._lake.open("frames").transaction_version(write_id.app_id("frames"))
+            is_repeat = newest is not None and newest >= write_id.batch_id
+            self._stored = read_frame_ranges(self._lake, own if is_repeat else ())
+        frames: list[DataFile] = []
+        parts: list[DataFile] = []
+        for result in in_order:
+            near = self._stored.find_near(result.frame_ranges)
+            files = (
+                self._rewrite_without(result, near)
+                if overlap(near, result.frame_ranges)
+                else (result.frames, result.parts)
+            )
+            frames += files[0]
+            parts += files[1]
+            self._stored.add(result.frame_ranges)
+        return frames, parts
+
+    def _rewrite_without(self, result: DecodeResult, stored: FrameRanges) -> _Files:
+        """Rewrite the files of a task without the frames in `stored` and the parts of these frames."""
+        repeated: set[tuple[int, int]] = set()  # partition and offset
+
+        def select_new_frames(rows: pa.Table) -> pa.Array:
+            names = ("connection", "direction", "sequence", "kafka_partition", "kafka_offset")
+            keep: list[bool] = []
+            for connection, direction, sequence, partition, offset in zip(
+                *(rows[name].to_pylist() for name in names), strict=True
+            ):
+                is_stored = contains(stored.get(build_range_key(connection, DIRECTIONS.index(direction)), []), sequence)
+                if is_stored:
+                    repeated.add((partition, offset))
+                keep.append(not is_stored)
+            return pa.array(keep, pa.bool_())
+
+        def select_new_parts(rows: pa.Table) -> pa.Array:
+            positions = zip(rows["kafka_partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True)
+            return pa.array([position not in repeated for position in positions], pa.bool_())
+
+        frames = [new for file in result.frames for new in rewrite_file(self._lake, file, select_new_frames)]
+        return frames, [new for file in result.parts for new in rewrite_file(self._lake, file, select_new_parts)]

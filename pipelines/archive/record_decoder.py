@@ -16,14 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from kiln.pipelines.archive.control_rows import ENTRY_ROW_BYTES, estimate_size
 from kiln.pipelines.archive.core_samples import list_positions, turn_off_at_difference
 from kiln.pipelines.archive.rows import (
+    ENTRY_ROW_BYTES,
     ROW_BYTES,
     DecodedRecord,
     FaultRow,
     build_fault_rows,
     decode_record,
+    estimate_size,
     reject_row,
 )
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage

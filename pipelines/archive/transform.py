@@ -43,11 +43,11 @@ from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.clocks import get_batch_time
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, open_dedup_store
 from kiln.pipelines.runtime.deduplication import UniqueStages
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
-from kiln.pipelines.runtime.micro_batch_clock import get_batch_time
 from kiln.pipelines.runtime.row_packing import UniqueRow, unpack_rows
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 

@@ -16,8 +16,7 @@ from deltalake.exceptions import CommitFailedError
 
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema, select_columns
-from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.rows import read_rows
+from kiln.pipelines.delta.lake import Lake, read_rows
 from kiln.schemas.delta.tables import TABLES
 
 Event = Literal["begun", "chunk", "done", "swapping", "swapped", "dropping", "dropped"]

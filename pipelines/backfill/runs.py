@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.locks import is_locked, lock_state
+from kiln.conf.process.state_folder import is_locked, lock_state
 from kiln.pipelines.backfill.run_log import (
     BackfillRun,
     RunEvent,

@@ -9,7 +9,7 @@ import msgspec
 from pyspark import SparkContext
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.runtime.micro_batch_clock import get_task_property
+from kiln.pipelines.runtime.clocks import get_task_property
 
 LogTimes = Mapping[int, int]
 """The greatest stamp so far, by partition, µs."""

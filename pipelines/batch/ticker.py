@@ -19,9 +19,9 @@ from kafka.protocol.consumer import OffsetSpec as OldOffsetSpec
 
 from kafka import KafkaAdminClient, TopicPartition
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.librdkafka_options import librdkafka_options
+from kiln.conf.process.kafka_records import librdkafka_options
 from kiln.pipelines.batch.tick_schedule import TickSchedule
-from kiln.pipelines.runtime.trailing_clock import TrailingClock, describe_log_lag
+from kiln.pipelines.runtime.clocks import TrailingClock, describe_log_lag
 from kiln.schemas.kafka.records import TICK
 
 _TIMEOUT: Final = 5.0  # s for an answer of the broker

@@ -11,8 +11,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema, select_columns
-from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.rows import read_rows
+from kiln.pipelines.delta.lake import Lake, read_rows
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.wire.topic_table import BundleSet
 

@@ -1,9 +1,19 @@
-"""Ranges of frames: a frame is identified by (connection, direction, sequence), and stored once (contracts, Frame)."""
+"""Ranges of frames: a frame is identified by (connection, direction, sequence), and stored once (contracts, Frame).
+
+delta-rs reads the ranges of the table `frames`: with Spark, each start would load all of Delta's classes.
+"""
 
 from __future__ import annotations
 
+import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from kiln.pipelines.delta.lake import Lake, LakeError, read_rows
+from kiln.schemas.kafka.frames import DIRECTIONS
 
 Ranges = list[tuple[int, int]]
 """Sequence numbers as ascending closed ranges that are not adjacent: a connection without loss is one range."""
@@ -85,3 +95,102 @@ def overlap(stored: Mapping[bytes, Ranges], frames: Mapping[bytes, Iterable[tupl
 def _overlaps(ranges: Ranges, low: int, high: int) -> bool:
     at = bisect_right(ranges, (high, _LAST)) - 1  # the last range that begins at `high` or before
     return at >= 0 and ranges[at][1] >= low
+
+
+Span = tuple[int, int, int]
+"""Kafka partition, first and last offset."""
+
+_SIDE = ["connection", "direction"]
+_LAST_SEQUENCE = 2**63 - 1  # the greatest sequence, and the greatest number of SQLite
+
+
+class StoredFrameRanges:
+    """Frame ranges of all connections in the lake, in a temporary SQLite database on this machine's disk.
+
+    Memory use and lookup time depend on the ranges of the lookup, not on the number of stored ranges. SQLite removes
+    the file when the process ends. Every method raises `LakeError` if the disk is full.
+    """
+
+    def __init__(self) -> None:
+        """Create the database in the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
+        # Spark calls from more than one thread, one after another.
+        self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        self._file.execute("PRAGMA journal_mode = OFF")  # each process has a new file
+        self._file.execute(
+            "CREATE TABLE ranges (side BLOB, low INTEGER, high INTEGER, PRIMARY KEY (side, low)) WITHOUT ROWID"
+        )
+
+    def find_near(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
+        """Return the ranges that overlap a range of `frame_ranges`, or are adjacent to one."""
+        all_near: FrameRanges = {}
+        with _wrap_errors():
+            for key, ranges in frame_ranges.items():
+                near = {
+                    row
+                    for low, high in ranges
+                    for row in self._file.execute(_NEAR, (key, low - 1, min(high + 1, _LAST_SEQUENCE)))
+                }
+                if near:
+                    all_near[key] = sorted(near)
+        return all_near
+
+    def add(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
+        """Add frames."""
+        near = self.find_near(frame_ranges)
+        replaced = [(key, low) for key, ranges in near.items() for low, _ in ranges]
+        merged = merge(near, frame_ranges)
+        rows = [(key, low, high) for key, ranges in merged.items() for low, high in ranges]
+        with _wrap_errors():
+            self._file.executemany("DELETE FROM ranges WHERE side = ? AND low = ?", replaced)
+            self._file.executemany("INSERT INTO ranges VALUES (?, ?, ?)", rows)
+
+
+# From the last range that begins at `low` or before, to the last one that begins at `high` or before.
+_NEAR = """
+SELECT low, high FROM ranges WHERE side = ?1 AND low <= ?3 AND high >= ?2
+AND low >= ifnull((SELECT max(low) FROM ranges WHERE side = ?1 AND low <= ?2), ?2)
+"""
+
+
+@contextmanager
+def _wrap_errors() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise LakeError(
+            f"cannot store the index of the lake's frames in the temporary folder ({error}). Free space in /var/tmp, "
+            "or set SQLITE_TMPDIR to a folder with free space"
+        ) from error
+
+
+def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameRanges:
+    """Read the frames in the table as ranges, without the frames from the records in `excluded`.
+
+    Raises:
+        LakeError: The table cannot be read, or there is no room on disk.
+    """
+    skipped = [f"(kafka_partition = {at} AND kafka_offset BETWEEN {low} AND {high})" for at, low, high in excluded]
+    others = f"NOT ({' OR '.join(skipped)})" if skipped else "true"
+    stored = StoredFrameRanges()
+    for batch in read_rows(lake.open("frames"), [*_SIDE, "sequence"], others):
+        if batch.num_rows:
+            stored.add(_build_ranges(pa.Table.from_batches([batch])))
+    return stored
+
+
+def _build_ranges(rows: pa.Table) -> FrameRanges:
+    frame_ranges: FrameRanges = {}
+    sides = rows.group_by(_SIDE).aggregate(
+        [("sequence", "min"), ("sequence", "max"), ("sequence", "count_distinct"), ("sequence", "list")]
+    )
+    names = (*_SIDE, "sequence_min", "sequence_max", "sequence_count_distinct")
+    for index, (connection, direction, low, high, frames) in enumerate(
+        zip(*(sides[name].to_pylist() for name in names), strict=True)
+    ):
+        ranges: Ranges = [(low, high)]
+        if frames != high - low + 1:
+            ranges = []
+            for sequence in sorted(sides["sequence_list"][index].as_py()):
+                insert(ranges, sequence, sequence)
+        frame_ranges[build_range_key(connection, DIRECTIONS.index(direction))] = ranges
+    return frame_ranges

@@ -1,4 +1,4 @@
-"""The lake: the only class that locates, opens and creates the Delta tables.
+"""The lake: the only class that locates, opens and creates the Delta tables, and reasons why rows cannot be read.
 
 Everything here goes through delta-rs, so that no caller needs Java or Spark. delta-rs is imported where a table is
 opened: a tenth of the CPU time of a short query goes into its import.
@@ -7,10 +7,12 @@ opened: a tenth of the CPU time of a short query goes into its import.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.forks import refuse_fork
@@ -18,6 +20,7 @@ from kiln.conf.process.location import Location, parse_location, shorten_error
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION, Column, Table
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from deltalake import DeltaTable, Schema
 
 _LOG = "_delta_log"
@@ -326,3 +329,84 @@ def _build_field(column: Column) -> dict[str, object]:
         "nullable": column.nullable,
         "metadata": {"comment": column.comment},
     }
+
+
+_BATCH_ROWS: Final = 65_536
+
+
+def read_rows(table: DeltaTable, columns: Sequence[str], where: str = "true") -> Iterator[pa.RecordBatch]:
+    """Read columns of the rows that match an SQL condition, at the open version. Text has type string_view.
+
+    Unlike `DeltaTable.to_pyarrow_table`, this reads nothing through Python on Arrow's threads: if Python exits while
+    such a thread still closes a file, the process ends in SIGABRT ("terminate called without an active exception"),
+    although all its work is done.
+
+    Raises:
+        LakeError: A file cannot be read.
+    """
+    import pyarrow as pa
+    from deltalake import QueryBuilder
+    from deltalake.exceptions import DeltaError
+
+    query = QueryBuilder({"datafusion.execution.batch_size": str(_BATCH_ROWS)}).register("t", table)
+    names = ", ".join(f'"{name}"' for name in columns)
+    try:
+        yield from pa.RecordBatchReader.from_stream(query.execute(f"SELECT {names} FROM t WHERE {where}"))
+    except (DeltaError, OSError, pa.ArrowInvalid) as error:
+        raise LakeError(f"cannot read the table {table.table_uri}: {shorten_error(error)}") from error
+
+
+_COLUMN_MAPPING: Final = "columnMapping"
+_MODE: Final = "delta.columnMapping.mode"
+
+
+class MissingFilesError(LakeError):
+    """Another program has removed data files of a table."""
+
+
+def list_reader_features(table: DeltaTable) -> list[str]:
+    """List the Delta features that a reader of a table needs.
+
+    Reader version 3 names them. Version 2 implies column mapping, if the table uses it (PROTOCOL.md, Table Features).
+    """
+    protocol = table.protocol()
+    if protocol.reader_features is not None:
+        return sorted(protocol.reader_features)
+    mode = table.metadata().configuration.get(_MODE, "none")
+    return [_COLUMN_MAPPING] if protocol.min_reader_version > 1 and mode != "none" else []
+
+
+def build_features_error(lake: Lake, name: str, features: list[str]) -> LakeError:
+    """Build the error for a table with features that DuckDB cannot read."""
+    return LakeError(
+        f"cannot read table {name} in {lake.path}: it needs the Delta features {', '.join(features)}. Use a reader "
+        "that has them, such as kiln sql --spark"
+    )
+
+
+def find_missing_files(lake: Lake, name: str, table: DeltaTable) -> list[str]:
+    """List the files of an open table that do not exist, relative to its folder. Files elsewhere are not checked."""
+    folder = lake.folder(name)
+    listed = {file.name for file in folder.files()}
+    paths = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
+    inside = [path for path in paths if "://" not in path and not PurePosixPath(path).is_absolute()]
+    return [path for path in inside if path not in listed and not (folder / path).exists()]
+
+
+def build_missing_files_error(lake: Lake, name: str, table: DeltaTable) -> MissingFilesError | None:
+    """Build the error for the files that an open table lacks, or return `None` if it lacks none."""
+    missing = find_missing_files(lake, name, table)
+    if not missing:
+        return None
+    others = f" and {len(missing) - 1:,} more files are" if len(missing) > 1 else " is"
+    newest = lake.open(name).version()
+    what = f"cannot read table {name} in {lake.path}: {missing[0]}{others} missing"
+    if table.version() < newest:
+        return MissingFilesError(
+            f"{what} from version {table.version()}. Table maintenance removes files that only old versions have. Read "
+            f"a later version, up to {newest}"
+        )
+    return MissingFilesError(
+        f"{what}. Another program has removed what Kiln had committed. Restore {lake.table(name)} from a backup; the "
+        "runbook has what to do without one (A table cannot be read)"
+    )

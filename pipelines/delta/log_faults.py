@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,9 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import LAST_CHECKPOINT, Lake
 from kiln.pipelines.delta.table_history import read_commit
+
+if TYPE_CHECKING:
+    pass
 
 _INSPECTED_COMMITS = 50
 """number of newest commits that are inspected; older ones are certainly on the disk"""

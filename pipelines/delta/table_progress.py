@@ -10,8 +10,7 @@ import msgspec
 
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX, PROGRESS_KEY, BatchProgress, WriteId
-from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.reading_faults import find_missing_files
+from kiln.pipelines.delta.lake import Lake, find_missing_files
 from kiln.pipelines.delta.table_history import list_commits, read_commit
 
 _Key = tuple[int, int]

@@ -1,6 +1,6 @@
 """The checks of the tables as an application of its own: `spark-submit pipelines/jobs/quality.py`."""
 
-from kiln.pipelines.quality.job import main
+from kiln.pipelines.quality.check import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -1,9 +1,18 @@
-"""One check of a lake, as `kiln quality` runs it: suites, state, results, and rows of `quality_results`."""
+"""One check of a lake, as `kiln quality` runs it: suites, state, results, and rows of `quality_results`.
+
+`main` repeats it as a separate application, for a cluster whose queries run as jobs of their own:
+`spark-submit pipelines/jobs/quality.py` and `python pipelines/jobs/quality.py` run it. No Spark session starts.
+"""
 
 from __future__ import annotations
 
+import json
+import signal
+import sys
+import threading
+import time
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -12,19 +21,22 @@ from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError
 
 from kiln.conf.process.bridge_status import read_status
+from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import shorten_error
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import claim_state_folder, lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
+from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.quality.context import CheckContext
 from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
-from kiln.pipelines.quality.suites import SuiteCheck
+from kiln.pipelines.quality.suites import SuiteCheck, read_all_suites
+from kiln.pipelines.quality.windows import CheckContext
 from kiln.pipelines.runtime.passed_versions import find_passed_versions
 from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 
@@ -119,3 +131,43 @@ def check_lake(
                     f"cannot append to table quality_results in {lake.path}: {shorten_error(error)}"
                 ) from error
     return results
+
+
+_DEFAULT_PAUSE = 600.0  # s, if `quality.interval` is 0
+
+
+def main() -> int:
+    """Check the tables every `quality.interval` until SIGTERM or SIGINT.
+
+    Each check prints a line of JSON with the number of expectations and the failed ones.
+
+    Returns:
+        The exit status: 0 after a signal, or that of an error in a suite, a setting or a table.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        settings = load_settings()
+        claim_state_folder(settings.state)
+        every = read_all_suites(settings.quality.suites)
+        from kiln.pipelines.quality.expectations import RowValidator  # slow: faults of a suite are reported before it
+
+        validator, lake = RowValidator(), Lake.from_location(settings.lake_root)
+        while not stop.is_set():
+            began = time.monotonic()
+            results = check_lake(settings, lake, every, validator, datetime.now(UTC), recent=True)
+            print(json.dumps(_build_report(results, time.monotonic() - began), default=str), flush=True)
+            stop.wait(settings.quality.interval.total_seconds() or _DEFAULT_PAUSE)
+    except KilnError as error:
+        print(printable_lines(str(error)), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _build_report(results: Sequence[CheckResult], seconds: float) -> dict[str, object]:
+    return {
+        "expectations": len(results),
+        "seconds": round(seconds, 1),
+        "failed": [result.as_json() for result in results if not result.success],
+    }

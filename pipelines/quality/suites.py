@@ -2,16 +2,20 @@
 
 A check in SQL is a file `TABLE.NAME.sql` or `TABLE.NAME.SUBJECT.sql`: comments, of which some are settings
 (`-- level: error`), and one SELECT of DuckDB's SQL with a row for each fault. Errors name the file and the line.
+
+`python -m kiln.pipelines.quality.suites docs/quality.md` writes the lists of that page.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal, cast
 
@@ -20,11 +24,121 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.small_files import read_small_file
+from kiln.conf.process.files import read_small_file
 from kiln.conf.settings.durations import parse_duration
 from kiln.conf.settings.keys import suggest_key
-from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation, Kind
 from kiln.schemas.delta.tables import TABLES
+
+Kind = Literal["column", "number", "switch", "text", "list"]
+"""Type of an argument. `column`: a column of the suite's table."""
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """An expectation that a suite may name, Great Expectations' own or Kiln's.
+
+    Nothing here imports Great Expectations, which takes seconds. A test compares the arguments with its classes.
+    """
+
+    name: str
+    arguments: Mapping[str, Kind]
+    required: frozenset[str] = field(default_factory=frozenset)
+    description: str = ""
+    rows: bool = True
+    """true if Great Expectations reads each new row; else DuckDB does"""
+    is_stock: bool = True
+    """true if it is Great Expectations' own"""
+
+    @property
+    def by_value(self) -> bool:
+        """True if the value of one column decides."""
+        return self.rows and {"column", "mostly"} <= self.arguments.keys()
+
+
+_COLUMN: Final[Mapping[str, Kind]] = {"column": "column"}
+_MAP: Final[Mapping[str, Kind]] = {**_COLUMN, "mostly": "number"}
+_RANGE: Final[Mapping[str, Kind]] = {
+    "min_value": "number",
+    "max_value": "number",
+    "strict_min": "switch",
+    "strict_max": "switch",
+}
+_PAIR: Final[Mapping[str, Kind]] = {"column_A": "column", "column_B": "column", "mostly": "number"}
+
+
+def _define_stock(name: str, arguments: Mapping[str, Kind], *required: str) -> Expectation:
+    always = {"column"} & arguments.keys() or {"column_A", "column_B"}
+    return Expectation(name, arguments, frozenset({*always, *required}))
+
+
+def _define_own(
+    name: str, description: str, arguments: Mapping[str, Kind], *required: str, rows: bool = False
+) -> Expectation:
+    return Expectation(name, arguments, frozenset(required), description, rows, is_stock=False)
+
+
+_STOCK: Final = (
+    _define_stock("expect_column_values_to_not_be_null", _MAP),
+    _define_stock("expect_column_values_to_be_null", _MAP),
+    _define_stock("expect_column_values_to_be_in_set", {**_MAP, "value_set": "list"}, "value_set"),
+    _define_stock("expect_column_values_to_not_be_in_set", {**_MAP, "value_set": "list"}, "value_set"),
+    _define_stock("expect_column_values_to_be_between", {**_MAP, **_RANGE}),
+    _define_stock("expect_column_value_lengths_to_equal", {**_MAP, "value": "number"}, "value"),
+    _define_stock("expect_column_value_lengths_to_be_between", {**_MAP, **_RANGE}),
+    _define_stock("expect_column_values_to_match_regex", {**_MAP, "regex": "text"}, "regex"),
+    _define_stock("expect_column_values_to_not_match_regex", {**_MAP, "regex": "text"}, "regex"),
+    _define_stock(
+        "expect_column_values_to_match_regex_list", {**_MAP, "regex_list": "list", "match_on": "text"}, "regex_list"
+    ),
+    _define_stock("expect_column_values_to_be_json_parseable", _MAP),
+    _define_stock("expect_column_min_to_be_between", {**_COLUMN, **_RANGE}),
+    _define_stock("expect_column_max_to_be_between", {**_COLUMN, **_RANGE}),
+    _define_stock("expect_column_mean_to_be_between", {**_COLUMN, **_RANGE}),
+    _define_stock("expect_column_median_to_be_between", {**_COLUMN, **_RANGE}),
+    _define_stock("expect_column_stdev_to_be_between", {**_COLUMN, **_RANGE}),
+    _define_stock("expect_column_distinct_values_to_be_in_set", {**_COLUMN, "value_set": "list"}, "value_set"),
+    _define_stock("expect_column_most_common_value_to_be_in_set", {**_COLUMN, "value_set": "list"}, "value_set"),
+    _define_stock("expect_column_proportion_of_non_null_values_to_be_between", {**_COLUMN, **_RANGE}),
+    _define_stock("expect_column_pair_values_a_to_be_greater_than_b", {**_PAIR, "or_equal": "switch"}),
+    _define_stock("expect_column_pair_values_to_be_equal", _PAIR),
+)
+
+_KILN: Final = (
+    _define_own("expect_column_values_to_be_cids", "Each value is a CID in its usual form.", _MAP, "column", rows=True),
+    _define_own(
+        "expect_column_values_to_be_stream_ids",
+        "Each value is a StreamID in its usual form.",
+        _MAP,
+        "column",
+        rows=True,
+    ),
+    _define_own(
+        "expect_column_values_to_be_peer_ids",
+        "Each value is a peer id or empty. Empty is allowed because the files of some programs do not name peers.",
+        _MAP,
+        "column",
+        rows=True,
+    ),
+    _define_own(
+        "expect_column_pair_cid_to_be_of_block",
+        "`column_A` is the CID of the block in `column_B`, that is, its hash matches the bytes of the block.",
+        _PAIR,
+        "column_A",
+        "column_B",
+        rows=True,
+    ),
+    _define_own(
+        "expect_rows_to_hold",
+        "`rule`, a condition in DuckDB's SQL over the columns of the table, is not false for any row.",
+        {"rule": "text"},
+        "rule",
+    ),
+    _define_own("expect_table_to_have_its_columns", "The table has the columns and types of docs/TABLES.md.", {}),
+)
+
+EXPECTATIONS: Final[Mapping[str, Expectation]] = {expectation.name: expectation for expectation in (*_STOCK, *_KILN)}
+"""by name, as suites write it"""
+
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "conf" / "quality"
 """The suites that come with Kiln."""
@@ -319,3 +433,63 @@ def _to_plain(value: object) -> object:
                 return plain(value)
         return None
     return str(value)
+
+
+_BEGIN: Final = "<!-- Made by `python -m kiln.pipelines.quality.suites docs/quality.md`: do not edit it here. -->"
+_END: Final = "<!-- End of what is made. -->"
+
+
+def render_lists() -> str:
+    """Render the lists as Markdown."""
+    lines = ["### Kiln's own expectations", "", "| expectation | arguments | description |", "| --- | --- | --- |"]
+    for expectation in EXPECTATIONS.values():
+        if not expectation.is_stock:
+            arguments = ", ".join(
+                f"`{name}`" if name in expectation.required else f"[`{name}`]" for name in expectation.arguments
+            )
+            lines.append(f"| `{expectation.name}` | {arguments or 'none'} | {_escape_cell(expectation.description)} |")
+    stock = ", ".join(f"`{expectation.name}`" for expectation in EXPECTATIONS.values() if expectation.is_stock)
+    lines += [
+        "",
+        "A suite may also use these expectations of Great Expectations, with their own arguments:",
+    ]
+    lines += ["", f"{stock}.", "", "### The checks", ""]
+    lines += ["Their level is `error`, except where *warn* follows. Each file has the hints.", ""]
+    lines += ["| table | owner | SQL over whole tables | expectations of the suite |", "| --- | --- | --- | --- |"]
+    for table, group in groupby(
+        sorted(read_suites([FOLDER]), key=lambda check: check.table), key=lambda check: check.table
+    ):
+        checks = list(group)
+        tables = [_render_check(check) for check in checks if check.sql]
+        columns = [_render_check(check) for check in checks if not check.sql]
+        suite = f"[{table}.yaml](../conf/quality/{table}.yaml): {', '.join(columns)}"
+        lines.append(f"| `{table}` | {checks[0].owner} | {', '.join(tables) or '–'} | {suite} |")
+    return "\n".join([*lines, ""])
+
+
+def _render_check(check: SuiteCheck) -> str:
+    name = f"`{_escape_cell(check.name)}`"
+    link = f"[{name}](../conf/quality/{Path(check.location).name})" if check.sql else name
+    return link if check.level == "error" else f"{link} *warn*"
+
+
+def insert_lists(page: str) -> str:
+    """Replace the lists in a page.
+
+    Raises:
+        ValueError: The page has no markers for the lists.
+    """
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the page lacks the markers of the lists. Add these two lines: {_BEGIN} and {_END}")
+    return f"{before}{_BEGIN}\n\n{render_lists()}\n{_END}{after}"
+
+
+def _escape_cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    target.write_text(insert_lists(target.read_text(encoding="utf-8")), encoding="utf-8")

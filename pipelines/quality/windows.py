@@ -1,17 +1,44 @@
-"""Windows that the updates make by the rule of decision 1, independently of the code that builds the batches."""
+"""Windows that the updates make by the rule of decision 1, independently of the code that builds
+the batches. And the context of the checks: settings and time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 import duckdb
 import msgspec
 import pyarrow as pa
 
-from kiln.pipelines.quality.context import CheckContext
 from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
+
+_REPEATS: Final = timedelta(days=2)
+"""maximum age of an update or a message to which a row still refers: more than `dedupe.signed_ttl`"""
+
+
+@dataclass(frozen=True)
+class CheckContext:
+    """Settings and time of a check."""
+
+    now: datetime
+    running: bool = False
+    """true if the status of the bridge is recent"""
+    window: int = 1_000_000
+    grace: int = 0
+    block_limit: int = 1_000_000
+    authors: frozenset[str] | None = None
+    only_verified: bool = False
+    retention: Mapping[str, timedelta] = field(default_factory=dict)
+    """age from which maintenance removes rows, by table"""
+
+    def find_expiry(self, tables: Sequence[str]) -> datetime | None:
+        """Find the time of the newest rows whose counterpart in one of the tables may have expired."""
+        ages = [self.retention[table] for table in tables if table in self.retention]
+        return self.now - min(ages) + _REPEATS if ages else None
+
 
 Owner = tuple[str, str, str, str]
 """network, origin, separator key, separator value"""

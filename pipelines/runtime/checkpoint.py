@@ -1,20 +1,28 @@
-"""Reader of Spark's files in a query's checkpoint, and writer of the files of a new checkpoint. It needs no Spark."""
+"""Spark's files in a query's checkpoint: their reader, the writer of a new checkpoint, detection of files that a power
+cut left empty or truncated, and their sync to disk, because Spark syncs none. It needs no Spark."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
-from collections.abc import Mapping
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from uuid import uuid4
 
 import msgspec
 
-from kiln.conf.process.disk import to_disk
+from kiln.conf.process.files import to_disk
 from kiln.conf.process.location import Location
+from kiln.pipelines.runtime.clocks import is_trailing
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
-from kiln.pipelines.runtime.trailing_clock import is_trailing
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch
 
@@ -225,3 +233,197 @@ class Checkpoint:
 
     def _list_numbers(self, folder: str) -> list[int]:
         return [int(file.name) for file in (self.path / folder).files() if file.name.isdigit()]
+
+
+_SST = re.compile(r'"dfsSstFileName":"([^"]+)"')
+_HEAD = struct.Struct(">4sI")  # header of Hadoop's checksum files: "crc\0", and the bytes in each CRC-32
+
+
+@dataclass(frozen=True, order=True)
+class LastIntactMicroBatch:
+    """The newest intact micro-batch of a checkpoint."""
+
+    batch_id: int
+    """-1 if none was begun"""
+    done: bool
+    """true if Spark has recorded it as done"""
+
+    @property
+    def next(self) -> int:
+        """The micro-batch that the query runs next."""
+        return self.batch_id + 1 if self.done else self.batch_id
+
+
+def is_whole(path: Path) -> bool:
+    """Return true if a file exists, holds bytes, and agrees with the checksums that Hadoop keeps next to it."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        sums = path.with_name(f".{path.name}.crc").read_bytes()
+    except FileNotFoundError:
+        return bool(data)
+    if len(sums) < _HEAD.size:
+        return False
+    _, size = _HEAD.unpack_from(sums)
+    parts = (data[start : start + size] for start in range(0, len(data), size or 1))
+    return bool(data) and size > 0 and sums[_HEAD.size :] == b"".join(zlib.crc32(part).to_bytes(4) for part in parts)
+
+
+def find_sound_end(checkpoint: Path) -> LastIntactMicroBatch | None:
+    """Find the newest micro-batch with intact files, which is done or can be repeated; None if there is none."""
+    batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)
+    for batch_id in batches:
+        previous = checkpoint / "commits" / str(batch_id - 1)
+        if not _offsets_are_whole(checkpoint / "offsets" / str(batch_id)) or (
+            previous.exists() and not is_whole(previous)
+        ):
+            continue
+        done = checkpoint / "commits" / str(batch_id)
+        if is_whole(done) and _state_is_whole(checkpoint, batch_id + 1):
+            return LastIntactMicroBatch(batch_id, True)
+        if _state_is_whole(checkpoint, batch_id):
+            return LastIntactMicroBatch(batch_id, False)
+    return None if batches else LastIntactMicroBatch(-1, True)
+
+
+def list_torn_files(checkpoint: Path, end: LastIntactMicroBatch | None) -> list[Path]:
+    """List the damaged files of the newest micro-batches, for messages. `end`: the result of `find_sound_end`."""
+    least = -1 if end is None else end.batch_id
+    logs = [
+        checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _list_numbers(checkpoint / folder)
+    ]
+    state = [path for path, version in _list_state_files(checkpoint) if version > least]
+    metadata = [checkpoint / "metadata"] if (checkpoint / "metadata").exists() else []
+    return [path for path in (*metadata, *(p for p in logs if int(p.name) >= least), *state) if not is_whole(path)]
+
+
+def list_files_after(checkpoint: Path, end: LastIntactMicroBatch) -> list[Path]:
+    """List the files after `end`. Without these files, Spark continues at `end`."""
+    version_to_keep = end.batch_id + 1 if end.done else end.batch_id
+    files = [checkpoint / "offsets" / str(n) for n in _list_numbers(checkpoint / "offsets") if n > end.batch_id]
+    files += [checkpoint / "commits" / str(n) for n in _list_numbers(checkpoint / "commits") if n >= end.next]
+    files += [path for path, version in _list_state_files(checkpoint) if version > version_to_keep]
+    checksums = [path.with_name(f".{path.name}.crc") for path in files]
+    return files + [path for path in checksums if path.exists()]
+
+
+def _offsets_are_whole(path: Path) -> bool:
+    """Return true if a file of offsets is intact: version, metadata, and the offsets of the query's one source."""
+    if not is_whole(path):
+        return False
+    try:
+        version, *lines = path.read_text(encoding="utf-8").splitlines()
+        return version == "v1" and len(lines) >= 2 and all(isinstance(json.loads(line), dict) for line in lines[:2])
+    except ValueError:
+        return False
+
+
+def _state_is_whole(checkpoint: Path, version: int) -> bool:
+    """Return true if each partition of the state can be read as of a version: a snapshot, and the changes since it."""
+    return all(_partition_is_whole(folder, version) for folder in _list_partitions(checkpoint))
+
+
+def _partition_is_whole(folder: Path, version: int) -> bool:
+    for older in range(version, 0, -1):
+        if (folder / f"{older}.zip").exists():
+            return _snapshot_is_whole(folder / f"{older}.zip")
+        if not is_whole(folder / f"{older}.changelog"):
+            return False
+    return True
+
+
+def _snapshot_is_whole(path: Path) -> bool:
+    if not is_whole(path):
+        return False
+    try:
+        with zipfile.ZipFile(path) as snapshot:
+            names = _SST.findall(snapshot.read("metadata").decode())
+    except (zipfile.BadZipFile, KeyError, ValueError):
+        return False
+    tables = [path.parent / "SSTs" / name for name in names]
+    return all(table.is_file() and table.stat().st_size for table in tables)
+
+
+def _list_state_files(checkpoint: Path) -> Iterator[tuple[Path, int]]:
+    for folder in _list_partitions(checkpoint):
+        for path in folder.glob("[0-9]*.*"):
+            if path.suffix in (".changelog", ".zip", ".delta", ".snapshot") and path.name.split(".")[0].isdigit():
+                yield path, int(path.name.split(".")[0])
+
+
+def _list_partitions(checkpoint: Path) -> list[Path]:
+    return [path for path in sorted((checkpoint / "state").glob("[0-9]*/[0-9]*")) if path.is_dir()]
+
+
+def _list_numbers(folder: Path) -> set[int]:
+    return {int(path.name) for path in folder.glob("[0-9]*") if path.name.isdigit()}
+
+
+_UNFINISHED = ".tmp"
+"""suffix of files that Spark renames once they are complete"""
+
+
+class DurableCheckpoint:
+    """Syncs new files of a checkpoint. For one thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Create the synchronizer. `path`: folder of the query's checkpoint."""
+        self._path = path
+        self._synced: set[_FileVersion] = set()
+        self._folders: set[str] = set()
+        """folders whose own names are on disk"""
+
+    def sync(self) -> None:
+        """Sync every file in the checkpoint, and its name."""
+        if not self._synced:  # the folders above, once
+            for folder in (self._path.parent.parent, self._path.parent):
+                to_disk(folder)
+        files = set(_list_files(str(self._path)))
+        new = files - self._synced
+        folders = {os.path.dirname(name) for name, _, _ in new}
+        parents = {
+            str(parent)
+            for name in folders - self._folders
+            for parent in Path(name).parents
+            if parent.is_relative_to(self._path)
+        }
+        for name in (*(name for name, _, _ in new), *sorted(folders | parents)):
+            with suppress(FileNotFoundError):  # Spark removes old files
+                to_disk(Path(name))
+        self._folders |= folders
+        self._synced = files
+
+
+_FileVersion = tuple[str, int, int]
+"""path, inode, and modification time, ns"""
+
+
+def _list_files(folder: str) -> Iterator[_FileVersion]:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _list_files(entry.path)
+            elif not entry.name.endswith(_UNFINISHED):
+                with suppress(FileNotFoundError):
+                    stat = entry.stat(follow_symlinks=False)
+                    yield entry.path, stat.st_ino, stat.st_mtime_ns
+
+
+TOPICS_FILE: Final = "topics.json"
+"""Kiln's file in a checkpoint: topic ids by full topic name"""
+
+
+def read_topic_ids(checkpoint: Location) -> dict[str, str]:
+    """Read the topic ids saved in a checkpoint, by full topic name; empty if no ids are saved."""
+    path = checkpoint / TOPICS_FILE
+    return msgspec.json.decode(path.read(), type=dict[str, str]) if path.exists() else {}
+
+
+def save_topic_ids(checkpoint: Location, ids: Mapping[str, str]) -> None:
+    """Save topic ids in a checkpoint, in addition to the ids already saved there."""
+    saved = read_topic_ids(checkpoint)
+    merged = saved | {topic: identity for topic, identity in ids.items() if identity}
+    if merged != saved:
+        (checkpoint / TOPICS_FILE).write([msgspec.json.encode(merged)])

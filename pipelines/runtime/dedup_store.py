@@ -18,8 +18,8 @@ from itertools import chain, compress, islice
 from pathlib import Path
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from kiln.conf.process.disk import to_disk
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.files import to_disk
 from kiln.schemas.kafka.records import Epoch
 
 FILE_NAME: Final = "dedup.sqlite"

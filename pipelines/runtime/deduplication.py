@@ -21,9 +21,9 @@ from pyspark.sql import DataFrame
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import Location
+from kiln.pipelines.runtime.clocks import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
-from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
 from kiln.pipelines.runtime.row_packing import UniqueRow, build_packed_ddl, pack_rows
 
 _Batches = Iterator[pa.RecordBatch]

@@ -1,14 +1,33 @@
-"""Kafka topics as DataFrames. `kafka_source` streams topics."""
+"""Kafka topics as DataFrames, and as a streaming source whose tasks read the records themselves (decision 30).
+
+A task of the source runs a function over the records in the Python worker that reads them, and Spark receives only its
+output. With Spark's own Kafka source, the way of a record through the JVM to the worker takes more CPU than most
+queries do. Offsets have the format of Spark's own source, in checkpoints and in progress reports.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+import pyarrow as pa
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.types import StructType
 
+from kiln.pipelines.runtime.checkpoint import FIRST_OFFSETS_FILE, Checkpoint, format_first_offsets
+from kiln.pipelines.runtime.kafka_ranges import ArrowTask, ClientOptions, LostRecordsError, OffsetRange, read_ranges
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.topics import MAX_RECORD
 
@@ -108,3 +127,222 @@ def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
     records.select("key", "value").write.format("kafka").options(**build_sink_options(broker)).option(
         "topic", broker.topic(topic)
     ).save()
+
+
+Offsets = dict[str, dict[str, int]]
+"""Offsets by full topic name and partition, which is a text, as in JSON."""
+
+_FORMAT: Final = "kiln-kafka"
+_TIMEOUT: Final = 5.0  # s for the broker to answer
+_PATIENCE: Final = 60.0  # s without an answer until the query fails; it can stop within _TIMEOUT
+_LIST_EVERY: Final = 10.0  # s between two looks for new partitions
+_EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
+_LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as above
+_LOG = logging.getLogger("librdkafka")
+
+
+@dataclass(frozen=True)
+class KafkaSource:
+    """The topics that a query reads, and the sizes of its micro-batches and tasks."""
+
+    topics: tuple[str, ...]
+    """full names"""
+    prefix: str
+    """prefix of the topic names"""
+    options: ClientOptions = field(repr=False)
+    max_records: int = 0
+    """limit of records per micro-batch; 0 for none"""
+    small: int = 20_000
+    """number of records below which one task reads a micro-batch: each task has a startup cost"""
+    tasks: int = 0
+    """maximum number of tasks; 0 for one for each partition"""
+
+
+def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask, checkpoint: Checkpoint) -> str:
+    """Register the source for `session.readStream.format(…).schema(…).load()`. Its rows are the rows that `task` makes
+    of `kafka_ranges.RECORDS`.
+
+    A query without a checkpoint reads from the beginning of the log. A record that Kafka's retention removed before it
+    was read stops the query: loss is never silent.
+
+    Returns:
+        Name of the format in this session.
+
+    Raises:
+        KafkaException: No broker answers.
+    """
+    first, packed = load_first_offsets(checkpoint, source), pack_task(task)
+
+    class KafkaDataSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return _FORMAT
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+            return KafkaReader(source, first, packed)
+
+    session.dataSource.register(KafkaDataSource)
+    return _FORMAT
+
+
+def pack_task(task: ArrowTask) -> bytes:
+    """Pickle the function of a task, as Spark does."""
+    packed: bytes = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]  # PySpark's copy has no types
+    return packed
+
+
+def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
+    """Load the offsets at which the first micro-batch begins. At the first start, these are the oldest offsets in
+    Kafka. They are saved because a crash may repeat the micro-batch after retention has removed some of its records."""
+    saved = checkpoint.first_offsets
+    if saved is not None:
+        return _collect((topic, part, at) for topic, parts in saved.items() for part, at in parts.items())
+    admin = AdminClient(dict(source.options), logger=_LOG)
+    first = _read_offsets(admin, _list_partitions(admin, source.topics), _EARLIEST)
+    path = checkpoint.path / FIRST_OFFSETS_FILE
+    if path.folder is not None:
+        path.folder.parent.mkdir(parents=True, exist_ok=True)
+    path.write([format_first_offsets(first).encode()])
+    return first
+
+
+class TaskRanges(InputPartition):
+    """The ranges that one task reads."""
+
+    def __init__(self, ranges: Sequence[OffsetRange]) -> None:
+        super().__init__(ranges)
+        self.ranges = ranges
+
+
+class KafkaReader(DataSourceStreamReader):
+    """Plans micro-batches in a process of Spark's driver, and reads them in the tasks."""
+
+    def __init__(self, source: KafkaSource, first: Offsets, task: bytes) -> None:
+        """Create the reader.
+
+        Args:
+            source: The topics.
+            first: Offsets at which the first micro-batch begins.
+            task: `pack_task` of the function. The process that plans never unpacks the function, because its imports
+                take 30 MB.
+        """
+        self._source = source
+        self._first = first
+        self._task = task
+        self._admin: AdminClient | None = None
+        self._partitions: list[TopicPartition] = []
+        self._listed_at = 0.0
+        self._answered_at = time.monotonic()
+
+    def initialOffset(self) -> Offsets:
+        return self._first
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._source.max_records) if self._source.max_records else ReadAllAvailable()
+
+    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+        """Return the end of the next micro-batch; `start` if there are no new records, or while the broker does not
+        answer.
+
+        Raises:
+            KafkaException, TimeoutError: The broker has not answered for _PATIENCE s.
+            LostRecordsError: A partition is gone, or ends before `start`.
+        """
+        now = time.monotonic()
+        try:
+            if self._admin is None:
+                self._admin = AdminClient(dict(self._source.options), logger=_LOG)
+            if not self._partitions or now > self._listed_at + _LIST_EVERY:
+                self._partitions, self._listed_at = _list_partitions(self._admin, self._source.topics), now
+            self._admin.poll(0)  # lets librdkafka log what it has queued
+            ends = _read_offsets(self._admin, self._partitions, _LATEST)
+        except (KafkaException, TimeoutError):
+            if now > self._answered_at + _PATIENCE:
+                raise
+            return start
+        self._answered_at = now
+        ranges = self._list_ranges(start, ends)
+        for topic, parts in start.items():
+            for part, at in parts.items():
+                end = ends.get(topic, {}).get(part, 0)
+                if end < at:
+                    raise LostRecordsError(f"{topic}-{part} ends at the offset {end:,}, but was read to {at:,}")
+        if isinstance(limit, ReadMaxRows):
+            ranges = limit_ranges(ranges, limit.max_rows)
+        return _collect((offsets.topic, offsets.partition, offsets.end) for offsets in ranges)
+
+    def partitions(self, start: Offsets, end: Offsets) -> Sequence[TaskRanges]:
+        ranges = [offsets for offsets in self._list_ranges(start, end) if offsets.size]
+        return [TaskRanges(assigned) for assigned in assign_ranges(ranges, self._source.small, self._source.tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, TaskRanges)
+        task: ArrowTask = pickle.loads(self._task)
+        return task(read_ranges(partition.ranges, self._source.options, self._source.prefix))
+
+    def _list_ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
+        """List the ranges between offsets. A partition that is new is read from its beginning."""
+        new = [
+            TopicPartition(topic, int(part))
+            for topic, parts in end.items()
+            for part in parts.keys() - start.get(topic, {}).keys()
+        ]
+        if new:
+            admin = self._admin or AdminClient(dict(self._source.options), logger=_LOG)
+            first = _read_offsets(admin, new, _EARLIEST)
+            start = {topic: {**first.get(topic, {}), **start.get(topic, {})} for topic in end}
+        return [
+            OffsetRange(topic, int(part), start[topic][part], at)
+            for topic, parts in end.items()
+            for part, at in parts.items()
+        ]
+
+
+def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]:
+    """Shorten ranges to `limit` records in all (rounded up for each), each in proportion to its size."""
+    total = sum(offsets.size for offsets in ranges)
+    if total <= limit:
+        return list(ranges)
+    return [offsets._replace(end=offsets.first - (-offsets.size * limit // total)) for offsets in ranges]
+
+
+def assign_ranges(ranges: Sequence[OffsetRange], small: int, tasks: int) -> list[list[OffsetRange]]:
+    """Assign ranges to tasks: to one for less than `small` records, else to at most `tasks` (0: one for each range),
+    evenly."""
+    if not ranges:
+        return []
+    count = 1 if sum(offsets.size for offsets in ranges) < small else min(tasks or len(ranges), len(ranges))
+    groups: list[list[OffsetRange]] = [[] for _ in range(count)]
+    for offsets in sorted(ranges, key=lambda offsets: offsets.size, reverse=True):
+        min(groups, key=lambda group: sum(other.size for other in group)).append(offsets)
+    return groups
+
+
+def _list_partitions(admin: AdminClient, topics: Sequence[str]) -> list[TopicPartition]:
+    metadata = {topic: admin.list_topics(topic, timeout=_TIMEOUT).topics[topic] for topic in topics}
+    for described in metadata.values():
+        if described.error is not None:
+            raise KafkaException(described.error)
+    return [
+        TopicPartition(topic, part) for topic, described in metadata.items() for part in sorted(described.partitions)
+    ]
+
+
+def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: OffsetSpec) -> Offsets:
+    """Read the offsets of partitions from the broker. The latest one is that of the first open transaction, if any.
+
+    Raises:
+        KafkaException, TimeoutError: The broker does not answer.
+    """
+    specs = dict.fromkeys(partitions, at)
+    futures = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT)
+    return _collect(
+        (partition.topic, partition.partition, future.result(_TIMEOUT).offset) for partition, future in futures.items()
+    )
+
+
+def _collect(offsets: Iterator[tuple[str, int, int]]) -> Offsets:
+    collected: Offsets = {}
+    for topic, partition, at in offsets:
+        collected.setdefault(topic, {})[str(partition)] = at
+    return collected

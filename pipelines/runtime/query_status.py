@@ -13,7 +13,7 @@ from kiln.schemas.metrics import build_family
 
 if TYPE_CHECKING:  # pyspark and kafka-python, which a reader of statuses does not need
     from kiln.pipelines.runtime.progress import QueryProgress
-    from kiln.pipelines.runtime.topic_ends import Ends
+    from kiln.pipelines.runtime.topics import Ends
 
 QueryPhase = Literal["starting", "running", "idle", "restarting", "tripped"]
 

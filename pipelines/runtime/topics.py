@@ -1,4 +1,5 @@
-"""Comparison of a checkpoint with Kafka's topics, by the topic ids saved in the checkpoint's folder.
+"""Kafka's topics for the driver: their end offsets, the comparison of a checkpoint with them, and the
+progress of a query committed to them.
 
 Spark identifies a topic only by its name. After the topic was deleted and created again, Spark continues at the old
 offsets as soon as the new topic is long enough, and skips the records before them.
@@ -6,22 +7,24 @@ offsets as soon as the new topic is long enough, and skips the records before th
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import msgspec
+from kafka.errors import KafkaError
+from kafka.structs import OffsetAndMetadata
 
-from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics
-from kiln.conf.process.location import Location
+from kafka import KafkaConsumer, TopicPartition
+from kiln.conf.process.kafka_clients import open_client
+from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, describe_topics
 from kiln.schemas.kafka import topics as log
 
 if TYPE_CHECKING:
     from kafka.admin import OffsetSpec
 
     from kafka import KafkaAdminClient
-
-TOPICS_FILE: Final = "topics.json"
-"""Kiln's file in a checkpoint: topic ids by full topic name"""
 
 _PATIENCE_MS: Final = 5_000
 
@@ -110,20 +113,6 @@ class KafkaTopics:
             self._client = None
 
 
-def read_topic_ids(checkpoint: Location) -> dict[str, str]:
-    """Read the topic ids saved in a checkpoint, by full topic name; empty if no ids are saved."""
-    path = checkpoint / TOPICS_FILE
-    return msgspec.json.decode(path.read(), type=dict[str, str]) if path.exists() else {}
-
-
-def save_topic_ids(checkpoint: Location, ids: Mapping[str, str]) -> None:
-    """Save topic ids in a checkpoint, in addition to the ids already saved there."""
-    saved = read_topic_ids(checkpoint)
-    merged = saved | {topic: identity for topic, identity in ids.items() if identity}
-    if merged != saved:
-        (checkpoint / TOPICS_FILE).write([msgspec.json.encode(merged)])
-
-
 class OffsetMismatch(NamedTuple):
     """A topic to which the offsets of a checkpoint do not belong."""
 
@@ -162,3 +151,158 @@ def find_mismatches(
             readable = {part: min(offsets.get(part, 0), end) for part, end in state.end.items()}
             mismatches[topic] = OffsetMismatch(description, readable if known and state.id else state.begin)
     return mismatches
+
+
+Ends = Mapping[str, Mapping[int, int]]
+"""topic -> partition -> offset after the last record"""
+
+_END_PATIENCE_MS = 1_000  # short, because the caller also watches the bridge and the queries
+
+
+class TopicEnds:
+    """Reader of end offsets from the broker. While it does not answer, the last known offsets stay, and `error` is set.
+
+    A thread checks for added partitions. A topic that was deleted is left out from then on.
+    """
+
+    def __init__(
+        self, client_options: Mapping[str, object], topics: Iterable[str], check_every: float = CHECK_EVERY
+    ) -> None:
+        """Read the partitions, and start the thread.
+
+        Args:
+            client_options: kafka-python's options.
+            topics: Full names.
+            check_every: Interval of the thread, s.
+
+        Raises:
+            KafkaError: No broker answers.
+        """
+        self._options = client_options
+        self._names = tuple(topics)
+        self._topics = KafkaTopics(lambda: client_options)
+        self._known_parts = _list_partitions(self._topics.read_identities(self._names))
+        self._parts: list[TopicPartition] = []
+        self._consumer: KafkaConsumer | None = None
+        self._check_every = check_every
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch_partitions, name="topics", daemon=True)
+        self._thread.start()
+        self.ends: Ends = {}
+        """end offsets in the broker's last response"""
+        self.error = ""
+
+    def read(self) -> Ends:
+        """Read the end offsets, and wait at most a second."""
+        try:
+            if self._consumer is None or self._parts != self._known_parts:
+                self._connect()
+            assert self._consumer is not None
+            ends: dict[str, dict[int, int]] = {}
+            for part, end in self._consumer.end_offsets(self._parts, timeout_ms=_END_PATIENCE_MS).items():
+                ends.setdefault(part.topic, {})[part.partition] = end
+            self.ends = ends
+            self.error = ""
+        except KafkaError as error:
+            self.error = f"the broker does not answer: {error}"
+        return self.ends
+
+    def _connect(self) -> None:
+        """Connect again, because kafka-python's consumer does not learn of partitions added after it connected."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+        parts = self._known_parts
+        self._consumer = open_client(
+            KafkaConsumer,
+            **self._options,
+            reconnect_backoff_max_ms=1_000,
+            bootstrap_timeout_ms=_END_PATIENCE_MS,
+            isolation_level="read_committed",  # nothing behind an open transaction is read, so it is no lag
+        )
+        self._parts = parts
+
+    def _watch_partitions(self) -> None:
+        while not self._closed.wait(self._check_every):
+            with suppress(KafkaError, OSError):  # `read` reports it
+                self._known_parts = _list_partitions(self._topics.read_identities(self._names))
+        self._topics.close()
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._consumer is not None:
+            self._consumer.close()
+
+
+def _list_partitions(topics: Mapping[str, TopicIdentity]) -> list[TopicPartition]:
+    return [TopicPartition(topic, part) for topic, state in topics.items() for part in range(state.partitions)]
+
+
+class ProgressReport(NamedTuple):
+    """The newest micro-batch that a query committed, and its end offsets."""
+
+    query_id: str
+    batch_id: int
+    ends: log.Offsets
+
+
+class _Metadata(msgspec.Struct, frozen=True, array_like=True):
+    """Metadata of each committed offset, as JSON."""
+
+    query_id: str
+    batch_id: int
+
+
+_METADATA = msgspec.json.Decoder(_Metadata)
+
+
+class ProgressMarker:
+    """Progress of one query, committed as the offsets of the group of the query's full name. For one thread at a time.
+
+    It is for a query that writes no table: there is no table with which an older checkpoint could be compared (decision
+    19). Tools for consumer groups then show the query's lag.
+    """
+
+    def __init__(self, client_options: Mapping[str, object], group: str) -> None:
+        """Open the consumer. `client_options`: kafka-python's options."""
+        self._consumer = open_client(KafkaConsumer, **client_options, group_id=group, enable_auto_commit=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def commit(self, query_id: str, batch_id: int, ends: log.Offsets) -> None:
+        """Commit the end offsets of a micro-batch."""
+        metadata = msgspec.json.encode(_Metadata(query_id, batch_id)).decode()
+        offsets = {TopicPartition(topic, part): at for topic, parts in ends.items() for part, at in parts.items()}
+        self._consumer.commit({partition: OffsetAndMetadata(at, metadata) for partition, at in offsets.items()})
+
+    def find_offsets_since(self, ends: log.Offsets, stamp: int) -> log.Offsets:
+        """Find the offsets, before `ends`, of the first records with this broker stamp (ms) or a later one."""
+        parts = {TopicPartition(topic, part): end for topic, parts in ends.items() for part, end in parts.items()}
+        by_time = self._consumer.offsets_for_times(dict.fromkeys(parts, stamp))
+        firsts = {part: end if by_time[part] is None else min(by_time[part].offset, end) for part, end in parts.items()}
+        return {topic: {part.partition: at for part, at in firsts.items() if part.topic == topic} for topic in ends}
+
+    def read(self, topic: str) -> ProgressReport | None:
+        """Read the progress in a topic, by its full name.
+
+        Returns:
+            None if nothing was committed, or if Kafka has expired the commit, a week after the last one.
+        """
+        offsets: dict[int, int] = {}
+        newest: _Metadata | None = None
+        for part in sorted(self._consumer.partitions_for_topic(topic) or ()):
+            committed = self._consumer.committed(TopicPartition(topic, part), metadata=True)
+            if committed is None:
+                continue
+            try:
+                metadata = _METADATA.decode(committed.metadata)
+            except msgspec.DecodeError:
+                return None  # set by hand
+            offsets[part] = committed.offset
+            if newest is None or metadata.batch_id > newest.batch_id:
+                newest = metadata
+        return None if newest is None else ProgressReport(newest.query_id, newest.batch_id, {topic: offsets})

@@ -40,8 +40,7 @@ from kiln.pipelines.batch.log_time import LogTimeFile, set_log_times
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.tables import read_files, read_rows, write_files
 from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.query_context import QueryContext, write_in_order
-from kiln.pipelines.runtime.table_writer import TableOutput
+from kiln.pipelines.runtime.query_context import QueryContext, TableOutput, write_in_order
 from kiln.pipelines.sink.rows import LOG_TIME, RECEIVED_ROWS, LogTimeRow
 from kiln.pipelines.sink.transform import (
     OUTPUT_TABLES,

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, PROCESSING_FAILED, describe
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.rows import read_rows as read_stored_rows
+from kiln.pipelines.delta.lake import read_rows as read_stored_rows
 from kiln.schemas.delta.tables import Column
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,

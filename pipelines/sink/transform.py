@@ -16,12 +16,12 @@ from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED, describe
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.rows import read_rows as read_stored_rows
+from kiln.pipelines.delta.lake import read_rows as read_stored_rows
+from kiln.pipelines.runtime.clocks import get_batch_time
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig, chunk_copies, filter_new_copies
 from kiln.pipelines.runtime.deduplication import UniqueStages
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import RECORDS, ArrowTask
-from kiln.pipelines.runtime.micro_batch_clock import get_batch_time
 from kiln.pipelines.runtime.row_packing import UniqueRow, pack, unpack_rows
 from kiln.pipelines.sink.rows import (
     LOG_TIME,

@@ -34,8 +34,8 @@ from kiln.pipelines.decode.breaker import check_samples
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import write_records
-from kiln.pipelines.runtime.progress_marker import ProgressMarker
 from kiln.pipelines.runtime.query_context import QueryContext, write_in_order
+from kiln.pipelines.runtime.topics import ProgressMarker
 from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.pipelines.updates.transform import SMALL, build_stages
 

@@ -1,13 +1,33 @@
-"""The separator of an update: from the verified genesis of its stream, or from a claim (decision 4)."""
+"""The separator of an update: from the verified genesis of its stream, or from a claim (decision 4).
+
+The verified separators are in a file on each machine's disk. The Python workers share it, and update it to the current
+end of `kiln.streams`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import fcntl
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import blake2b
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from kiln.pipelines.updates.known_streams import StreamsTopic
-from kiln.schemas.kafka.records import QuarantineRecord, SeparatorRecord, SeparatorSource
-from kiln.schemas.wire.claims import CONTRADICTS, Claims, describe_contradiction
+from pyspark import SparkFiles
+
+from kiln.conf.process.kafka_records import RecordReader
+from kiln.schemas.kafka.records import (
+    UNREADABLE,
+    QuarantineRecord,
+    SeparatorRecord,
+    SeparatorSource,
+    WaitedTip,
+    decode_stream,
+)
+from kiln.schemas.wire.genesis import CONTRADICTS, Claims, describe_contradiction
 from kiln.schemas.wire.topics import Separator
 
 
@@ -83,3 +103,216 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
         data=data,
         observed_at=observed_at,
     )
+
+
+_POLL_S: Final = 1.0
+_PATIENCE_S: Final = 30.0  # until a broker answers; after that the task fails, and the query starts again
+_LOCK_PATIENCE_S: Final = 60.0  # until another worker has put its rows into the file
+_REMEMBERED: Final = 10_000  # answers in a worker's memory
+
+
+@dataclass(frozen=True)
+class StreamsTopic:
+    """The topic to read: its full name, the brokers, and kafka-python's options as (name, value) pairs."""
+
+    topic: str
+    servers: tuple[str, ...]
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+
+
+class StreamsFile:
+    """Streams and their separators in an SQLite file, with the offsets in the topic up to which the file is complete.
+
+    A stream takes some 30 bytes of disk, a tip that waited 20, and a separator its text. Memory use does not depend on
+    the number of streams. Several processes may have the file open. A process that dies leaves the file as of its last
+    `add`. Each method raises sqlite3.Error if the disk is full or the file has another format.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or create it if it does not exist."""
+        self.path = path
+        self._file = sqlite3.connect(path, timeout=_LOCK_PATIENCE_S, isolation_level=None)
+        self._file.execute("PRAGMA journal_mode = WAL")  # so that readers do not wait for a writer
+        self._file.execute("PRAGMA synchronous = OFF")  # the file is of no use after a power cut
+        self._file.execute(f"PRAGMA journal_size_limit = {64 << 20}")
+        self._file.executescript(_TABLES)
+        self._cached_number = lru_cache(maxsize=_REMEMBERED)(self._get_number)
+
+    def read_offsets(self) -> dict[int, int]:
+        """Map each partition of the topic to the offset after the last record that is in the file."""
+        return dict(self._file.execute("SELECT partition, next_offset FROM offsets"))
+
+    def add(self, values: Iterable[bytes | None], offsets: Mapping[int, int]) -> None:
+        """Add records of the topic, in the order of their offsets, and the offsets after them: all or nothing.
+
+        The rows are first sorted on disk. Inserted one by one, each would rewrite a page of its own.
+        """
+        with self._transaction():
+            self._file.executemany("INSERT INTO temp.new_streams VALUES (?, ?)", self._rows(values))
+            self._file.execute("INSERT OR REPLACE INTO streams SELECT * FROM temp.new_streams ORDER BY digest, rowid")
+            self._file.execute("DELETE FROM temp.new_streams")
+            self._file.executemany("INSERT OR REPLACE INTO offsets VALUES (?, ?)", offsets.items())
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
+        """Return the separator that the genesis of a stream names, by network and StreamID; `default`: the stream is
+        not in the file."""
+        row = self._file.execute(_LOOK_UP, (_digest(*stream),)).fetchone()
+        if row is None:
+            return default
+        return None if row[0] is None else SeparatorRecord(*row)
+
+    def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+        """Return true if the record of a stream, by network and StreamID, names this tip as one that waited."""
+        return self._file.execute(_HAS_WAITED, (_digest_tip(stream, tip),)).fetchone() is not None
+
+    def _rows(self, values: Iterable[bytes | None]) -> Iterator[tuple[bytes, int | None]]:
+        for value in values:
+            try:
+                stream = decode_stream(value or b"")
+            except UNREADABLE:
+                continue  # the sink puts it into quarantine
+            if stream.waited:  # few, so they are not sorted first
+                waited = ((_digest_tip((stream.network, stream.stream), tip),) for tip in stream.waited)
+                self._file.executemany("INSERT OR IGNORE INTO waited_tips VALUES (?)", waited)
+            separator = stream.separator
+            number = None if separator is None else self._cached_number(separator.key, separator.value)
+            yield _digest(stream.network, stream.stream), number
+
+    def _get_number(self, key: str, value: str) -> int:
+        self._file.execute("INSERT OR IGNORE INTO separators (key, value) VALUES (?, ?)", (key, value))
+        row = self._file.execute("SELECT number FROM separators WHERE key = ? AND value = ?", (key, value)).fetchone()
+        return int(row[0])
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:  # whatever it is: raised again
+            self._file.execute("ROLLBACK")
+            self._cached_number.cache_clear()  # numbers that no stream has any more
+            raise
+        self._file.execute("COMMIT")
+
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS separators (number INTEGER PRIMARY KEY, key TEXT, value TEXT, UNIQUE (key, value));
+CREATE TABLE IF NOT EXISTS streams (digest BLOB PRIMARY KEY, separator INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS waited_tips (digest BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS offsets (partition INTEGER PRIMARY KEY, next_offset INTEGER);
+CREATE TEMP TABLE new_streams (digest BLOB, separator INTEGER);
+"""
+_LOOK_UP = "SELECT key, value FROM streams LEFT JOIN separators ON number = separator WHERE digest = ?"
+_HAS_WAITED = "SELECT 1 FROM waited_tips WHERE digest = ?"
+
+
+def _digest(*parts: str) -> bytes:
+    return blake2b("\n".join(parts).encode(), digest_size=16).digest()
+
+
+def _digest_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
+    return _digest(*stream, tip.origin, tip.tip)
+
+
+class StreamsLog(Protocol):
+    """The records of the topic: `_KafkaStreams`, or another in tests."""
+
+    def read_ends(self) -> dict[int, int]:
+        """Return the offset after the last record of each partition."""
+        ...
+
+    def read(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[bytes | None]:
+        """Yield the values from `offsets` up to `ends`, each by partition, or further."""
+        ...
+
+
+class _KafkaStreams:
+    """The topic on a broker."""
+
+    def __init__(self, where: StreamsTopic) -> None:
+        self._reader = RecordReader({**dict(where.options), "bootstrap_servers": list(where.servers)}, where.topic)
+        with ExitStack() as opened:  # a task that fails is tried again, in the same process
+            opened.callback(self._reader.close)
+            self._parts = self._reader.list_partitions(where.topic, _PATIENCE_S)
+            opened.pop_all()
+
+    def read_ends(self) -> dict[int, int]:
+        return {part.partition: self._reader.read_end(part, _PATIENCE_S) for part in self._parts}
+
+    def read(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[bytes | None]:
+        self._reader.assign({part: offsets[part.partition] for part in self._parts})
+        while any(self._reader.position(part) < ends[part.partition] for part in self._parts):
+            for records in self._reader.poll(_POLL_S).values():
+                for record in records:
+                    yield record.value
+
+
+class KnownStreams:
+    """The verified separators of all networks, as of the last `refresh`."""
+
+    def __init__(self, topic: StreamsLog, file: StreamsFile) -> None:
+        self._topic = topic
+        self._file = file
+        self._offsets: dict[int, int] = {}  # time of each cached answer
+        self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
+
+    def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
+        """Return the separator of a verified genesis, by network and StreamID; `default`: the stream is not known."""
+        answer = self._answers.get(stream)
+        if answer is None:
+            separator = self._file.get(stream, _UNKNOWN)
+            answer = (None, False) if separator is _UNKNOWN else (separator, True)
+            if len(self._answers) >= _REMEMBERED:
+                self._answers.clear()
+            self._answers[stream] = answer
+        separator, known = answer
+        return separator if known else default
+
+    def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
+        """Return true if an update of a stream, by network and StreamID, waited for the genesis, and is in
+        `kiln.updates`."""
+        return self._file.has_waited(stream, tip)
+
+    def refresh(self) -> None:
+        """Read up to the current end of the topic, unless another worker of this machine has done so."""
+        ends = self._topic.read_ends()
+        offsets = self._file.read_offsets()
+        if _is_behind(offsets, ends):
+            with _lock_file(self._file.path):
+                offsets = self._file.read_offsets()
+                if _is_behind(offsets, ends):
+                    # a topic that was created again is read from its beginning
+                    first = {part: at if (at := offsets.get(part, 0)) <= end else 0 for part, end in ends.items()}
+                    self._file.add(self._topic.read(first, ends), ends)
+                    offsets = dict(ends)
+        if offsets != self._offsets:
+            self._offsets = offsets
+            self._answers.clear()
+
+
+def _is_behind(offsets: Mapping[int, int], ends: Mapping[int, int]) -> bool:
+    return any(offsets.get(part, 0) != end for part, end in ends.items())
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[None]:
+    """Prevent other processes on this machine from reading the topic into the file inside the block."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@lru_cache(maxsize=2)
+def open_known_streams(where: StreamsTopic) -> KnownStreams:
+    """Return the `KnownStreams` of this process, which all tasks of a Python worker share.
+
+    Its file is in the folder of the application on this machine, which Spark removes when the application ends.
+
+    Raises:
+        KafkaError: No broker answers.
+    """
+    topic = _KafkaStreams(where)
+    name = blake2b("\n".join((where.topic, *where.servers)).encode(), digest_size=8).hexdigest()
+    path = Path(SparkFiles.getRootDirectory()) / f"streams-{name}.sqlite"
+    with _lock_file(path):  # SQLite refuses other connections while the file is created
+        return KnownStreams(topic, StreamsFile(path))

@@ -1,39 +1,352 @@
-"""Stages of the query `updates`: emit the first valid copy of each UPDATE of `kiln.frames`, with its separator."""
+"""Stages of the query `updates`: emit the first valid copy of each UPDATE of `kiln.frames`, with its separator.
+
+The messages are read with the native core or in Python. Most copies of a message give the same rows as the first one,
+which the core detects without decoding them.
+
+On a cluster, a stateful processor selects the updates by the state of their stream (decision 10). pandas is imported
+only where it processes rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from hashlib import blake2b
 from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.decoder import (
+    DecodeConfig,
+    DecodedMessage,
+    FrameDecoder,
+    MessageCopy,
+    MessageRef,
+    RejectedMessage,
+)
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.delta.arrow_rows import RowBuffer
-from kiln.pipelines.runtime.dedup_store import DedupRule, DedupStoreConfig, chunk_copies, filter_new_copies
+from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, leave_all, take_records
+from kiln.pipelines.native.library import find_engine, turn_off
+from kiln.pipelines.runtime.clocks import get_batch_time, with_dedup_watermark
+from kiln.pipelines.runtime.dedup_store import (
+    DedupRule,
+    DedupStoreConfig,
+    StoredDigest,
+    chunk_copies,
+    filter_new_copies,
+)
 from kiln.pipelines.runtime.deduplication import SelectedStages
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
-from kiln.pipelines.runtime.micro_batch_clock import get_batch_time, with_dedup_watermark
-from kiln.pipelines.updates.known_streams import open_known_streams
-from kiln.pipelines.updates.message_reader import MessageReader
-from kiln.pipelines.updates.processor import UpdateProcessor
 from kiln.pipelines.updates.repeats import list_keys, select_updates
-from kiln.pipelines.updates.row_builder import NoStreams, RowBuilder, StreamStates
-from kiln.pipelines.updates.separators import SeparatorConfig
-from kiln.pipelines.updates.update_rows import (
+from kiln.pipelines.updates.row_builder import (
     COPIES_DDL,
     COPY_COLUMNS,
     ROWS,
     ROWS_DDL,
+    NoStreams,
+    RowBuilder,
+    StreamStates,
     UpdateRow,
     read_copies,
     write_copies,
 )
+from kiln.pipelines.updates.separators import SeparatorConfig, open_known_streams
 from kiln.schemas.kafka.records import Epoch
+from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
+from kiln.schemas.wire.pubsub import PubsubMessage
+from kiln.schemas.wire.topics import Separator
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TYPES: Final = ("UPDATE", "BATCH_UPDATE")
+_LASTING: Final = -(1 << 63)  # in place of a span of time
+_ABSENT: Final = (1 << 64) - 1  # in place of a size
+_RecordMessages = Iterator[tuple[DecodedMessage, "CopyKey | None"]]
+
+
+class CopyKey(NamedTuple):
+    """Copies with the same key give rows with the same identities, within a Kafka partition."""
+
+    same: bytes
+    partition: int
+
+
+class MessageReader:
+    """Reader of the messages of one task."""
+
+    def __init__(self, config: DecodeConfig, count_difference: Callable[[int], None]) -> None:
+        """Create the reader.
+
+        Args:
+            config: How to decode.
+            count_difference: Receives the number of records that the core and Python decoded differently.
+        """
+        self._config = config
+        self._count_difference = count_difference
+        self._decoder = FrameDecoder(config)
+        self._core: Core | None = None
+        self._is_started = False
+        self._finished: set[CopyKey] = set()
+
+    def finish(self, key: CopyKey) -> None:
+        """Skip further copies with this key."""
+        self._finished.add(key)
+
+    def read(self, batch: pa.RecordBatch) -> _RecordMessages:
+        """Read the messages of a batch of RECORDS, each with its key. From the core come only UPDATE and
+        BATCH_UPDATE."""
+        if not self._is_started:
+            self._is_started = True
+            self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None
+        first = 0
+        for rows in self._core.updates(batch) if self._core is not None else ():
+            if self._find_difference(rows, batch):
+                self._core = None
+                break
+            yield from self._merge(rows, batch)
+            first = rows.end
+        for rows in leave_all(batch, first):
+            yield from self._merge(rows, batch)
+
+    def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> _RecordMessages:
+        """Read the messages of a call in the order of their records."""
+        left = take_records(batch, rows.left)
+        record = next(left, None)
+        if rows.tables:
+            messages = rows.tables[0]
+            numbers: list[int] = messages.column("row").to_pylist()
+            same: list[bytes] = messages.column("same").to_pylist()
+            partitions = batch.column("partition").to_pylist()
+            keys = [CopyKey(digest, partitions[row]) for digest, row in zip(same, numbers, strict=True)]
+            new = self._read_new(messages, batch, keys)
+            for at, (row, key) in enumerate(zip(numbers, keys, strict=True)):
+                while record is not None and record.row < row:
+                    yield from self._decode(record)
+                    record = next(left, None)
+                if key not in self._finished:
+                    message = new.get(at)
+                    yield message or _build_messages(messages.slice(at, 1), batch)[0], key
+        while record is not None:
+            yield from self._decode(record)
+            record = next(left, None)
+
+    def _read_new(
+        self, messages: pa.RecordBatch, batch: pa.RecordBatch, keys: list[CopyKey]
+    ) -> dict[int, DecodedMessage]:
+        """Read the first message of each key that is not finished, by position."""
+        first: dict[CopyKey, int] = {}
+        for at, key in enumerate(keys):
+            if key not in self._finished:
+                first.setdefault(key, at)
+        if not first:
+            return {}
+        chosen = list(first.values())
+        return dict(zip(chosen, _build_messages(messages.take(pa.array(chosen, pa.int32())), batch), strict=True))
+
+    def _decode(self, record: RecordRow) -> _RecordMessages:
+        for item in self._decoder.decode(record.value, record.partition, record.offset, record.stamp):
+            if not isinstance(item, RejectedMessage):
+                yield item, None
+
+    def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
+        """Compare the samples with what Python decodes. At a difference, the core is turned off."""
+        if rows.samples:
+            messages = rows.tables[0]
+            from_core: dict[int, list[tuple[DecodedMessage, bytes]]] = {row: [] for row in rows.samples}
+            chosen = [at for at, row in enumerate(messages.column("row").to_pylist()) if row in from_core]
+            some = messages.take(pa.array(chosen, pa.int32()))
+            columns = (some.column(name).to_pylist() for name in ("row", "same"))
+            for row, same, message in zip(*columns, _build_messages(some, batch), strict=True):
+                from_core[row].append((message, same))
+            for record in take_records(batch, rows.samples):
+                items = [item for item, _ in self._decode(record) if item.content.type in _TYPES]
+                expected = [(item, _compute_same(item, self._config.unsigned_horizon)) for item in items]
+                if from_core[record.row] != expected:
+                    reason = "the native core and Python decoded a record into other messages"
+                    turn_off(reason, record.partition, record.offset)
+                    self._count_difference(1)
+                    return True
+        return not find_engine().is_native  # another task of this worker has found one
+
+
+def _compute_same(item: DecodedMessage, horizon: int) -> bytes:
+    """Compute the digest of `CopyKey`, as `compute_same` of native/src/updates.rs."""
+    content = item.content
+    span = _LASTING
+    if not is_lasting(item.message_id, item.verdict is Verdict.VALID):
+        span = item.observed_at // horizon
+    digest = blake2b(bytes((item.origin == "REPLAY", item.verdict, item.own)), digest_size=16)
+    digest.update(span.to_bytes(8, "little", signed=True))
+    separator = item.separator or (None, None)
+    claims = (content.stream, content.tip, content.model, content.sep, content.batch)
+    for text in (content.type, item.network, *separator, *claims):
+        raw = b"" if text is None else text.encode()
+        digest.update((_ABSENT if text is None else len(raw)).to_bytes(8, "little") + raw)
+    digest.update(item.message_id.encode())
+    return digest.digest()
+
+
+def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:
+    """Build messages from the core's columns. `batch`: the RECORDS that the messages are in."""
+    records = messages.column("row")
+    positions = (batch.column(name).take(records).to_pylist() for name in ("partition", "offset"))
+    columns = {name: messages.column(name).to_pylist() for name in messages.schema.names}
+    contents = (columns[name] for name in ("type", "stream", "tip", "model", "sep", "batch"))
+    given = map(VERDICT_NAMES.__getitem__, columns["given_verdict"])
+    separators = zip(columns["separator_key"], columns["separator_value"], strict=True)
+    fields: dict[str, Iterable[object]] = {
+        "ref": map(MessageRef, *positions, columns["message_index"]),
+        **{name: columns[name] for name in _SAME},
+        "separator": (None if separator[0] is None else Separator(*separator) for separator in separators),
+        "verdict": map(Verdict, columns["verdict"]),
+        "envelope": map(Message.FromString, columns["envelope"]),
+        "content": map(PubsubMessage, *contents),
+        "copy": map(MessageCopy, columns["network"], columns["message_id"], given),
+        "own": (own == 1 for own in columns["own"]),
+        "previous": [()] * messages.num_rows,
+    }
+    return list(map(DecodedMessage._make, zip(*(fields[name] for name in DecodedMessage._fields), strict=True)))
+
+
+_SAME: Final = ("message_id", "network", "origin", "topic", "topic_source", "remote_peer", "observed_at")
+"""Fields that have the values of the columns of these names"""
+
+
+MAX_DIGESTS: Final = 3_000
+"""Digests in the state of a stream. Beyond that, the oldest ones are forgotten, as if they had expired."""
+
+_STATE = StructType([StructField("state", BinaryType())])
+
+
+class StreamState:
+    """Digests of one stream, each with the time at which it was stored, µs."""
+
+    def __init__(self, packed: bytes, span: int) -> None:
+        """Load what `dump` returned. `span`: retention of a digest, µs."""
+        self._span = span
+        self._digests = _DECODER.decode(packed) if packed else {}
+
+    def select(self, copies: list[UpdateRow], now: int) -> list[UpdateRow]:
+        """Select the copies to emit. `now`: time of the micro-batch, µs."""
+        self.expire(now)
+        stored = {key: StoredDigest(*digest[1:]) for key, digest in self._digests.items()}
+        copies.sort(key=lambda copy: (copy.observed_at, copy.ref.partition, copy.ref.offset, copy.ref.position or 0))
+        passed, changed = select_updates(copies, stored)
+        for key, digest in changed.items():
+            self._digests.pop(key, None)  # so that the newest ones are last
+            self._digests[key] = (now, *digest)
+        for key in list(self._digests)[:-MAX_DIGESTS]:
+            del self._digests[key]
+        return passed
+
+    def expire(self, now: int) -> None:
+        """Forget the digests that have expired. `now`: µs."""
+        self._digests = {key: digest for key, digest in self._digests.items() if digest[0] > now - self._span}
+
+    @property
+    def count(self) -> int:
+        """Number of digests."""
+        return len(self._digests)
+
+    @property
+    def newest_time(self) -> int | None:
+        """Time of the newest digest, µs."""
+        return max((digest[0] for digest in self._digests.values()), default=None)
+
+    def dump(self) -> bytes:
+        """Return the state as bytes."""
+        return msgspec.msgpack.encode(self._digests)
+
+
+_DECODER = msgspec.msgpack.Decoder(dict[bytes, tuple[int, str, bytes, int]])
+
+
+class UpdateProcessor(StatefulProcessor):
+    """Selector keyed by stream. Its time is that of the micro-batches, and its watermark is `retention` behind."""
+
+    def __init__(self, retention: int) -> None:
+        """
+        Args:
+            retention: Retention of a digest without downtime, µs; twice that time at most.
+        """
+        self._retention = retention
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle = handle
+        self._state = handle.getValueState("stream", _STATE)
+
+    def handleInputRows(
+        self,
+        key: tuple[bytes],
+        rows: Iterator[pd.DataFrame] | Iterator[Row],
+        timerValues: TimerValues,
+    ) -> Iterator[pd.DataFrame]:
+        """Select rows of one stream. Rows in: COPIES_DDL. Rows out: ROWS_DDL."""
+        import pandas as pd
+
+        copies: list[UpdateRow] = []
+        now = 0
+        for frame in rows:
+            if isinstance(frame, pd.DataFrame):  # the pandas form of the operator
+                copies += read_copies(zip(*(frame[name].tolist() for name in COPY_COLUMNS), strict=True))
+                now = max(now, int(frame["batch_time"].max()))
+        state = self._load()
+        if state.newest_time is None:
+            self._set_timer(now)
+        passed = state.select(copies, now)
+        self._state.update((state.dump(),))
+        if passed:  # pandas would give an empty column a type of its own choice
+            yield pd.DataFrame(
+                {
+                    "topic": [row.topic for row in passed],
+                    "key": [row.key for row in passed],
+                    "value": [row.value for row in passed],
+                    "observed_at": [row.observed_at for row in passed],
+                }
+            )
+
+    def handleExpiredTimer(  # noqa: N802  # PySpark's name
+        self,
+        key: tuple[bytes],
+        timerValues: TimerValues,
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  # as above
+    ) -> Iterator[pd.DataFrame]:
+        """Forget what has expired."""
+        state = self._load()
+        state.expire(timerValues.getCurrentWatermarkInMs() * 1000 + self._retention)
+        if state.newest_time is None:
+            self._state.clear()
+        else:
+            self._state.update((state.dump(),))
+            self._set_timer(state.newest_time)
+        return iter(())
+
+    def close(self) -> None:
+        """Do nothing: there is no state outside Spark's."""
+
+    def _load(self) -> StreamState:
+        state = self._state.get()
+        return StreamState(bytes(state[0]) if state else b"", 2 * self._retention)
+
+    def _set_timer(self, now: int) -> None:
+        """Set the timer that fires when the watermark passes the expiry of a digest of this time."""
+        self._handle.registerTimer((now + self._retention) // 1000 + 1)
+
 
 _Batches = Iterator[pa.RecordBatch]
 

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as ProtobufMessage
 
-from kiln.schemas.kafka.frames import RPC_MALFORMED, RPC_TOO_COSTLY
+from kiln.schemas.kafka.frames import MAX_ITEMS, RPC_MALFORMED, RPC_TOO_COSTLY, has_too_many_entries
 from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
@@ -25,8 +25,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     ControlPrune,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.gossip_id import format_gossip_id
-from kiln.schemas.wire.rpc_items import MAX_ITEMS, has_too_many_entries
+from kiln.schemas.wire.message_id import format_gossip_id
 from kiln.schemas.wire.topic_table import TopicSource, TopicTable
 
 Kind = Literal["IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE", "EXTENSIONS", "UNKNOWN"]

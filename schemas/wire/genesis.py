@@ -10,7 +10,8 @@ The CID of the first block is in the StreamID. Blocks, all named by sha2-256::
 instance the model's StreamID, for a model the metamodel's. Tiles, CAIP-10 links and model instances from before 2023
 have no ``sep``. Signatures are not checked: the CID in the StreamID identifies the genesis, regardless of its signer.
 
-Nothing is fetched here: the caller provides the blocks, one after the other.
+Nothing is fetched here: the caller provides the blocks, one after the other. `Claims` are those of a sender about the
+separator of an update; they are compared with a verified genesis.
 """
 
 from __future__ import annotations
@@ -23,6 +24,49 @@ from kiln.schemas.wire import cid as cids
 from kiln.schemas.wire.cid import DAG_CBOR, DAG_JOSE, CidError, check_block, cid_text, parse_cid, read_sha2_256_digest
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Separator, TopicError, encode_separator_value, format_separator
+
+CONTRADICTS: Final = "contradicts_genesis"
+"""Quarantine reason of a false claim."""
+
+
+CONTRADICTS_TOPIC: Final = "contradicts_topic"
+"""Quarantine reason of a BATCH_UPDATE on the topic of another separator."""
+
+
+class Claims(NamedTuple):
+    """The separators that the topic and the field `model` claim. The key of the field's separator is always "model"."""
+
+    topic: Separator | None
+    model: Separator | None
+
+    @property
+    def first(self) -> Separator | None:
+        """The claim that applies while no genesis is known."""
+        return self.topic or self.model
+
+    @property
+    def disagree(self) -> bool:
+        """True if one of the two claims must be false. A field `model` claims nothing about another key."""
+        return (
+            self.topic is not None
+            and self.model is not None
+            and self.topic.key == self.model.key
+            and self.topic != self.model
+        )
+
+    def find_contradicted(self, verified: Separator) -> Separator | None:
+        """Return the first claim that this verified separator contradicts, if any."""
+        if self.topic is not None and self.topic != verified:
+            return self.topic
+        if self.model is not None and self.model != verified and self.model.key == verified.key:
+            return self.model
+        return None
+
+
+def describe_contradiction(claimed: Separator, verified: Separator) -> str:
+    """Describe a false claim for quarantine."""
+    return f"claimed {claimed.key}/{claimed.value}; the genesis names {verified.key}/{verified.value}"
+
 
 REASONS: Final = (
     *cids.REASONS,

@@ -30,7 +30,7 @@ from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
-from kiln.deploy.demo.traffic.content import generate_contents, list_topics
+from kiln.deploy.demo.traffic.messages import generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
 from kiln.schemas.wire.identity import check, compute_peer_id, message_id

@@ -17,7 +17,7 @@ from pathlib import Path
 from chaos import wrong_clock
 from kiln.conf.settings.model import Settings
 from kiln.deploy.cli.app import main
-from kiln.deploy.stack import bridge_process as bridge
+from kiln.deploy.stack import child_process as bridge
 from kiln.deploy.stack import kafka_broker as broker
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.ports import HOST

@@ -27,7 +27,7 @@ from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME
-from kiln.pipelines.runtime.progress_marker import ProgressMarker
+from kiln.pipelines.runtime.topics import ProgressMarker
 from kit.awaiting import wait_until
 from kit.log_feed import frames_producer, kiln_beside
 from kit.log_model import read_records, update_of

@@ -21,11 +21,11 @@ from kiln.bridge.libp2p.kademlia import read_address
 from kiln.bridge.publisher.transition import HeightError, read_height
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
-from kiln.schemas.captures.capture_file import CaptureError, read_capture
 from kiln.schemas.captures.compression import ArchiveError, DamagedError, is_archive, read_begin, read_members
 from kiln.schemas.captures.formats import FORMATS, SNIFF_BYTES, describe_file, detect_format
 from kiln.schemas.captures.items import REASONS as HISTORY_REASONS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
+from kiln.schemas.captures.kiln_capture import CaptureError, read_capture
 from kiln.schemas.captures.lines import WHOLE
 from kiln.schemas.dht import bencode, krpc
 from kiln.schemas.dht.announcement import read_datagram

@@ -16,7 +16,7 @@ import httpx
 import trio
 
 from hostile.scene import MEMORY, MIB, Latencies, cpu_seconds, until
-from kiln.deploy.demo.traffic.content import TopicData, generate_contents, list_topics
+from kiln.deploy.demo.traffic.messages import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 from kit.bridge_alone import BridgeAlone

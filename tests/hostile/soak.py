@@ -21,7 +21,7 @@ from trio_typing import TaskStatus
 from conftest import free_ports
 from hostile.kubos import FetchingKubo, Usage
 from hostile.scene import MEMORY, MIB
-from kiln.deploy.demo.traffic.content import TopicData, generate_contents, list_topics
+from kiln.deploy.demo.traffic.messages import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kit import foreign_peer
 from kit.awaiting import awaited, until

@@ -12,7 +12,7 @@ from kafka.admin import KafkaAdminClient
 from kafka import KafkaProducer, TopicPartition
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.app.backfill_run import BackfillRequest, build_terms, read_kafka_offsets
 from kiln.pipelines.backfill.sources import InputError
 from kiln.schemas.kafka.topics import TOPICS

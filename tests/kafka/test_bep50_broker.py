@@ -19,7 +19,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.bep50.carrier import publisher_key
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.dht.announcement import PublisherKey, ReceivedAnnouncement, compute_salt, read_datagram
 from kiln.schemas.dht.items import compute_target
 from kiln.schemas.kafka.frames import read_frame

@@ -17,10 +17,10 @@ import pytest
 import trio
 
 from kafka import KafkaProducer
-from kiln.conf.settings.broker_password import ensure_password
+from kiln.conf.process.files import ensure_password
 from kiln.conf.settings.model import EMBEDDED_USER
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.wire.batch_block import write_blocks

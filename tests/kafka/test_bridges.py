@@ -27,11 +27,11 @@ from kiln.bridge.cluster.rendezvous import find_owner
 from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.conf.process.bridge_status import BridgeStatus
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.conf.settings.model import Kafka
-from kiln.deploy.ops.bridges import list_live_bridges
+from kiln.deploy.ops.status import list_live_bridges
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC

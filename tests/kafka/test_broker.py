@@ -26,7 +26,7 @@ from kiln.deploy.stack.embedded_broker import (
     find_running_broker,
     stop_running,
 )
-from kiln.deploy.stack.kafka_topics import TopicsError, ensure_topics
+from kiln.deploy.stack.kafka_broker import TopicsError, ensure_topics
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import awaited
 from kit.broker_access import client, security

@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 
 from conftest import VECTORS
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture, write_capture
+from kiln.schemas.captures.kiln_capture import CaptureRecord, open_capture, read_capture, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import compute_peer_id, sign

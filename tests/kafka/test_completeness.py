@@ -19,7 +19,7 @@ import pytest
 from conftest import ROOT, free_ports
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.settings.model import Bridge, Kafka, Network, Settings
-from kiln.deploy.stack.bridge_process import BridgeProcess
+from kiln.deploy.stack.child_process import BridgeProcess
 from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.schemas.kafka.frames import read_frame, read_rpc

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import free_ports
 from kiln.conf.process.location import parse_location
-from kiln.conf.process.state_version import STATE_VERSION
+from kiln.conf.process.state_folder import STATE_VERSION
 from kiln.deploy.cli.app import run_command
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.lake import Lake

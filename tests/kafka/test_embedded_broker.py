@@ -16,12 +16,12 @@ from conftest import free_ports
 from kafka import KafkaProducer
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.stack.broker_owner import read_owner
 from kiln.deploy.stack.embedded_broker import (
     BrokerError,
     EmbeddedBroker,
     await_broker,
     find_running_broker,
+    read_owner,
     stop_running,
 )
 from kiln.deploy.stack.kafka_broker import launch_broker

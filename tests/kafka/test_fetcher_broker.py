@@ -30,7 +30,7 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka import worker
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import (
     Coordinates,

@@ -28,7 +28,7 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.batch.batching import batch_offset_ranges
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, read_offset_range
 from kiln.pipelines.batch.windows import PartitionWindows
@@ -37,9 +37,8 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.sink import transform as sink
 from kiln.pipelines.updates import transform as updates
-from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.repeats import select_updates
-from kiln.pipelines.updates.separators import SeparatorConfig
+from kiln.pipelines.updates.separators import SeparatorConfig, StreamsTopic
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import BatchRecord, Epoch, UpdateRecord, decode_batch, decode_stream, decode_update
 from kiln.schemas.kafka.topics import TOPICS

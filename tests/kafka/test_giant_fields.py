@@ -15,7 +15,7 @@ from conftest import ROOT
 from hostile.giants import EMPTY_MESSAGES, FRAME_FIELDS, GIANT_RECORDS, giant_frame
 from kafka import KafkaProducer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame

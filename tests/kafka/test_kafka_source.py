@@ -12,11 +12,12 @@ from kafka.admin import NewPartitions, NewTopic
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kiln.conf.process.librdkafka_options import librdkafka_options
+from kiln.conf.process.kafka_records import librdkafka_options
 from kiln.conf.process.location import parse_location
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.pipelines.runtime import kafka_source
+from kiln.pipelines.runtime import kafka
 from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.kafka import KafkaReader, KafkaSource, TaskRanges, pack_task
 from kiln.pipelines.runtime.kafka_ranges import (
     RECORDS,
     ClientOptions,
@@ -24,7 +25,6 @@ from kiln.pipelines.runtime.kafka_ranges import (
     OffsetRange,
     read_ranges,
 )
-from kiln.pipelines.runtime.kafka_source import KafkaReader, KafkaSource, TaskRanges, pack_task
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kit.awaiting import wait_until
 from kit.broker_access import client
@@ -190,7 +190,7 @@ def test_a_partition_that_is_added_to_a_running_query_is_read_from_its_beginning
     with KafkaAdminClient(**log.client) as admin:
         admin.create_partitions({log.topic: NewPartitions(3)})
     log.write((2, None, b"new"))
-    monkeypatch.setattr(kafka_source, "_LIST_EVERY", 0.0)
+    monkeypatch.setattr(kafka, "_LIST_EVERY", 0.0)
     end = reader.latestOffset(start, ReadMaxRows(100))
     assert end == {log.topic: {"0": 1, "1": 0, "2": 1}}
     (task,) = reader.partitions(start, end)
@@ -203,9 +203,9 @@ def test_a_query_waits_while_no_broker_answers_and_fails_after_a_minute(
     options = {**dict(log.options), "bootstrap.servers": "127.0.0.1:1"}
     reader = KafkaReader(KafkaSource((log.topic,), log.prefix, tuple(options.items())), {}, AS_IS)
     start = {log.topic: {"0": 3, "1": 0}}
-    monkeypatch.setattr(kafka_source, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(kafka, "_TIMEOUT", 0.1)
     assert reader.latestOffset(start, ReadAllAvailable()) == start
-    monkeypatch.setattr(kafka_source, "_PATIENCE", 0.0)
+    monkeypatch.setattr(kafka, "_PATIENCE", 0.0)
     with pytest.raises(KafkaException):
         reader.latestOffset(start, ReadAllAvailable())
 
@@ -217,7 +217,7 @@ def test_the_beginning_of_the_first_micro_batch_stays_where_it_was(log: Log, tmp
     source = KafkaSource((log.topic,), log.prefix, log.options)
     checkpoint = Checkpoint(parse_location(tmp_path / "archive"))
     first = {log.topic: {"0": 4, "1": 0}}
-    assert kafka_source.load_first_offsets(checkpoint, source) == first
+    assert kafka.load_first_offsets(checkpoint, source) == first
     log.truncate(0, before=12)
-    assert kafka_source.load_first_offsets(checkpoint, source) == first
+    assert kafka.load_first_offsets(checkpoint, source) == first
     assert checkpoint.first_offsets == {log.topic: {0: 4, 1: 0}}

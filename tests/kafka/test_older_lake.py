@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import free_ports
-from kiln.conf.process.state_version import StateVersionError, check_state_version
+from kiln.conf.process.state_folder import StateVersionError, check_state_version
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kit.kiln_process import Kiln

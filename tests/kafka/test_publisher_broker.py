@@ -27,7 +27,7 @@ from kiln.bridge.publisher.batches import RECORDS_LOST, TOO_OLD, PublishingOptio
 from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.kafka.records import (
     BatchRecord,
     Origin,

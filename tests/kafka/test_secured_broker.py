@@ -12,12 +12,11 @@ from kafka.structs import OffsetAndMetadata
 from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducerError, connect
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.conf.settings.model import Kafka
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.status import read_broker_status
-from kiln.deploy.stack.kafka_broker import make_topics
-from kiln.deploy.stack.kafka_topics import TopicsError
+from kiln.deploy.stack.kafka_broker import TopicsError, make_topics
 from kit.kiln_process import Kiln
 from kit.secured_broker import SecuredBroker, make_authority
 

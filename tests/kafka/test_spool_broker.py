@@ -25,7 +25,7 @@ from kiln.bridge.capture.spool import Spool
 from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker, find_running_broker
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
 from kiln.schemas.proto.kiln.frame_pb2 import Frame

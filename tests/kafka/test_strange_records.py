@@ -18,11 +18,10 @@ from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.conf.process.kafka_records import RecordReader
-from kiln.conf.process.librdkafka_options import librdkafka_options
-from kiln.deploy.ops.watch import TopicWatch
+from kiln.conf.process.kafka_records import RecordReader, librdkafka_options
+from kiln.deploy.ops.snapshot_builder import TopicWatch
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics, read_compression
+from kiln.deploy.stack.kafka_broker import ensure_topics, read_compression
 from kiln.pipelines.runtime.kafka_ranges import OffsetRange, read_ranges
 from kiln.schemas.kafka.records import (
     MAX_QUARANTINED,

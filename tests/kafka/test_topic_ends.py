@@ -1,4 +1,4 @@
-"""kiln.pipelines.runtime.topic_ends and kiln.pipelines.runtime.topics on a real broker: partitions that are added,
+"""kiln.pipelines.runtime.topics and kiln.pipelines.runtime.topics on a real broker: partitions that are added,
 topics that go."""
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import pytest
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_topics import ensure_topics
-from kiln.pipelines.runtime.topic_ends import TopicEnds
-from kiln.pipelines.runtime.topics import KafkaTopics, TopicState
+from kiln.deploy.stack.kafka_broker import ensure_topics
+from kiln.pipelines.runtime.topics import KafkaTopics, TopicEnds, TopicState
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
 from kit.broker_access import client, security

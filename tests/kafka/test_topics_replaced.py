@@ -15,7 +15,7 @@ from conftest import free_ports
 from kafka import KafkaAdminClient
 from kiln.deploy.stack.kafka_broker import make_topics, start_broker
 from kiln.pipelines.runtime.topics import KafkaTopics
-from kiln.schemas.captures.capture_file import open_capture, read_capture
+from kiln.schemas.captures.kiln_capture import open_capture, read_capture
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until

@@ -22,7 +22,7 @@ import pytest
 from deltalake import DeltaTable
 
 from conftest import free_ports
-from kiln.conf.process.state_version import STATE_VERSION
+from kiln.conf.process.state_folder import STATE_VERSION
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION

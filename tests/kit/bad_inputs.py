@@ -7,17 +7,20 @@ from hashlib import sha256
 from random import Random
 from typing import Final, Literal, get_args
 
-from kiln.deploy.demo.traffic.connection import GeneratedFrame, SyntheticConnection
-from kiln.deploy.demo.traffic.garbage import (
+from kiln.deploy.demo.traffic.generator import (
     HELLO_STAGE,
     RPC_STAGE,
+    GeneratedFrame,
+    SyntheticConnection,
     build_bad_hello,
+    build_fault,
     build_malformed_protobuf,
     build_oversized_rpc,
     build_random_rpc,
     build_truncated_rpc,
+    count_copies,
+    find_verdicts,
 )
-from kiln.deploy.demo.traffic.generator import build_fault, count_copies, find_verdicts
 from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
 from kiln.deploy.demo.traffic.messages import MessageFactory, SyntheticCopy
 from kiln.deploy.demo.traffic.options import TrafficOptions

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple  # the tracer's JSON
 
-from kiln.schemas.wire.gossip_id import format_gossip_id
+from kiln.schemas.wire.message_id import format_gossip_id
 
 KINDS: Final = ("ihave", "iwant", "graft", "prune", "idontwant")
 

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from kiln.schemas.kafka.frames import RPC_MALFORMED, RPC_TOO_COSTLY
+from kiln.schemas.kafka.frames import RPC_MALFORMED, RPC_TOO_COSTLY, has_too_many_entries
 from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
@@ -28,8 +28,7 @@ from kiln.schemas.wire.control import (
     has_control_part,
     read_control_part,
 )
-from kiln.schemas.wire.gossip_id import format_gossip_id
-from kiln.schemas.wire.rpc_items import has_too_many_entries
+from kiln.schemas.wire.message_id import format_gossip_id
 from kiln.schemas.wire.topic_table import BundleSet, TopicTable
 
 BUNDLES: Final = BundleSet({"all": ["a", "b", "c"]})

@@ -26,10 +26,9 @@ from kiln.pipelines.runtime import dedup_store
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.pipelines.updates import transform as updates
-from kiln.pipelines.updates.known_streams import StreamsTopic
-from kiln.pipelines.updates.message_reader import MessageReader
-from kiln.pipelines.updates.separators import SeparatorConfig
-from kiln.pipelines.updates.update_rows import UpdateRow
+from kiln.pipelines.updates.row_builder import UpdateRow
+from kiln.pipelines.updates.separators import SeparatorConfig, StreamsTopic
+from kiln.pipelines.updates.transform import MessageReader
 from kiln.schemas.kafka.records import Epoch, SeparatorRecord, WaitedTip
 
 NOW = 1_800_000_000_000_000

@@ -14,7 +14,7 @@ from unittest import mock
 
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
-from kiln.deploy.query.answer_json import write_json
+from kiln.deploy.query.answer import write_json
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kit import kept_jvm

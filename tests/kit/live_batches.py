@@ -15,7 +15,7 @@ from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.jars import list_broker_jars
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.batch.batching import build_batch_records
 from kiln.pipelines.batch.offset_range import WindowKey
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import Settings
-from kiln.deploy.query.spark.classes import compile_classes
+from kiln.deploy.query.spark_sql import compile_classes
 from kiln.deploy.stack.spark import spark_session
 
 _FOREIGN = str(Path(__file__).with_name("foreign_hadoop"))

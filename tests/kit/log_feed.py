@@ -11,7 +11,7 @@ from pathlib import Path
 from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.kafka.producers import FramesProducer, connect
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
 from kit.broker_access import client, security, variables

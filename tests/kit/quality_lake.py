@@ -13,8 +13,7 @@ import pyarrow as pa
 from deltalake import write_deltalake
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.pipelines.archive.control_rows import build_control_rows, read_control_rpc
-from kiln.pipelines.archive.rows import build_copy_row, build_message_row
+from kiln.pipelines.archive.rows import build_control_rows, build_copy_row, build_message_row, read_control_rpc
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, get_signer
 from kiln.pipelines.decode.frame_row import build_frame_row
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
@@ -24,7 +23,7 @@ from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import HISTORY, read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.claims import Claims
+from kiln.schemas.wire.genesis import Claims
 from kiln.schemas.wire.topics import Separator
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of
 

@@ -10,7 +10,7 @@ from unittest import mock
 from kafka import KafkaAdminClient
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.ops.recover import Recovery
-from kiln.deploy.stack.kafka_topics import ensure_topics
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.recovery import Damage
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until

@@ -24,7 +24,7 @@ from kiln.bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, pub
 from kiln.bridge.bep50.store import TopicStore
 from kiln.bridge.publisher.batches import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, PublisherStatus, read_status
-from kiln.deploy.demo.overlay import NODES, REANNOUNCED, Listeners
+from kiln.deploy.demo.network import NODES, REANNOUNCED, OverlayListeners
 from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,
@@ -613,7 +613,9 @@ def test_the_demo_network_hears_batches_and_announces_them_again(tmp_path: Path)
     async def main() -> None:
         errors: list[str] = []
         others = [Separator("model", encode_separator_value(bytes([2, number]))) for number in range(REANNOUNCED)]
-        listeners = Listeners(tmp_path / "demo", NETWORK, SOURCE.key, [SEPARATOR, *others], Tape(), errors.append)
+        listeners = OverlayListeners(
+            tmp_path / "demo", NETWORK, SOURCE.key, [SEPARATOR, *others], Tape(), errors.append
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(listeners.run)
             follow = [parse_source(text) for text in listeners.sources]

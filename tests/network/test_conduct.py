@@ -25,8 +25,8 @@ from kiln.bridge.gossipsub.wire import RpcSplitter, encode
 from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.gossip_id import gossip_id
 from kiln.schemas.wire.identity import peer_text
+from kiln.schemas.wire.message_id import gossip_id
 from kit.chance import new_key
 from kit.node_town import (
     ENDS,

@@ -17,7 +17,7 @@ from typing import Any  # JSON
 import pytest
 import trio
 
-from kiln.pipelines.archive.control_rows import build_control_rows, read_control_rpc
+from kiln.pipelines.archive.rows import build_control_rows, read_control_rpc
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.schemas.kafka.frames import DIRECTIONS
 from kiln.schemas.wire.identity import peer_bytes

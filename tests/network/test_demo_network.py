@@ -23,7 +23,7 @@ from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno
-from kiln.deploy.demo.traffic.content import list_topics
+from kiln.deploy.demo.traffic.messages import list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message

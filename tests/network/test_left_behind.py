@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]
 START = """
 import sys, time
 from kiln.conf.settings.reading import load_settings
-from kiln.deploy.stack.bridge_process import BridgeProcess
+from kiln.deploy.stack.child_process import BridgeProcess
 BridgeProcess(load_settings()).start()
 print("started", flush=True)
 time.sleep(3600)  # until it is killed

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from kiln.conf.process.location import parse_location
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.clocks import MicroBatchClock
 from kiln.pipelines.runtime.deduplication import StateDeduplication
-from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.pipelines.sink.rows import StreamsRow
 from kiln.pipelines.sink.transform import build_stages

@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.native import core, library
+from kiln.pipelines.runtime.clocks import MicroBatchClock
 from kiln.pipelines.runtime.deduplication import build_decode_task
-from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
-from kiln.pipelines.updates import message_reader
+from kiln.pipelines.updates import transform
+from kiln.pipelines.updates.row_builder import COPIES_DDL
 from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.pipelines.updates.transform import build_stages
-from kiln.pipelines.updates.update_rows import COPIES_DDL
 from kit import engines
 
 pytest_plugins = ["kit.local_spark"]
@@ -42,7 +42,7 @@ def test_tasks_of_updates_count_a_difference_and_emit_pythons_rows(spark: SparkS
     def decode_wrongly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with (
             patch.object(core, "SAMPLE_ONE_IN", 1),
-            patch.object(message_reader, "_compute_same", lambda item, horizon: b""),
+            patch.object(transform, "_compute_same", lambda item, horizon: b""),
             patch.object(library, "_turned_off", []),
         ):
             yield from decode(batches)

@@ -25,9 +25,9 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.checkpoint import Checkpoint
+from kiln.pipelines.runtime.clocks import MicroBatchClock
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.deduplication import Deduplication, DedupSteps, FileDeduplication, StateDeduplication
-from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock
 from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.pipelines.sink import transform as sinking
 from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_OUTPUT

@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.deploy.query.ask import SqlError
-from kiln.deploy.query.spark.classes import FUNCTIONS
-from kiln.deploy.query.spark.query import check_read_only, query_spark
+from kiln.deploy.query.spark_sql import FUNCTIONS, check_read_only, query_spark
 from kiln.pipelines.delta.lake import Lake
 from kit.traced_lake import make_lake
 

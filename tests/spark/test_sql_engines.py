@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from kiln.deploy.query.ask import Answer, SqlError, query_lake
 from kiln.deploy.query.sample import copy_sample
-from kiln.deploy.query.spark.query import query_spark
+from kiln.deploy.query.spark_sql import query_spark
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.views import views
 from kit.doc_examples import PYTHON_PAGE, examples

@@ -9,11 +9,11 @@ import pytest
 
 from kiln.conf.process.location import parse_location
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.ops.doctor import check_store
-from kiln.deploy.ops.store import probe_store
+from kiln.deploy.ops.doctor import probe_store
+from kiln.deploy.ops.doctor_checks import check_store
 from kiln.deploy.query.ask import SqlError, query_lake
-from kiln.deploy.query.trace.follow import trace_subject
-from kiln.deploy.query.trace.ids import parse_id
+from kiln.deploy.query.trace import trace_subject
+from kiln.deploy.query.trace_ids import parse_id
 from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.run_log import find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap

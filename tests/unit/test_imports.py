@@ -118,7 +118,7 @@ GOOD = {
     "schemas/__init__.py": "",
     "schemas/kafka/topics.py": "import json",
     "conf/process/errors.py": "",
-    "conf/process/locks.py": "from kiln.conf.process.errors import KilnError",
+    "conf/process/state_folder.py": "from kiln.conf.process.errors import KilnError",
     "bridge/__init__.py": "",
     "bridge/kafka/producers.py": (
         "from kiln.schemas.kafka.topics import TOPICS\nfrom kiln.conf.process.errors import KilnError"

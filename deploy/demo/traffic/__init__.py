@@ -5,8 +5,7 @@ several copies, control messages, garbage and forgeries. It depends on its argum
 randomness comes from the seed.
 """
 
-from kiln.deploy.demo.traffic.connection import GeneratedFrame
-from kiln.deploy.demo.traffic.generator import Traffic, write_traffic
+from kiln.deploy.demo.traffic.generator import GeneratedFrame, Traffic, write_traffic
 from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger, MessageEntry
 from kiln.deploy.demo.traffic.options import TrafficOptions
 

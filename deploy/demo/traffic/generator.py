@@ -1,4 +1,8 @@
-"""Generator of synthetic traffic: messages over time, through connections, frame by frame."""
+"""Generator of synthetic traffic: messages over time, through connections, frame by frame from hello to closing.
+
+Bad input outside of message data (malformed or oversized RPCs, rejected hellos) is bad by construction, so its reason
+is known without parsing.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +12,214 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from hashlib import sha256
 from random import Random
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Literal, NamedTuple
 
-from kiln.deploy.demo.traffic.connection import Direction, GeneratedFrame, SyntheticConnection
-from kiln.deploy.demo.traffic.garbage import (
-    HELLO_STAGE,
-    RPC_STAGE,
-    BadRpc,
-    build_bad_hello,
-    build_oversized_rpc,
-    build_random_rpc,
-    build_truncated_rpc,
-)
 from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
 from kiln.deploy.demo.traffic.messages import TYPES, MessageFactory, SyntheticCopy, field
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
-from kiln.deploy.demo.traffic.population import Population
-from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+from kiln.deploy.demo.traffic.population import Population, derive_bytes
+from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
+from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, RPC_MALFORMED, RPC_OVERSIZED
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import Verdict
+from kiln.schemas.wire.topic_table import HASH_LENGTH, MAX_BUNDLES, bundle_hash
+from kiln.schemas.wire.topics import format_topic
+
+Direction = Literal["IN", "OUT"]
+
+# By style: 1.3 with a topic table, 1.2, 1.3 with partial messages, 1.1.
+_PROTOCOLS: Final = ("/meshsub/1.3.0", "/meshsub/1.2.0", "/meshsub/1.3.0", "/meshsub/1.1.0")
+_PARTIAL_MESSAGES: Final = 2
+_TOPIC_TABLE_FIELD: Final = 4820938
+
+
+class GeneratedFrame(NamedTuple):
+    """A record for `kiln.frames`, due `due_ns` after the start; `value` is a serialized Frame, or garbage."""
+
+    due_ns: int
+    key: bytes
+    value: bytes
+
+    @property
+    def frame(self) -> Frame:
+        """Parse the Frame.
+
+        Raises:
+            DecodeError: The value is garbage.
+        """
+        return Frame.FromString(self.value)
+
+
+class SyntheticConnection:
+    """A connection; `number` distinguishes the successive connections of a remote peer."""
+
+    def __init__(
+        self,
+        options: TrafficOptions,
+        population: Population,
+        start_ns: int,
+        remote: bytes,
+        label: str,
+        number: int,
+        *,
+        style: int = 0,
+        hello: bytes | None = None,
+        hello_parses: bool = True,
+    ) -> None:
+        """The id is derived from `label` and `start_ns`: the same peer at another time has another connection.
+
+        `style`: software of the remote peer. `hello`: its ExtTopicTable bytes, by default those of `style`; its first
+        RPC contains them too, unless that would make the RPC unreadable.
+        """
+        self.protocol = _PROTOCOLS[style % len(_PROTOCOLS)]
+        self.partial_messages = style % len(_PROTOCOLS) == _PARTIAL_MESSAGES
+        self.id = derive_bytes(options.seed, "connection", label, start_ns, number)[:16]
+        self.topic = format_topic(options.network, None)
+        self._start_ns = start_ns
+        bundles = field(1, bundle_hash([self.topic]))
+        self.hello_out = bundles if self.protocol == "/meshsub/1.3.0" else b""
+        with_table = self.hello_out and not self.partial_messages
+        self.hello_in = hello if hello is not None else bundles if with_table else b""
+        self._hello_sent = self.hello_in if hello_parses else b""
+        self.subscribed: dict[Direction, set[str]] = {"IN": set(), "OUT": set()}
+        self._frame = Frame(
+            network=options.network,
+            connection=self.id,
+            local_peer=population.peer("local"),
+            remote_peer=remote,
+            protocol=self.protocol,
+            hello_in=self.hello_in,
+            hello_out=self.hello_out,
+            origin=Frame.REPLAY if options.origin == "REPLAY" else Frame.LIVE,
+            # a multiaddr: /ip4/192.0.2.x/tcp/y, of the network that is set aside for examples (RFC 5737)
+            remote_address=b"\x04\xc0\x00\x02" + self.id[:1] + b"\x06" + self.id[1:3],
+        )
+        self.sequence: dict[Direction, int] = {"IN": 0, "OUT": 0}
+
+    def observed_at(self, due_ns: int) -> int:
+        return self._start_ns + due_ns
+
+    def send(
+        self, due_ns: int, direction: Direction, payload: bytes, verdicts: bytes = b"", declared_length: int = 0
+    ) -> GeneratedFrame:
+        """Build the next frame of a direction."""
+        frame = Frame()  # one that is used again keeps every payload it ever had
+        frame.CopyFrom(self._frame)
+        self.sequence[direction] += 1
+        frame.direction = Frame.IN if direction == "IN" else Frame.OUT
+        frame.sequence = self.sequence[direction]
+        frame.observed_at = self._start_ns + due_ns
+        frame.payload = payload if not declared_length else payload[:CUT_PAYLOAD]
+        frame.verdicts = verdicts
+        frame.declared_length = declared_length
+        return GeneratedFrame(due_ns, self.id, frame.SerializeToString())
+
+    def open(self, due_ns: int) -> list[GeneratedFrame]:
+        """Build the hellos of both sides, with their subscriptions and extensions."""
+        sides: tuple[tuple[Direction, bytes], ...] = (("IN", self._hello_sent), ("OUT", self.hello_out))
+        return [
+            self.send(due_ns, side, self.subscription(side, self.topic) + self._extensions(hello))
+            for side, hello in sides
+        ]
+
+    def close(self, due_ns: int) -> list[GeneratedFrame]:
+        """Build the closing frame of each direction."""
+        return [self.send(due_ns, "IN", b""), self.send(due_ns, "OUT", b"")]
+
+    def subscription(self, direction: Direction, topic: str) -> bytes:
+        """Build a SUBSCRIBE for a topic, or an UNSUBSCRIBE if this side is subscribed: a second SUBSCRIBE would mean a
+        new stream (`schemas/captures/kiln_capture.py`)."""
+        topics = self.subscribed[direction]
+        wanted = topic not in topics
+        (topics.add if wanted else topics.discard)(topic)
+        option = rpc_pb2.RPC.SubOpts(subscribe=wanted, topicid=topic).SerializeToString()
+        if self.partial_messages and direction == "IN":
+            # requestsPartial = 3 and supportsSendingPartial = 4, as go-libp2p-pubsub since 0.16 writes in each one
+            option += b"\x18\x00\x20\x00"
+        return field(1, option)
+
+    def _extensions(self, hello: bytes) -> bytes:
+        if self.protocol != "/meshsub/1.3.0":
+            return b""
+        control = rpc_pb2.ControlMessage()
+        control.extensions.SetInParent()
+        if not hello:
+            return field(3, control.SerializeToString())
+        return field(3, field(6, field(_TOPIC_TABLE_FIELD, hello)))
+
+
+RPC_STAGE: Final = "rpc"
+HELLO_STAGE: Final = "hello"
+
+
+class BadRpc(NamedTuple):
+    """A payload, and its length on the wire if it was cut, else 0."""
+
+    payload: bytes
+    declared_length: int
+    reason: str
+
+
+class BadHello(NamedTuple):
+    """Rejected ExtTopicTable bytes; `parses` is true if they are protobuf."""
+
+    hello: bytes
+    reason: str
+    parses: bool
+
+
+def build_random_rpc(random: Random) -> BadRpc:
+    """Build random bytes whose first one has the invalid wire type 6 or 7."""
+    return BadRpc(build_malformed_protobuf(random, 400), 0, RPC_MALFORMED)
+
+
+def build_truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
+    """Cut an RPC of one field, which is thus incomplete."""
+    return BadRpc(rpc[: random.randrange(1, len(rpc))], 0, RPC_MALFORMED)
+
+
+def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
+    """Build an RPC over 4 MiB, of a message and a field of zeros, and cut it as the tap does; `write_traffic` restores
+    it."""
+    declared = MAX_RPC + random.randrange(1, 1 << 20)
+    filler = declared - len(publish)
+    head = publish + b"\x12" + _varint4(filler - 5)
+    return BadRpc(head.ljust(CUT_PAYLOAD, b"\0"), declared, RPC_OVERSIZED)
+
+
+def build_bad_hello(random: Random) -> BadHello:
+    """Build a topic table that is rejected, for a random reason of `kiln.schemas.wire.topic_table`."""
+    hashes = [random.randbytes(HASH_LENGTH) for _ in range(random.randrange(1, 6))]
+    match random.randrange(4):
+        case 0:
+            return BadHello(build_malformed_protobuf(random, 40), "hello_malformed", False)
+        case 1:
+            hashes.insert(random.randrange(len(hashes)), random.randbytes(random.choice((0, 3, 5, 32))))
+            return BadHello(_bundles(hashes), "hello_hash_length", True)
+        case 2:
+            hashes.append(random.choice(hashes))
+            return BadHello(_bundles(hashes), "hello_repeats", True)
+        case _:
+            first = random.getrandbits(24)
+            many = [(first + number).to_bytes(HASH_LENGTH) for number in range(MAX_BUNDLES + 1)]
+            return BadHello(_bundles(many), "hello_too_many_bundles", True)
+
+
+def build_malformed_protobuf(random: Random, most: int) -> bytes:
+    """Build up to `most` random bytes whose first one has the invalid wire type 6 or 7."""
+    data = random.randbytes(random.randrange(1, most))
+    return bytes([data[0] | 0b110]) + data[1:]
+
+
+def _bundles(hashes: list[bytes]) -> bytes:
+    return b"".join(field(1, known) for known in hashes)
+
+
+def _varint4(value: int) -> bytes:
+    """Encode a varint of 4 bytes, for lengths from 2 MiB to 256 MiB."""
+    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
+
 
 _SECOND: Final = 1_000_000_000
 _MILLISECOND: Final = 1_000_000

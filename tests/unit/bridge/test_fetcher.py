@@ -29,7 +29,7 @@ from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, PendingFetches
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.deploy.ops.quarantine.unfetched import build_retry
+from kiln.deploy.ops.quarantine_replay import build_retry
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import (
     BlockRecord,

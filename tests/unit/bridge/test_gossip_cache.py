@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from kiln.bridge.gossipsub.cache import MessageCache, SeenSet
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from kiln.schemas.wire.gossip_id import (
+from kiln.schemas.wire.identity import PrivateKey, compute_peer_id, message_id, peer_text, sign
+from kiln.schemas.wire.message_id import (
     canonical_id,
     format_gossip_id,
     gossip_id,
@@ -19,7 +20,6 @@ from kiln.schemas.wire.gossip_id import (
     key_form,
     text_form,
 )
-from kiln.schemas.wire.identity import PrivateKey, compute_peer_id, message_id, peer_text, sign
 
 
 def test_an_id_is_held_for_the_horizon_from_when_it_first_came() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kiln.bridge.gossipsub.options import RouterOptions
-from kiln.schemas.wire.gossip_id import gossip_id
+from kiln.schemas.wire.message_id import gossip_id
 from kit.scripted_peers import (
     T,
     asked,

@@ -18,8 +18,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kiln.bridge.kafka import librdkafka
 from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.bridge.kafka.producers import FramesProducerError, connect
-from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error, open_client
 from kiln.conf.process.kafka_records import list_codecs
 from kit.descriptors import descriptors, hanging_broker
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kafka import errors
-from kiln.conf.process.kafka_errors import describe_kafka_error
+from kiln.conf.process.kafka_clients import describe_kafka_error
 
 OPTIONS = {
     "bootstrap_servers": ["127.0.0.1:1"],

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import StateInUseError, lock_state
-from kiln.conf.process.state_version import claim_state_folder, is_private
+from kiln.conf.process.state_folder import StateInUseError, claim_state_folder, is_private, lock_state
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.ops.doctor import check_state
+from kiln.deploy.ops.doctor_checks import check_state
 
 
 def mode(path: Path) -> int:

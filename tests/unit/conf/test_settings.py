@@ -16,11 +16,9 @@ from pydantic import ValidationError
 
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.durations import duration_text, micros, parse_duration, spark_interval
-from kiln.conf.settings.faults import line_of
 from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.model import Kafka, Settings, SignaturePolicy
-from kiln.conf.settings.printing import format_settings
-from kiln.conf.settings.reading import DEFAULT_FILE, environment, load, load_settings
+from kiln.conf.settings.reading import DEFAULT_FILE, environment, format_settings, line_of, load, load_settings
 
 
 @pytest.fixture(autouse=True)

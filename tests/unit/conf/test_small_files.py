@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.small_files import read_small_file
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.files import read_small_file
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
 
 

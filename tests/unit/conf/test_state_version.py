@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from kiln.conf.process.locks import lock_state
-from kiln.conf.process.state_version import STATE_VERSION, StateVersionError, check_state_version, claim_state_folder
+from kiln.conf.process.state_folder import (
+    STATE_VERSION,
+    StateVersionError,
+    check_state_version,
+    claim_state_folder,
+    lock_state,
+)
 from kiln.deploy.cli.app import run_command
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION

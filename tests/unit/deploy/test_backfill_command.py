@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.cli.exits import USAGE
+from kiln.deploy.cli.options import USAGE
 from kiln.deploy.run.backfill import ProgressFormatter, describe_outcome
 from kiln.pipelines.backfill.merged_rows import OutsideFrames
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress, encode_outcome

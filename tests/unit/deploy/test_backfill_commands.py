@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.deploy.cli.app import run_command
 from kiln.pipelines.backfill.run_log import append_event, read_events
 from kiln.pipelines.backfill.runs import list_runs, lock_run

@@ -13,8 +13,14 @@ from kiln.deploy.cli.app import run_command
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder
 from kiln.pipelines.decode.frame_row import build_frame_row
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.captures.capture_file import CaptureRecord, open_capture, read_capture, write_capture
-from kiln.schemas.captures.kiln_capture import build_frames, survey_capture
+from kiln.schemas.captures.kiln_capture import (
+    CaptureRecord,
+    build_frames,
+    open_capture,
+    read_capture,
+    survey_capture,
+    write_capture,
+)
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit.small_lake import append

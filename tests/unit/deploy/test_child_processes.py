@@ -1,4 +1,4 @@
-"""kiln.conf.process.backoff and kiln.deploy.stack.spawn: pauses between restarts, and logs that stay
+"""kiln.conf.process.backoff and kiln.deploy.stack.child_process: pauses between restarts, and logs that stay
 small."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kiln.conf.process.backoff import Backoff
-from kiln.deploy.stack.spawn import rotate_log
+from kiln.deploy.stack.child_process import rotate_log
 
 
 def test_the_pause_doubles_up_to_half_a_minute() -> None:

@@ -24,7 +24,7 @@ from kiln.conf.settings.reading import DEFAULT_FILE
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.run import command_line
 from kiln.deploy.stack.java import JavaError
-from kiln.schemas.captures.capture_file import open_capture, read_capture
+from kiln.schemas.captures.kiln_capture import open_capture, read_capture
 from kit.kiln_table import append_rows
 from kit.traffic_ledger import read_ledger
 
@@ -346,7 +346,7 @@ def test_paths_are_the_same_in_every_locale(tmp_path: Path, german: dict[str, st
 
 PREPARED = """
 import os, signal, subprocess, sys
-from kiln.deploy.cli.startup import prepare_process
+from kiln.deploy.cli.app import prepare_process
 assert prepare_process() == ""
 """
 

@@ -1,4 +1,4 @@
-"""kiln.deploy.ops.clocks: a clock that trails what Kiln has kept is told with since when and what to do."""
+"""kiln.deploy.ops.status: a clock that trails what Kiln has kept is told with since when and what to do."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from rich.console import Console
 
 from kiln.conf.settings.model import Settings
 from kiln.deploy.cli.status import encode_status, render_status
-from kiln.deploy.ops.clocks import compare_clocks, find_trailing_clocks
-from kiln.deploy.ops.doctor import check_clocks
-from kiln.deploy.ops.status import BrokerStatus, KilnStatus
+from kiln.deploy.ops.doctor_checks import check_clocks
+from kiln.deploy.ops.status import BrokerStatus, KilnStatus, compare_clocks, find_trailing_clocks
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.schemas.kafka.records import Epoch
 

@@ -23,15 +23,14 @@ from kiln.conf.process.bridge_status import (
     SpoolStatus,
     write_status,
 )
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
+from kiln.deploy.cli.console import PlainConsole, escape_text
 from kiln.deploy.cli.options import answers
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
 from kiln.deploy.run.application import RunOutcome
+from kiln.deploy.run.screen import LineView, LiveView, format_line
 from kiln.deploy.run.summary import render_summary
-from kiln.deploy.screens.console import PlainConsole, escape_text
-from kiln.deploy.screens.screen import format_line
-from kiln.deploy.screens.views import LineView, LiveView
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID

@@ -12,7 +12,7 @@ from test_alert_rules import NAMES
 from test_monitor import SNAPSHOT
 
 from conftest import free_ports
-from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.ops.run_monitor import Monitor
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.metrics import FAMILIES
 from kit.awaiting import wait_until

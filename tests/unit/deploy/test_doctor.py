@@ -23,12 +23,13 @@ from rich.console import Console
 
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, PublisherStatus, SpoolStatus, write_status
 from kiln.conf.process.location import parse_location
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.model import Bep50, Checkpoints, Ipfs, Kafka, Settings, Spark
 from kiln.conf.settings.model import Lake as SettingsLake
 from kiln.deploy.cli.doctor import render_checks
 from kiln.deploy.cli.status import encode_status, format_age, render_status
-from kiln.deploy.ops.doctor import (
+from kiln.deploy.ops.doctor import run_checks
+from kiln.deploy.ops.doctor_checks import (
     DoctorCheck,
     Level,
     Listener,
@@ -50,7 +51,6 @@ from kiln.deploy.ops.doctor import (
     check_state,
     check_updates_partitions,
     parse_memory,
-    run_checks,
 )
 from kiln.deploy.ops.status import (
     BrokerStatus,
@@ -65,9 +65,8 @@ from kiln.deploy.ops.status import (
 from kiln.deploy.stack.java import Java, JavaError
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native.library import Engine
-from kiln.pipelines.runtime.checkpoint import CheckpointError, parse_offsets
+from kiln.pipelines.runtime.checkpoint import CheckpointError, parse_offsets, save_topic_ids
 from kiln.pipelines.runtime.spark_environment import find_foreign_variables
-from kiln.pipelines.runtime.topics import save_topic_ids
 from kit.kiln_table import append_rows
 
 OFFSETS = 'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1}}\n{{"kiln.frames":{{"0":{zero},"1":{one}}}}}'

@@ -21,8 +21,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.query.export import ExportError, export_lake
-from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.reading_faults import MissingFilesError
+from kiln.pipelines.delta.lake import Lake, MissingFilesError
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views
 from kit.row_values import in_any_order, values_of

@@ -33,20 +33,20 @@ MODULES: dict[str, Sequence[str]] = {
         "kiln.deploy.cli.app",
         "kiln.bridge.app.main",
         "kiln.deploy.stack.kafka_broker",
-        "kiln.deploy.ops.monitor.bridge",
+        "kiln.deploy.ops.bridge_monitor",
     ),
     "jobs": (
         *(
             "kiln.deploy.cli.app",
             "kiln.deploy.run.application",
-            "kiln.deploy.screens.views",
+            "kiln.deploy.run.screen",
             "kiln.deploy.run.summary",
         ),
         *("kiln.deploy.ops.doctor", "kiln.deploy.query.ask", "kiln.pipelines.quality.check"),
         *(
             "kiln.deploy.ops.maintenance",
             "kiln.deploy.run.backfill",
-            "kiln.deploy.ops.quarantine.replay",
+            "kiln.deploy.ops.quarantine_replay",
             "kiln.pipelines.app.submit",
         ),
         *("kiln.pipelines.app.backfill_run", "kiln.pipelines.app.worker_daemon"),

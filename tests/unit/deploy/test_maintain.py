@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.model import Maintenance, Settings
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.ops.maintenance import build_policy
 from kiln.deploy.ops.recover import Recovery
-from kiln.deploy.run.maintenance import MaintenanceProcess
-from kiln.deploy.stack.periodic_process import PeriodicProcess
+from kiln.deploy.run.children import MaintenanceProcess, PeriodicProcess
 from kiln.pipelines.backfill.run_log import append_event, read_runs
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits

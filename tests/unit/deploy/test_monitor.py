@@ -1,4 +1,4 @@
-"""kiln.deploy.ops.monitor: metrics, readiness and the status page of a run, over HTTP."""
+"""kiln.deploy.ops.run_monitor: metrics, readiness and the status page of a run, over HTTP."""
 
 from __future__ import annotations
 
@@ -28,12 +28,9 @@ from kiln.conf.process.bridge_status import (
     write_status,
 )
 from kiln.conf.process.exporter import HostNames, render_metrics
-from kiln.deploy.ops.monitor.bridge import BridgeMonitor
-from kiln.deploy.ops.monitor.facts import MonitorInputs
-from kiln.deploy.ops.monitor.families import build_families
-from kiln.deploy.ops.monitor.history import RunHistory, build_plot
-from kiln.deploy.ops.monitor.page import render_page
-from kiln.deploy.ops.monitor.server import Monitor
+from kiln.deploy.ops.bridge_monitor import BridgeMonitor
+from kiln.deploy.ops.metric_families import MonitorInputs, build_families
+from kiln.deploy.ops.run_monitor import Monitor, RunHistory, build_plot, render_page
 from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, BridgeInRun, QualityInRun, Snapshot
 from kiln.deploy.ops.status import read_lake_status
 from kiln.pipelines.delta.lake import Lake

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kiln.conf.settings.keys import list_keys
-from kiln.deploy.stack import native_wheel
+from kiln.deploy.stack import native_core
 from kiln.pipelines.native.library import LIBRARY
 from kit import engines
 from kit.built_wheel import build_wheel
@@ -54,9 +54,9 @@ def test_the_wheel_has_every_file_of_its_packages(wheel: Path, root: Path) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(engines.core_is_missing(), reason="no native core to put into a wheel")
 def test_the_wheel_with_the_native_core_loads_it(wheel: Path, tmp_path: Path) -> None:
-    tag = native_wheel.find_tag()
+    tag = native_core.find_tag()
     assert tag is not None
-    native = native_wheel.add_core(wheel, LIBRARY, tag)
+    native = native_core.add_core(wheel, LIBRARY, tag)
     environment = tmp_path / "environment"
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, environment], check=True)
     options = ["--quiet", "--offline", "--no-deps", "--no-index", "--find-links", str(native.parent)]

@@ -19,16 +19,14 @@ from great_expectations.expectations.registry import get_expectation_impl
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.settings.model import Network, Settings
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.run.quality import QualityChecks
+from kiln.deploy.run.children import QualityChecks
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.quality import column_checks as checking
-from kiln.pipelines.quality.catalogue import EXPECTATIONS, Expectation
 from kiln.pipelines.quality.check import check_lake
 from kiln.pipelines.quality.data_docs import write_docs
 from kiln.pipelines.quality.expectations import ExpectationOutcome, RowValidator
-from kiln.pipelines.quality.page import insert_lists
 from kiln.pipelines.quality.results import CheckResult
-from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
+from kiln.pipelines.quality.suites import EXPECTATIONS, FOLDER, Expectation, SuiteCheck, insert_lists, read_suites
 from kiln.schemas.delta.tables import TABLES
 from kit.awaiting import wait_until
 from kit.checkpoint_files import commit, plan

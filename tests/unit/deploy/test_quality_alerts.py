@@ -25,8 +25,7 @@ from test_screen import STATUS
 
 from kiln.conf.process.bridge_status import BridgeStatus, SpoolStatus
 from kiln.conf.process.exporter import render_metrics
-from kiln.deploy.ops.monitor.facts import MonitorInputs
-from kiln.deploy.ops.monitor.families import build_families
+from kiln.deploy.ops.metric_families import MonitorInputs, build_families
 from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, BridgeInRun, Snapshot
 from kiln.deploy.ops.status import TableStatus
 from kiln.pipelines.runtime.query_status import QueryState

@@ -19,16 +19,16 @@ from deltalake import DeltaTable, write_deltalake
 from conftest import VECTORS
 from kiln.conf.settings.durations import micros
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.bundles import save_bundles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.quality.context import CheckContext
 from kiln.pipelines.quality.expectations import RowValidator
 from kiln.pipelines.quality.results import CheckResult
 from kiln.pipelines.quality.suite_run import SuiteRun
 from kiln.pipelines.quality.suites import FOLDER, SuiteCheck, read_suites
+from kiln.pipelines.quality.windows import CheckContext
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import Item
 from kiln.schemas.delta.tables import TABLES

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.quarantine import format_data
-from kiln.deploy.ops.quarantine import dropping
-from kiln.deploy.ops.quarantine.picking import QuarantineError, QuarantineFilter, QuarantineRows
+from kiln.deploy.ops import quarantine
+from kiln.deploy.ops.quarantine import QuarantineError, QuarantineFilter, QuarantineRows
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
 from kiln.pipelines.decode.frame_row import build_frame_row
@@ -51,7 +51,7 @@ def test_rows_that_cannot_be_recorded_are_an_error_in_words(
     def write(*_: object, **__: object) -> None:
         raise DeltaError("Failed to parse parquet: External: Unable to copy data to file: No space left (os error 28)")
 
-    monkeypatch.setattr(dropping, "write_deltalake", write)
+    monkeypatch.setattr(quarantine, "write_deltalake", write)
     before = lake.open("quarantine").version()
     assert run_command(["quarantine", "drop", "--all", "--yes", "--why", "x"]) == 1
     assert capsys.readouterr().err == f"kiln: cannot write to {lake.path} (No space left). No row was dropped\n"
@@ -229,12 +229,12 @@ def test_a_drop_that_was_cut_short_is_finished_and_recorded_once(lake: Lake, mon
         raise KeyboardInterrupt
 
     before = left(lake)
-    monkeypatch.setattr(dropping, "replace_files", killed)
+    monkeypatch.setattr(quarantine, "replace_files", killed)
     with pytest.raises(KeyboardInterrupt):
-        dropping.drop_rows(lake, wanted, "why", "1", soon(1))
+        quarantine.drop_rows(lake, wanted, "why", "1", soon(1))
     monkeypatch.undo()
     assert left(lake) == before
-    done = dropping.drop_rows(lake, wanted, "why", "2", soon(2))
+    done = quarantine.drop_rows(lake, wanted, "why", "2", soon(2))
     assert (done.rows, done.known) == (4, 4)
     assert len(DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table()) == 4
     assert {row[0] for row in left(lake)} == {"rpc", "publisher"}
@@ -242,9 +242,9 @@ def test_a_drop_that_was_cut_short_is_finished_and_recorded_once(lake: Lake, mon
 
 def test_rows_that_come_back_are_dropped_and_recorded_anew(lake: Lake) -> None:
     rows = DeltaTable(lake.table("quarantine")).to_pyarrow_table().to_pylist()
-    dropping.drop_rows(lake, QuarantineFilter(), "why", "1", soon(-1))
+    quarantine.drop_rows(lake, QuarantineFilter(), "why", "1", soon(-1))
     append(lake, "quarantine", rows)
-    done = dropping.drop_rows(lake, QuarantineFilter(), "why", "2", soon(1))
+    done = quarantine.drop_rows(lake, QuarantineFilter(), "why", "2", soon(1))
     assert (done.rows, done.known) == (len(rows), 0)
     assert len(DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table()) == 2 * len(rows)
 
@@ -273,8 +273,8 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
                 DeltaTable(lake.table("quarantine")).optimize.compact()
         return replace_files(lake, table, opened, old, new, what, removes_rows=removes_rows)
 
-    monkeypatch.setattr(dropping, "replace_files", with_others)
-    dropped = dropping.drop_rows(lake, QuarantineFilter(stage="message"), "why", "1", soon())
+    monkeypatch.setattr(quarantine, "replace_files", with_others)
+    dropped = quarantine.drop_rows(lake, QuarantineFilter(stage="message"), "why", "1", soon())
     assert dropped.rows == 4
     assert len(DeltaTable(lake.table("quarantine_dropped")).to_pyarrow_table()) == 4
     kept = [row[:2] for row in left(lake)]

@@ -16,17 +16,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import write_deltalake
 
 from conftest import VECTORS
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.demo.traffic.replay import replay
-from kiln.deploy.ops.quarantine.frames import FramePosition, decode_again, read_frames, select_messages
-from kiln.deploy.ops.quarantine.replay import (
+from kiln.deploy.demo.traffic.capture_files import replay
+from kiln.deploy.ops.quarantine import FramePosition, decode_again, read_frames, select_messages
+from kiln.deploy.ops.quarantine_replay import (
     QuarantineReplay,
     QuarantineReplayError,
     ReplayCandidates,
     describe_candidates,
+    find_unfetched_blocks,
 )
-from kiln.deploy.ops.quarantine.unfetched import find_unfetched_blocks
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.archive.rows import build_message_row
 from kiln.pipelines.decode import decoder

@@ -1,5 +1,5 @@
-"""kiln.deploy.demo.traffic.replay, kiln.bridge.kafka.producers: a capture becomes Frames, and none is lost on the
-way."""
+"""kiln.deploy.demo.traffic.capture_files, kiln.bridge.kafka.producers: a capture becomes Frames, and none is lost
+on the way."""
 
 from __future__ import annotations
 
@@ -20,9 +20,17 @@ from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from conftest import VECTORS
 from kiln.bridge.capture.tap import ConnectionTap
 from kiln.bridge.kafka.producers import FramesProducer, FramesProducerError, connect
-from kiln.deploy.demo.traffic.replay import DEFAULT_NETWORK, ReplayProgress, replay
-from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
-from kiln.schemas.captures.kiln_capture import build_frames, compute_connection_id, survey_capture
+from kiln.deploy.demo.traffic.capture_files import DEFAULT_NETWORK, ReplayProgress, replay
+from kiln.schemas.captures.kiln_capture import (
+    CaptureError,
+    CaptureRecord,
+    build_frames,
+    compute_connection_id,
+    open_capture,
+    read_capture,
+    survey_capture,
+    write_capture,
+)
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln import frame_pb2

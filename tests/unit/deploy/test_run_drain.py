@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import Ipfs, Settings
 from kiln.deploy.ops.snapshot import Snapshot
-from kiln.deploy.ops.watch import TopicCounts
+from kiln.deploy.ops.snapshot_builder import TopicCounts
 from kiln.deploy.run import application
 from kiln.deploy.run.application import RunOutcome
 from kiln.deploy.run.network import build_demo_settings
+from kiln.deploy.run.screen import View
 from kiln.deploy.run.summary import describe_unread
-from kiln.deploy.screens.views import View
 from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.runtime.passed_versions import CAUGHT_UP_FILE
 from kiln.pipelines.runtime.progress import QueryProgress

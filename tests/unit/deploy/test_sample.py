@@ -11,9 +11,9 @@ import pytest
 
 import kiln
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.packaging.sample import MAX_BYTES, RUN, measure_folder, pack_lake
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.query.sample import SAMPLE_LAKE
+from kiln.deploy.query.sample_recording import MAX_BYTES, RUN, measure_folder, pack_lake
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import views

@@ -1,4 +1,4 @@
-"""kiln.deploy.stack.scratch: no process takes another's temporary files, and what a killed one leaves goes."""
+"""kiln.deploy.stack.spark: no process takes another's temporary files, and what a killed one leaves goes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kiln.deploy.stack.scratch import create_scratch_folder
+from kiln.deploy.stack.spark import create_scratch_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = """
 import sys
 from pathlib import Path
-from kiln.deploy.stack.scratch import create_scratch_folder
+from kiln.deploy.stack.spark import create_scratch_folder
 folder = create_scratch_folder(Path(sys.argv[1]))
 (folder / "blocks").write_bytes(b"x" * 1000)
 print(folder, flush=True)

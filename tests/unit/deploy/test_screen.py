@@ -1,4 +1,4 @@
-"""kiln.deploy.screens.screen and kiln.deploy.run.summary: what is shown, and that it fits."""
+"""kiln.deploy.run.screen and kiln.deploy.run.summary: what is shown, and that it fits."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ from kiln.deploy.ops.formatting import (
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.run.application import RunOutcome
+from kiln.deploy.run.screen import LineView, LiveView, format_line, open_view, render_screen
 from kiln.deploy.run.summary import read_row_counts, render_summary, suggest_queries
-from kiln.deploy.screens.screen import format_line, render_screen
-from kiln.deploy.screens.views import LineView, LiveView, open_view
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryPhase, QueryState
 from kiln.schemas.delta.tables import TABLES

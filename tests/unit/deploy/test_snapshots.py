@@ -1,4 +1,4 @@
-"""kiln.deploy.ops.snapshots: what a run looks like, out of what queries and topics tell."""
+"""kiln.deploy.ops.snapshot_builder: what a run looks like, out of what queries and topics tell."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.snapshot import BridgeInRun
-from kiln.deploy.ops.snapshots import SnapshotBuilder
-from kiln.deploy.ops.watch import TopicWatch
+from kiln.deploy.ops.snapshot_builder import SnapshotBuilder, TopicWatch
 from kiln.pipelines.app.supervisor import Supervisor
 from kiln.pipelines.runtime.progress import QueryProgress
 from kiln.pipelines.runtime.query_status import build_query_state

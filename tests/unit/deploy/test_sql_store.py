@@ -1,11 +1,11 @@
-"""kiln.pipelines.delta.duckdb_files: what DuckDB reads out of an object store. The store itself is in tests/store."""
+"""kiln.pipelines.delta.duckdb_tables: what DuckDB reads out of an object store. The store itself is in tests/store."""
 
 from __future__ import annotations
 
 import io
 from concurrent.futures import ThreadPoolExecutor
 
-from kiln.pipelines.delta.duckdb_files import SharedFile
+from kiln.pipelines.delta.duckdb_tables import SharedFile
 
 
 def test_each_thread_reads_at_its_own_place() -> None:

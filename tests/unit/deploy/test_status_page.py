@@ -1,4 +1,4 @@
-"""kiln.deploy.ops.monitor.page in a real browser: readable on a wide window and on a phone, with nothing cut off."""
+"""kiln.deploy.ops.run_monitor in a real browser: readable on a wide window and on a phone, with nothing cut off."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from test_monitor import SNAPSHOT
 
-from kiln.deploy.ops.monitor.facts import MonitorInputs
-from kiln.deploy.ops.monitor.history import RunHistory
-from kiln.deploy.ops.monitor.page import render_page
+from kiln.deploy.ops.metric_families import MonitorInputs
+from kiln.deploy.ops.run_monitor import RunHistory, render_page
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.ops.status import read_lake_status
 from kiln.pipelines.delta.lake import Lake

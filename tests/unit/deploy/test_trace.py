@@ -11,10 +11,10 @@ import pytest
 
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.trace import print_trace, write_trace
+from kiln.deploy.query import trace
 from kiln.deploy.query.ask import query_lake
-from kiln.deploy.query.trace import plan
-from kiln.deploy.query.trace.follow import Trace, TraceError, trace_subject
-from kiln.deploy.query.trace.ids import CidRef, FrameRef, IdError, MessageRef, StreamRef, parse_id
+from kiln.deploy.query.trace import Trace, TraceError, trace_subject
+from kiln.deploy.query.trace_ids import CidRef, FrameRef, IdError, MessageRef, StreamRef, parse_id
 from kiln.pipelines.delta.lake import Lake
 from kit.traced_lake import BATCH, FALSE, OTHERS_BATCH, PEERS, TRUE, after, cid, make_lake, message, stream
 
@@ -89,7 +89,7 @@ def test_the_question_of_each_step_has_its_answer_by_itself(
     lake: Lake, text: str, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not named:
-        monkeypatch.setattr(plan, "_NAMED", 0)
+        monkeypatch.setattr(trace, "_NAMED", 0)
     for step in trace_subject(lake, parse_id(text)).steps:
         again = query_lake(lake, step.step.sql)
         assert (again.columns, list(again.rows())) == (step.columns, step.cells), step.step.name
@@ -100,7 +100,7 @@ def test_the_way_is_the_same_where_updates_are_too_many_to_name(
     lake: Lake, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = way(lake, text)
-    monkeypatch.setattr(plan, "_NAMED", 0)
+    monkeypatch.setattr(trace, "_NAMED", 0)
     assert way(lake, text) == named
 
 
@@ -212,7 +212,7 @@ def test_tables_that_are_not_there_yet_are_named(tmp_path: Path) -> None:
 
 
 def printed(found: Trace, *, sql: bool = False) -> str:
-    from kiln.deploy.screens.console import PlainConsole
+    from kiln.deploy.cli.console import PlainConsole
 
     console = PlainConsole()
     console.file = io.StringIO()

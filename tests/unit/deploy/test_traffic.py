@@ -29,8 +29,8 @@ from kiln.deploy.demo.traffic import (
     TrafficOptions,
     write_traffic,
 )
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.demo.traffic.population import ODD_KEY
-from kiln.deploy.demo.traffic.replay import replay
 from kiln.schemas.kafka.frames import REASONS as FRAME_REASONS
 from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2

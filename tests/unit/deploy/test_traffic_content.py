@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.deploy.demo.traffic.content import DATA_GARBAGE, TopicData, generate_contents, list_topics
+from kiln.deploy.demo.traffic.messages import DATA_GARBAGE, TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message

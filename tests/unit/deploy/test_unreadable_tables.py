@@ -13,7 +13,8 @@ import pytest
 import kiln
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.cli.app import run_command
-from kiln.deploy.ops.doctor import DoctorCheck, check_lake, run_checks
+from kiln.deploy.ops.doctor import run_checks
+from kiln.deploy.ops.doctor_checks import DoctorCheck, check_lake
 from kiln.deploy.ops.status import read_lake_status, read_table_status
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.query.sample import SAMPLE_LAKE, copy_sample

@@ -1,10 +1,10 @@
-"""kiln.deploy.ops.watch: what the screen counts of the topics."""
+"""kiln.deploy.ops.snapshot_builder: what the screen counts of the topics."""
 
 from __future__ import annotations
 
 import pytest
 
-from kiln.deploy.ops.watch import OpenWindows, TopicCounts
+from kiln.deploy.ops.snapshot_builder import OpenWindows, TopicCounts
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, encode
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import compute_cid

@@ -25,7 +25,7 @@ from kiln.pipelines.backfill.frames import (
 from kiln.pipelines.backfill.merged_rows import MergedRow, MergedRowBuffer
 from kiln.pipelines.backfill.sources import CaptureFile, FilePart, split_captures
 from kiln.pipelines.delta.lake import Lake
-from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
+from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 

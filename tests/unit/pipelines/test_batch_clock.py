@@ -1,4 +1,4 @@
-"""kiln.pipelines.runtime.micro_batch_clock: the time by which operators forget never goes back."""
+"""kiln.pipelines.runtime.clocks: the time by which operators forget never goes back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext, TaskContext
 
-from kiln.pipelines.runtime.micro_batch_clock import MicroBatchClock, get_batch_time
+from kiln.pipelines.runtime.clocks import MicroBatchClock, get_batch_time
 
 ROOT = Path(__file__).resolve().parents[3]
 

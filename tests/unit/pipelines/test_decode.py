@@ -19,7 +19,7 @@ from jsonschema import Draft202012Validator
 from nacl.signing import SigningKey
 
 from conftest import VECTORS
-from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.pipelines.archive.rows import build_fault_rows
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, MessageRef, RejectedMessage, decode, get_signer
 from kiln.pipelines.decode.identities import compute_fault_identity, compute_identities

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kiln.conf.process.location import parse_location
-from kiln.deploy.ops.doctor import check_first_offsets
+from kiln.deploy.ops.doctor_checks import check_first_offsets
 from kiln.pipelines.runtime.checkpoint import (
     FIRST_OFFSETS_FILE,
     REPLACED_EPOCH_FILE,

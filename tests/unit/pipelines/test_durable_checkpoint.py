@@ -1,4 +1,4 @@
-"""kiln.pipelines.runtime.durable_checkpoint and the order of syncs: what a power cut leaves is what was synced."""
+"""kiln.pipelines.runtime.checkpoint and the order of syncs: what a power cut leaves is what was synced."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake, locate_commit
-from kiln.pipelines.runtime.durable_checkpoint import DurableCheckpoint
+from kiln.pipelines.runtime.checkpoint import DurableCheckpoint
 from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.schemas.delta.tables import TABLES
 

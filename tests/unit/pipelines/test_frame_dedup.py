@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from kiln.pipelines.archive.frame_dedup import FrameDedup
+from kiln.pipelines.archive.query import FrameDedup
 from kiln.pipelines.archive.record_decoder import DECODE_RESULT, DecodeResult, decode_records
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.commits import WriteId

@@ -10,13 +10,13 @@ from kiln.pipelines.delta.frame_ranges import (
     FrameRangeFilter,
     FrameRanges,
     Ranges,
+    StoredFrameRanges,
     build_range_key,
     contains,
     insert,
     merge,
     overlap,
 )
-from kiln.pipelines.delta.stored_frame_ranges import StoredFrameRanges
 
 numbers = st.integers(1, 40)
 spans = st.tuples(numbers, st.integers(0, 8)).map(lambda span: (span[0], span[0] + span[1]))

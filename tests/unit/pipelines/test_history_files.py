@@ -37,9 +37,9 @@ from kiln.pipelines.backfill.sources import (
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures import compression
-from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, Item, UnreadableItem
+from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.captures.lines import WHOLE
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.kiln.frame_pb2 import Frame

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kiln.conf.process.exporter import Exporter
-from kiln.conf.process.locks import lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.pipelines.app import submit
 from kiln.pipelines.app.submit import SubmittedQuery
 from kiln.pipelines.runtime.progress import QueryProgress

@@ -1,4 +1,4 @@
-"""kiln.pipelines.updates.known_streams against a dict of the whole topic: nothing is forgotten, whoever reads the
+"""kiln.pipelines.updates.separators against a dict of the whole topic: nothing is forgotten, whoever reads the
 topic, and whoever dies meanwhile."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.pipelines.updates.known_streams import KnownStreams, StreamsFile
+from kiln.pipelines.updates.separators import KnownStreams, StreamsFile
 from kiln.schemas.kafka.records import SeparatorRecord, StreamRecord, WaitedTip, encode
 
 Answers = dict[tuple[str, str], SeparatorRecord | None]
@@ -171,7 +171,7 @@ def test_a_worker_that_is_killed_leaves_what_was_there_and_no_lock(tmp_path: Pat
     code = f"""
 import os, signal
 from pathlib import Path
-from kiln.pipelines.updates.known_streams import StreamsFile, _lock_file
+from kiln.pipelines.updates.separators import StreamsFile, _lock_file
 from kiln.schemas.kafka.records import StreamRecord, encode
 def values():
     for n in range(20_000):

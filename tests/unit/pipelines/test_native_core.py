@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from conftest import VECTORS
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.stack import native_core
 from kiln.pipelines.decode.decoder import DecodeConfig, check_signature
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from kiln.pipelines.archive import record_decoder
 from kiln.pipelines.archive import rows as archive_rows
 from kiln.pipelines.archive import transform as archive
-from kiln.pipelines.archive.control_rows import build_control_rows
-from kiln.pipelines.archive.rows import CopyRow, MessageRow, build_message_row
+from kiln.pipelines.archive.rows import CopyRow, MessageRow, build_control_rows, build_message_row
 from kiln.pipelines.backfill import copies as history_copies
 from kiln.pipelines.batch import offset_range as stretch
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges

@@ -23,7 +23,7 @@ from kiln.pipelines.delta.lake import Lake, locate_commit
 from kiln.pipelines.recovery import DamageError, DamageLocation, examine, recover_tables
 from kiln.pipelines.runtime.checkpoint import FIRST_OFFSETS_FILE, Checkpoint
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
-from kiln.pipelines.runtime.table_writer import TableOutput, TableWriter
+from kiln.pipelines.runtime.query_context import TableOutput, TableWriter
 from kiln.pipelines.runtime.topics import TopicState
 from kiln.schemas.delta.tables import TABLES
 from kit.small_lake import append

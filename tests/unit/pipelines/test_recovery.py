@@ -31,12 +31,11 @@ from kiln.pipelines.recovery import (
     repair,
     set_files_aside,
 )
-from kiln.pipelines.runtime.checkpoint import Checkpoint
-from kiln.pipelines.runtime.checkpoint_faults import is_whole
+from kiln.pipelines.runtime.checkpoint import Checkpoint, is_whole, read_topic_ids, save_topic_ids
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
+from kiln.pipelines.runtime.query_context import TableOutput, TableWriter
 from kiln.pipelines.runtime.table_ages import OlderTableError, check_tables
-from kiln.pipelines.runtime.table_writer import TableOutput, TableWriter
-from kiln.pipelines.runtime.topics import TopicState, read_topic_ids, save_topic_ids
+from kiln.pipelines.runtime.topics import TopicState
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.records import Epoch
 

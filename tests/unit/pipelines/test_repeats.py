@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from kiln.pipelines.backfill.deduplication import StreamHistory, UpdateCandidate
 from kiln.pipelines.decode.decoder import MessageRef
 from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig
-from kiln.pipelines.updates.processor import MAX_DIGESTS, StreamState
 from kiln.pipelines.updates.repeats import Announcement, select_updates
-from kiln.pipelines.updates.transform import UPDATE_RULE
-from kiln.pipelines.updates.update_rows import UpdateRow
+from kiln.pipelines.updates.row_builder import UpdateRow
+from kiln.pipelines.updates.transform import MAX_DIGESTS, UPDATE_RULE, StreamState
 from kit.log_model import Announced, updates_among
 
 SPAN = 1_000_000

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.pipelines.archive import transform as archive
-from kiln.pipelines.archive.control_rows import ControlRow, SubscriptionRow
-from kiln.pipelines.archive.rows import CopyRow, MessageRow
+from kiln.pipelines.archive.rows import ControlRow, CopyRow, MessageRow, SubscriptionRow
 from kiln.pipelines.decode.frame_row import FrameRow
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl, select_columns
 from kiln.pipelines.runtime.row_packing import UniqueRow, build_packed_ddl, pack, pack_rows, unpack_rows

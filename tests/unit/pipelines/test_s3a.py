@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kiln.conf.process.location import parse_location
-from kiln.pipelines.runtime.s3a import build_s3a_settings
+from kiln.pipelines.runtime.session import build_s3a_settings
 
 PLACE = "s3://kiln/lake"
 AT = "spark.hadoop.fs.s3a.bucket.kiln."

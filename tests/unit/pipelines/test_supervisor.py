@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.process.kafka_topics import TopicIdentity
 from kiln.conf.process.location import parse_location
-from kiln.conf.process.state_version import claim_state_folder
+from kiln.conf.process.state_folder import claim_state_folder
 from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import supervisor
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor, describe_failure
@@ -24,9 +24,10 @@ from kiln.pipelines.decode.breaker import DecodingBrokenError
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.checkpoint import read_topic_ids
 from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
-from kiln.pipelines.runtime.topics import TopicState, read_topic_ids
+from kiln.pipelines.runtime.topics import TopicState
 from kiln.schemas.kafka.records import Epoch
 
 NAME = "archive"
@@ -394,7 +395,7 @@ Driver stacktrace:
         (
             ValueError(
                 "[PYTHON_EXCEPTION] An exception was thrown: Traceback (most recent call last):\n"
-                '  File "kiln/pipelines/runtime/kafka_source.py", line 3, in f\n'
+                '  File "kiln/pipelines/runtime/kafka.py", line 3, in f\n'
                 "kiln.pipelines.runtime.kafka_ranges.LostRecordsError: gone\n SQLSTATE: 38000\n"
             ),
             "kiln.pipelines.runtime.kafka_ranges.LostRecordsError: gone",

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from kiln.pipelines.delta.lake import Lake, LakeError
-from kiln.pipelines.delta.rows import read_rows
+from kiln.pipelines.delta.lake import Lake, LakeError, read_rows
 
 
 @pytest.fixture

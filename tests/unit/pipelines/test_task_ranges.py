@@ -1,4 +1,4 @@
-"""Limits of a micro-batch, and the ranges of its tasks (kiln.pipelines.runtime.kafka_source)."""
+"""Limits of a micro-batch, and the ranges of its tasks (kiln.pipelines.runtime.kafka)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kiln.pipelines.runtime.kafka import assign_ranges, limit_ranges
 from kiln.pipelines.runtime.kafka_ranges import OffsetRange
-from kiln.pipelines.runtime.kafka_source import assign_ranges, limit_ranges
 
 ranges = st.lists(st.tuples(st.integers(0, 10**12), st.integers(0, 10**7)), max_size=8).map(
     lambda sizes: [OffsetRange("t", n, first, first + size) for n, (first, size) in enumerate(sizes)]

@@ -17,11 +17,16 @@ from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.runtime.dedup_store import StoredDigest
 from kiln.pipelines.updates import transform as module
-from kiln.pipelines.updates.known_streams import StreamsTopic
 from kiln.pipelines.updates.repeats import select_updates
-from kiln.pipelines.updates.separators import KnownSeparators, SeparatedUpdate, SeparatorConfig, resolve_separator
+from kiln.pipelines.updates.row_builder import COPY_COLUMNS, UpdateRow, read_copies, write_copies
+from kiln.pipelines.updates.separators import (
+    KnownSeparators,
+    SeparatedUpdate,
+    SeparatorConfig,
+    StreamsTopic,
+    resolve_separator,
+)
 from kiln.pipelines.updates.transform import build_copies
-from kiln.pipelines.updates.update_rows import COPY_COLUMNS, UpdateRow, read_copies, write_copies
 from kiln.schemas.dht.announcement import Announcement, compute_salt, write_announcement
 from kiln.schemas.dht.items import build_put_fields
 from kiln.schemas.dht.items import sign as sign_item
@@ -43,7 +48,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.times import MAX_MICROS, MIN_MICROS
 from kiln.schemas.wire.cid import cid_text, compute_cid
-from kiln.schemas.wire.claims import Claims
+from kiln.schemas.wire.genesis import Claims
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import write_batch_update, write_keepalive, write_query, write_response, write_update
 from kiln.schemas.wire.streamid import StreamID

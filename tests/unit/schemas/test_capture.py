@@ -1,4 +1,4 @@
-"""kiln.schemas.captures.capture_file: the records of a capture file, byte for byte, and where a broken one is
+"""kiln.schemas.captures.kiln_capture: the records of a capture file, byte for byte, and where a broken one is
 broken."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import VECTORS
-from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
+from kiln.schemas.captures.kiln_capture import CaptureError, CaptureRecord, open_capture, read_capture, write_capture
 
 records = st.lists(
     st.builds(

@@ -1,11 +1,11 @@
-"""kiln.schemas.wire.claims: which claim a genesis contradicts (decision 4)."""
+"""kiln.schemas.wire.genesis: which claim a genesis contradicts (decision 4)."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.schemas.wire.claims import Claims, describe_contradiction
+from kiln.schemas.wire.genesis import Claims, describe_contradiction
 from kiln.schemas.wire.topics import Separator
 
 separators = st.builds(Separator, st.sampled_from(("model", "controller")), st.sampled_from(("ka", "kb", "kc")))

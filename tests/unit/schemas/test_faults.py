@@ -23,7 +23,7 @@ from kiln.schemas.dht import announcement
 from kiln.schemas.faults import BEGIN, END, FAULTS, insert_tables, markdown
 from kiln.schemas.kafka import frames
 from kiln.schemas.wire import cid, genesis, identity, pubsub, topic_table
-from kiln.schemas.wire.claims import CONTRADICTS, CONTRADICTS_TOPIC
+from kiln.schemas.wire.genesis import CONTRADICTS, CONTRADICTS_TOPIC
 
 ROOT = Path(__file__).resolve().parents[3]
 RUNBOOK = ROOT / "docs" / "RUNBOOK.md"

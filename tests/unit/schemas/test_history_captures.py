@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from kiln.schemas.captures import kiln_capture
-from kiln.schemas.captures.capture_file import CaptureError, CaptureRecord, write_capture
 from kiln.schemas.captures.items import FILE_DAMAGED, FileSource, UnreadableItem
+from kiln.schemas.captures.kiln_capture import CaptureError, CaptureRecord, write_capture
 from kiln.schemas.kafka.frames import MAX_NETWORK, MAX_RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import VECTORS
-from kiln.deploy.demo.traffic.replay import replay
+from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.pipelines.decode.decoder import RejectedMessage
-from kiln.schemas.captures.capture_file import CaptureRecord, write_capture
 from kiln.schemas.captures.formats import detect_format
 from kiln.schemas.captures.items import FILE_DAMAGED, FILE_ENDS_EARLY, LINE_MALFORMED, Item, UnreadableItem
+from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.captures.lines import MAX_LINE
 from kiln.schemas.kafka.frames import METADATA_ONLY
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import VECTORS
-from kiln.schemas.captures.capture_file import open_capture, read_capture
+from kiln.schemas.captures.kiln_capture import open_capture, read_capture
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.reject import Rejected

@@ -8,9 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
-from kiln.schemas.wire.gossip_id import gossip_id
 from kiln.schemas.wire.identity import message_id, sign
-from kiln.schemas.wire.message_id import MessageIdRuleError, parse_message_id_rule
+from kiln.schemas.wire.message_id import MessageIdRuleError, gossip_id, parse_message_id_rule
 
 TOPIC, DATA = "/waku/2/rs/0/1", b"\x0a\x03abc"
 SHA256, TOPIC_SHA256 = hashlib.sha256(DATA).digest(), hashlib.sha256(TOPIC.encode() + DATA).digest()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.schemas.kafka.frames import MAX_RPC, read_rpc
+from kiln.schemas.kafka.frames import MAX_ITEMS, MAX_RPC, has_too_many_items, read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlIHave,
@@ -16,7 +16,6 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     PeerInfo,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.rpc_items import MAX_ITEMS, has_too_many_items
 from kit.cpu_time import measure_cpu
 
 LONGEST = b"\xfb\xff\xff\x01"  # a length of MAX_RPC - 5 bytes, as a varint

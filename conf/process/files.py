@@ -1,0 +1,94 @@
+"""Small files that are read whole, such as settings and passwords, sync to disk, and the password of
+the embedded broker.
+
+A file's bytes survive a power cut once the file is synced, and its name survives once its folder is synced.
+
+Every room may import this file.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Final
+
+SMALL: Final = 16 << 20
+"""maximum size of a file that `read_small_file` reads by default, in bytes"""
+
+
+def open_regular_file(path: Path) -> BinaryIO:
+    """Open a file to read it. A pipe or device of that name could block the process, or have no end.
+
+    Raises:
+        OSError: The file cannot be opened, or is not a regular one.
+    """
+    # non-blocking, because opening a FIFO waits for a writer
+    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(number, "rb")
+
+
+def read_small_file(path: Path, limit: int = SMALL) -> bytes:
+    """Read a regular file.
+
+    Args:
+        path: The file.
+        limit: Its maximum size in bytes.
+
+    Raises:
+        OSError: The file cannot be read, is not a regular one, or is larger than `limit`.
+    """
+    with open_regular_file(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+    return data
+
+
+def to_disk(path: Path) -> None:
+    """Sync the bytes of a file, or the entries of a folder, to disk."""
+    opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def ensure_password(broker_dir: Path) -> str:
+    """Read the password of this folder's broker; create it if it is missing.
+
+    The broker and its clients may start in any order. If two of them create a password at the same time, both use the
+    same one.
+
+    Raises:
+        OSError: The file cannot be read or created.
+    """
+    path = broker_dir / "password"
+    while True:
+        with suppress(FileNotFoundError):
+            password = read_small_file(path).decode("ascii")
+            if password:
+                return password
+            path.unlink()  # a power cut can leave an empty file
+        broker_dir.mkdir(parents=True, exist_ok=True)
+        fresh = private_file(path, secrets.token_urlsafe(24))
+        with suppress(FileExistsError):
+            os.link(fresh, path)
+        fresh.unlink()
+
+
+def private_file(path: Path, text: str) -> Path:
+    """Write the text to a file next to `path`, with mode 0600, and sync it to disk."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="latin-1") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    return fresh

@@ -1,0 +1,182 @@
+"""The state folder: its format version, its permissions, and its locks: one process at a time runs each query and the
+bridge.
+
+Every room may import this file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Final
+from uuid import uuid4
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.files import open_regular_file, read_small_file, to_disk
+
+STATE_VERSION: Final = 4
+"""Version of the files, checkpoints and tables in a state folder. Raise it with an incompatible change only."""
+
+_FILE = "version"
+_CONTENT = ("broker", "checkpoints")
+"""Folders that only Kiln fills; an empty one may be a mounted disk. Not among them are `bridge`, which a user may copy
+to keep a node's keys, and `lake`, whose tables have a version of their own."""
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class StateVersionError(KilnError):
+    """A Kiln of another version wrote the state folder."""
+
+
+def check_state_version(state: Path) -> None:
+    """Check that this version of Kiln can read a state folder, which need not exist. Nothing is changed.
+
+    Raises:
+        StateVersionError: An older or a newer Kiln wrote the folder.
+        OSError: The folder cannot be read.
+    """
+    _read_version(state)
+
+
+def claim_state_folder(state: Path) -> None:
+    """Create a state folder that only its user can read, as it contains keys and network data; write its version.
+
+    Call it before anything else is written to the folder. The permissions of an empty folder of this user are
+    restricted in the same way. The permissions of any other folder stay as they are, because other programs may depend
+    on them: `kiln doctor` reports them.
+
+    Raises:
+        StateVersionError: An older or a newer Kiln wrote the folder. Nothing is changed.
+        OSError: The folder cannot be written.
+    """
+    version = _read_version(state)
+    if version == STATE_VERSION:
+        return
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = state.stat()
+    is_ours = status.st_uid == os.geteuid() and not status.st_mode & stat.S_ISVTX
+    if is_ours and status.st_mode & _OTHERS and not _is_filled(state):
+        state.chmod(stat.S_IMODE(status.st_mode) & ~_OTHERS)
+    fresh = state / f".version-{uuid4().hex}"  # other processes may claim the folder at the same time
+    fresh.write_text(f"{STATE_VERSION}\n", encoding="ascii")
+    to_disk(fresh)
+    fresh.replace(state / _FILE)
+    to_disk(state)
+
+
+def is_private(state: Path) -> bool:
+    """Return true if the folder is accessible to its user alone."""
+    return not state.stat().st_mode & _OTHERS
+
+
+def _read_version(state: Path) -> int | None:
+    """Read the version of a state folder; `None` if it has no state yet."""
+    path = state / _FILE
+    try:
+        text = read_small_file(path).decode("ascii", errors="replace").strip()
+    except FileNotFoundError:
+        text = ""
+    if text == str(STATE_VERSION):
+        return STATE_VERSION
+    if re.fullmatch(r"[0-9]{1,9}", text) and int(text) > STATE_VERSION:
+        raise StateVersionError(
+            f"the state folder {state} has version {text}, and this Kiln reads version {STATE_VERSION}. Use the newer "
+            "Kiln that wrote it, or pass another folder with --state"
+        )
+    if text or any(_is_filled(state / name) for name in _CONTENT):
+        raise StateVersionError(
+            f"the state folder {state} has {f'version {text[:20]}' if text else 'no version'}, and this Kiln reads "
+            f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it and pass another folder with --state. "
+            "Frames that are still in Kafka or in captures can be processed again there, and those of its table "
+            f"{state / 'lake' / 'frames'} with kiln backfill run --source frames (RUNBOOK, Versions)"
+        )
+    return None
+
+
+def _is_filled(folder: Path) -> bool:
+    return folder.is_dir() and any(entry.name != "lost+found" for entry in folder.iterdir())
+
+
+_RETRY_EVERY = 0.5  # s
+
+
+class StateInUseError(KilnError):
+    """Another process holds the lock; two processes would write the same checkpoint, or use the same key."""
+
+
+def read_lock_holders(state: Path) -> set[int]:
+    """Read the process numbers of the Kilns that use a state folder: those that hold one of its locks."""
+    holders: set[int] = set()
+    folder = state / "locks"
+    for path in folder.iterdir() if folder.is_dir() else ():
+        with open_regular_file(path) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                number = lock.read(20)
+                holders.add(int(number) if number.isdigit() else 0)  # the holder may not have written it yet
+    return holders
+
+
+def is_locked(state: Path, name: str) -> bool:
+    """Return true if a process holds the lock `locks/NAME` of a state folder, which may be read-only."""
+    try:
+        with open_regular_file(state / "locks" / name) as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return False
+
+
+def try_lock(lock: IO[str]) -> bool:
+    """Lock a file without waiting, and return true if that worked."""
+    # a process that checks the lock holds it for an instant, hence the retries
+    for _ in range(20):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.01)
+    return False
+
+
+@contextmanager
+def lock_state(state: Path, name: str, patience: float = 0.0) -> Iterator[None]:
+    """Hold the lock `locks/NAME` of a state folder for this process, and claim the folder.
+
+    Args:
+        state: The state folder.
+        name: Name of the lock.
+        patience: Time to wait for another process to release the lock, s.
+
+    Raises:
+        StateInUseError: Another process, which the message names, holds the lock.
+        StateVersionError: An older or a newer Kiln wrote the folder.
+    """
+    claim_state_folder(state)
+    folder = state / "locks"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("a+") as lock:
+        until = time.monotonic() + patience
+        while not (is_held := try_lock(lock)) and time.monotonic() < until:
+            time.sleep(_RETRY_EVERY)
+        if not is_held:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise StateInUseError(
+                f"cannot lock {name}: process {holder} runs it in the state folder {state}. Stop it, or pass another "
+                "folder with --state"
+            )
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield

@@ -1,0 +1,372 @@
+"""Checks of `kiln doctor` as pure functions from measured values to a `DoctorCheck`."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import InvalidVersion
+
+from kiln.conf.process.bridge_status import BridgeStatus
+from kiln.conf.process.errors import PrerequisiteError
+from kiln.conf.process.extras import Extra, format_install_command
+from kiln.deploy.ops.status import (
+    BrokerStatus,
+    ClockStatus,
+    QueryStatus,
+    TableStatus,
+)
+from kiln.deploy.stack.java import TESTED_VERSIONS, Java, JavaError
+from kiln.deploy.stack.ports import PortHolder
+from kiln.pipelines.native.library import BUILD_COMMAND, Engine
+from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE
+
+Level = Literal["ok", "warn", "fail"]
+GB = 1_000_000_000
+_OPEN_FILES: Final = 1_024  # the default of most systems
+_SILENT = 10.0  # s, age of a status after which its bridge counts as stopped
+
+
+@dataclass(frozen=True)
+class DoctorCheck:
+    """Result of one check; `what_to_do` is empty if nothing needs to be done."""
+
+    name: str
+    level: Level
+    found: str
+    what_to_do: str = ""
+    group: str = ""
+    """purpose that the check belongs to, such as "query a lake"; one of `doctor.GROUPS`"""
+
+
+class Listener(NamedTuple):
+    """A port that Kiln listens on, and the key of its setting."""
+
+    setting: str
+    host: str
+    port: int
+    udp: bool = False
+
+    @property
+    def is_of_broker(self) -> bool:
+        """True if the embedded broker listens there."""
+        return self.setting.startswith("kafka.")
+
+
+def judge(name: str, problem: str, advice: str, fine: str, level: Level = "fail") -> DoctorCheck:
+    """Build a check that passes if there is no problem."""
+    return DoctorCheck(name, level, problem, advice) if problem else DoctorCheck(name, "ok", fine)
+
+
+def check_python(version: tuple[int, int]) -> DoctorCheck:
+    """Check for Python 3.11 to 3.13 (pyproject.toml, requires-python)."""
+    text = ".".join(map(str, version))
+    if (3, 11) <= version <= (3, 13):
+        return DoctorCheck("python", "ok", text)
+    return DoctorCheck("python", "fail", text, "create a new .venv with Python 3.11, 3.12 or 3.13: make setup")
+
+
+def check_java(java: Java | JavaError) -> DoctorCheck:
+    """Check for Java 17 or 21 as a system package (docs/design, Versions that work together)."""
+    if isinstance(java, JavaError):
+        problem, _, remedy = str(java).partition("\n")
+        return DoctorCheck("java", "fail", problem, " ".join(remedy.split()) or "install Java 17")
+    text = f"{java.version} ({java.executable})"
+    if java.version not in TESTED_VERSIONS:
+        tested = " and ".join(map(str, TESTED_VERSIONS))
+        return DoctorCheck(
+            "java", "warn", text, f"Kiln is tested with {tested}: if something fails, set JAVA_HOME to one of them"
+        )
+    return DoctorCheck("java", "ok", text)
+
+
+def check_packages(required: Iterable[str], installed: Mapping[str, str], extra: Extra | None = None) -> DoctorCheck:
+    """Compare installed versions with the project's requirements.
+
+    Args:
+        required: Requirements as in package metadata; requirements of extras are skipped.
+        installed: Versions by normalized package name.
+        extra: The extra that has these requirements. Missing packages are then no fault.
+    """
+    row = f"extra {extra}" if extra else "packages"
+    wrong: list[str] = []
+    missing: list[str] = []
+    number = 0
+    for line in required:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            wrong.append(f"unreadable requirement {line!r}")
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        number += 1
+        version = installed.get(requirement.name.lower().replace("_", "-"))
+        if version is None:
+            missing.append(requirement.name)
+            continue
+        try:
+            is_satisfied = requirement.specifier.contains(version, prereleases=True)
+        except InvalidVersion:
+            is_satisfied = False
+        if not is_satisfied:
+            wrong.append(f"{requirement.name} is {version}, not {requirement.specifier}")
+    if extra and missing:
+        return DoctorCheck(row, "warn", f"not installed: {', '.join(missing)}", format_install_command(extra))
+    wrong += [f"{name} is missing" for name in missing]
+    if wrong:
+        return DoctorCheck(row, "fail", "; ".join(wrong), format_install_command(extra))
+    return DoctorCheck(row, "ok", f"all {number} requirements are satisfied")
+
+
+def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
+    """Check that PySpark contains its own Spark. Name the environment variables that point to another Spark; Kiln
+    ignores them."""
+    if isinstance(home, PrerequisiteError):
+        problem, _, remedy = str(home).partition(". ")
+        return DoctorCheck("spark", "fail", problem, remedy or "make setup, in a shell without PYTHONPATH")
+    text = f"Kiln's own, in {home}"
+    return DoctorCheck("spark", "ok", f"{text}; ignores {', '.join(ignored)} of another Spark" if ignored else text)
+
+
+def check_engine(engine: Engine) -> DoctorCheck:
+    """Check that the native core decodes frames."""
+    if engine.is_native:
+        return DoctorCheck("native core", "ok", "decodes frames")
+    text = f"Python decodes frames: {engine.reason}"
+    if BUILD_COMMAND not in engine.reason:
+        return DoctorCheck("native core", "ok", text)  # there is nothing to be done
+    return DoctorCheck("native core", "warn", text, BUILD_COMMAND)
+
+
+def check_state(folder: Path, problem: str, private: bool = True, owner: str = "") -> DoctorCheck:
+    """Check that the state folder can be used, belongs to this user and is private.
+
+    Args:
+        folder: The state folder.
+        problem: Why Kiln cannot use it; empty if Kiln can.
+        private: True if no other user can enter the folder.
+        owner: Name of the owner, if that is another user.
+    """
+    if problem:
+        return DoctorCheck(
+            "state folder", "fail", f"{folder}: {problem}", "set another folder with --state or KILN_STATE"
+        )
+    if owner:
+        advice = f"run Kiln as {owner}, who could not read the files that you would create, or pass another --state"
+        return DoctorCheck("state folder", "warn", f"{folder}: belongs to the user {owner}", advice)
+    if not private:
+        advice = f"the folder holds keys: run chmod 700 {folder} as its owner"
+        return DoctorCheck("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
+    return DoctorCheck("state folder", "ok", str(folder))
+
+
+def check_disk(free: int) -> DoctorCheck:
+    """Check the free space for broker data and lake, in bytes."""
+    text = f"{free / GB:,.1f} GB free"
+    if free < GB:
+        return DoctorCheck("disk", "fail", text, "free some space: the broker stops when the disk is full")
+    if free < 5 * GB:
+        return DoctorCheck("disk", "warn", text, "enough for a trial; mainnet traffic takes several GB a day")
+    return DoctorCheck("disk", "ok", text)
+
+
+def parse_memory(text: str) -> int:
+    """Convert `512m` or `2g` to bytes."""
+    return int(text[:-1]) * (1 << 30 if text.endswith("g") else 1 << 20)
+
+
+def check_memory(available: int | None, wanted: int) -> DoctorCheck:
+    """Compare available memory with the needs of Spark, its Python workers and the broker.
+
+    Args:
+        available: Bytes; `None` if the system does not report it.
+        wanted: Bytes.
+    """
+    if available is None:
+        return DoctorCheck("memory", "ok", "unknown on this system")
+    text = f"{available / GB:,.1f} GB available, about {wanted / GB:,.1f} GB needed"
+    if available < wanted:
+        return DoctorCheck("memory", "warn", text, "lower spark.driver_memory, or stop other programs")
+    return DoctorCheck("memory", "ok", text)
+
+
+def check_open_files(limit: int) -> DoctorCheck:
+    """Check the limit of open files of a process, which the JVM of Spark and a bridge with many peers reach."""
+    text = f"at most {limit:,} a process"
+    if limit < _OPEN_FILES:
+        return DoctorCheck("open files", "warn", text, "raise the limit in the shell that starts Kiln: ulimit -n 4096")
+    return DoctorCheck("open files", "ok", text)
+
+
+def check_port(listener: Listener, error: OSError | None, ours: bool, holder: PortHolder | None = None) -> DoctorCheck:
+    """Check a port on which Kiln listens.
+
+    Args:
+        listener: The port.
+        error: Why Kiln could not listen on it now; `None` if Kiln could.
+        ours: True if Kiln listens on it already, with this state folder.
+        holder: The process that listens on it, if known.
+    """
+    name, setting = f"port {listener.port}", listener.setting
+    if ours:
+        return DoctorCheck(name, "ok", "in use by this Kiln")
+    if error is None:
+        return DoctorCheck(name, "ok", f"free, for {setting}")
+    if error.errno == errno.EADDRINUSE:
+        problem = f"in use by {holder.description if holder is not None else 'another program'}"
+    else:
+        problem = f"cannot be used on {listener.host} ({error.strerror})"
+    return DoctorCheck(name, "fail", problem, f"set {setting} ({_name_variable(setting)}) to another port or address")
+
+
+def _name_variable(setting: str) -> str:
+    return "KILN_" + setting.upper().replace(".", "__")
+
+
+def check_broker(broker: BrokerStatus, embedded: bool, runs: bool) -> DoctorCheck:
+    """Check that the broker answers. An embedded broker may be stopped: `kiln run` and `kiln replay` start it."""
+    if broker.reachable:
+        return DoctorCheck("broker", "ok", f"{broker.servers} answers, with {len(broker.topics)} Kiln topics")
+    if embedded and not runs:
+        return DoctorCheck("broker", "ok", "embedded, not running; kiln run starts it")
+    if embedded:
+        return DoctorCheck("broker", "fail", f"runs, but {broker.problem}", "see logs/broker.log in the state folder")
+    return DoctorCheck(
+        "broker",
+        "fail",
+        f"{broker.servers}: {broker.problem}",
+        "check kafka.bootstrap and the TLS and SASL settings",
+    )
+
+
+def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> DoctorCheck:
+    """Compare the partition count of `updates`, which never changes, with the settings (docs/design, Kafka topics)."""
+    name = "partitions of updates"
+    count = next((len(status.end) for status in broker.topics if status.name == topic), None)
+    if count is None:
+        reason = "not created yet" if broker.reachable else "the broker does not run"
+        return DoctorCheck(name, "ok", f"{reason}; {wanted} in the settings")
+    if count != wanted:
+        advice = f"set kafka.updates_partitions = {count}, or start over with another kafka.prefix"
+        return DoctorCheck(name, "fail", f"{topic} has {count}, but the settings have {wanted}", advice)
+    return DoctorCheck(name, "ok", str(count))
+
+
+def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -> DoctorCheck:
+    """Check that Kiln can decompress the records of its topics.
+
+    Args:
+        compression: `compression.type` by topic.
+        codecs: Codecs that the installed librdkafka reads.
+    """
+    name = "compression"
+    by_codec: dict[str, list[str]] = {}
+    for topic, codec in sorted(compression.items()):
+        if codec not in ("producer", "uncompressed"):
+            by_codec.setdefault(codec, []).append(topic)
+    unreadable = {codec: topics for codec, topics in by_codec.items() if codec not in codecs}
+    readable = f"confluent-kafka reads {', '.join(codecs) or 'no codec'}"
+    if unreadable:
+        text = "; ".join(f"{', '.join(topics)}: compression.type is {codec}" for codec, topics in unreadable.items())
+        advice = "install confluent-kafka from its wheel, which has every codec, or set compression.type=producer"
+        return DoctorCheck(name, "fail", f"{text}, but {readable}", advice)
+    text = "; ".join(f"{codec}: {', '.join(topics)}" for codec, topics in by_codec.items())
+    return DoctorCheck(name, "ok", f"{text}; {readable}" if text else readable)
+
+
+def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> DoctorCheck:
+    """Check that each table of the lake can be opened and read; `faults`: why open tables cannot be read."""
+    problems = [table.problem for table in tables if table.problem]
+    if problems:
+        return DoctorCheck(
+            "lake", "fail", "; ".join((*problems, *faults)), "run kiln recover, which shows the possible repairs"
+        )
+    if faults:
+        return DoctorCheck("lake", "fail", "; ".join(faults), "see the runbook, A table cannot be read")
+    return DoctorCheck("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
+
+
+def check_store(uri: str, problem: str) -> DoctorCheck:
+    """Check that commits are safe in the object store of the lake; `problem` is empty if they are."""
+    if problem:
+        advice = "see docs/object-store.md: lake.uri and lake.storage_options, permissions, and supported stores"
+        return DoctorCheck("object store", "fail", f"{uri}: {problem}", advice)
+    text = (
+        f"{uri}: supports conditional writes. Kiln commits with delta-rs; never write these tables with Delta's own "
+        "log store for S3 (Spark, delta-spark), which loses commits"
+    )
+    return DoctorCheck("object store", "ok", text)
+
+
+def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
+    """Check that each checkpoint is readable and belongs to the topics that Kafka has."""
+    failing = [query for query in queries if query.problem]
+    with_other_topics = [query for query in failing if query.batch is not None]
+    if failing:
+        problem = "; ".join(f"{query.name}: {query.problem}" for query in with_other_topics or failing)
+        advice = (
+            "run kiln recover, which shows the possible repairs"
+            if with_other_topics
+            else "run kiln recover. If another version of Spark wrote them, use the versions in requirements.lock"
+        )
+        return DoctorCheck("checkpoints", "fail", problem, advice)
+    return DoctorCheck(
+        "checkpoints", "ok", ", ".join(query.name for query in queries if query.batch is not None) or "none yet"
+    )
+
+
+def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
+    """Check that Kafka had all records of its topics when the queries first ran; `deleted` by query."""
+    fine = "no topic had lost records before a query first ran"
+    return judge("first records", "; ".join(deleted.values()), DELETED_ADVICE, fine, "warn")
+
+
+def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
+    """Check that no clock is behind the times that Kiln has stored."""
+    problem = "; ".join(clock.problem for clock in trailing)
+    return judge("clocks", problem, "correct the wrong clock", "none is behind", "warn")
+
+
+def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
+    """Show the errors that the bridge reports; `now` in Unix seconds."""
+    if status is None or now - status.at > _SILENT:
+        return DoctorCheck("bridge", "ok", "not running")
+    if status.errors:
+        return DoctorCheck("bridge", "warn", "; ".join(status.errors), "see the runbook, The bridge")
+    return DoctorCheck("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
+
+
+def check_geneses(status: BridgeStatus | None, now: float) -> list[DoctorCheck]:
+    """Check that no update waits for a genesis that no peer has; `now` in Unix seconds."""
+    fetcher = None if status is None or now - status.at > _SILENT else status.fetcher
+    if fetcher is None or not fetcher.unanswered_streams:
+        return []
+    updates, streams = fetcher.unanswered_updates, fetcher.unanswered_streams
+    text = f"{updates:,} updates of {streams:,} streams wait for geneses that no peer has sent"
+    advice = (
+        "add a peer that has these streams to ipfs.peers, such as the IPFS node of a Ceramic node; after "
+        "ipfs.give_up_after the updates go to quarantine"
+    )
+    return [DoctorCheck("geneses", "warn", text, advice)]
+
+
+def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
+    """Check the store of batch blocks.
+
+    Args:
+        api: The setting `ipfs.api`.
+        store: Description of the store.
+        problem: Why the store does not work; empty if it does.
+    """
+    if not api:
+        text = f"off: peers cannot fetch the blocks of batches ({store}), and Kiln fetches no blocks of others"
+        return DoctorCheck("ipfs", "warn", text, 'set ipfs.api = "self", or to the URL of Kubo\'s RPC')
+    if problem:
+        advice = f"batches wait until it answers: start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')})"
+        return DoctorCheck("ipfs", "fail", problem, advice)
+    return DoctorCheck("ipfs", "ok", store)

@@ -1,0 +1,226 @@
+"""Inputs of the monitor, its verdicts on health, and the metric families of `kiln.schemas.metrics`. Pure functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from kiln.bridge.gossipsub.protocols import VERSIONS
+from kiln.bridge.gossipsub.score import ScoreOptions
+from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, PeerStatus
+from kiln.deploy.ops.snapshot import BATCH_DELAY_BUCKETS, Snapshot
+from kiln.pipelines.runtime.query_status import RUNS, build_query_metrics
+from kiln.schemas.metrics import FAMILIES, Values, build_family
+from kiln.schemas.printable import printable
+
+if TYPE_CHECKING:
+    from kiln.deploy.ops.status import TableStatus
+
+_MAX_SNAPSHOT_AGE = 30.0
+"""s after which a run without a new snapshot counts as hanging"""
+
+
+@dataclass(frozen=True)
+class MonitorInputs:
+    """A snapshot, and the state of the lake.
+
+    Attributes:
+        at: Time of the snapshot, Unix seconds.
+        read_at: Time of the request, Unix seconds.
+    """
+
+    snapshot: Snapshot
+    at: float
+    read_at: float
+    version: str
+    """of Kiln"""
+    tables: tuple[TableStatus, ...] = ()
+
+
+def why_dead(facts: MonitorInputs | None) -> list[str]:
+    """Describe why the process is not alive, with `None` for a starting process; empty if it is."""
+    age = 0.0 if facts is None else facts.read_at - facts.at
+    return [f"the run has not checked its queries for {age:.0f} s"] if age > _MAX_SNAPSHOT_AGE else []
+
+
+def why_not_ready(facts: MonitorInputs | None) -> list[str]:
+    """Describe why the run is not ready; empty if it is."""
+    if facts is None:
+        return ["starting"]
+    snapshot = facts.snapshot
+    bridge = snapshot.bridge
+    reasons = [f"{line.name} {line.phase}" for line in snapshot.queries if line.phase not in RUNS]
+    if snapshot.broker:
+        reasons.append(snapshot.broker)
+    if bridge is not None and bridge.status is None:
+        reasons.append("the bridge does not report its status")
+    if bridge is not None and bridge.status is not None and bridge.status.spool.full:
+        reasons.append("the bridge's spool is full, and it does not read from peers")
+    return [*why_dead(facts), *reasons]
+
+
+_AGENTS: Final = 10
+"""Number of agent names with a label of their own."""
+_LONGEST: Final = 40
+_OTHER: Final = "other"
+_MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))
+"""Upper bound of each bucket and its label; larger meshes are `over 12`.
+
+gossipsub aims at 6 to 12 peers (D_low is 4 or 5).
+"""
+
+
+def build_families(facts: MonitorInputs) -> Iterator[Metric]:
+    """Build all families for which the inputs have values."""
+    yield from _run(facts)
+    yield from build_query_metrics(facts.snapshot.queries)
+    if facts.snapshot.bridge is not None:
+        yield from build_bridge_families(facts.snapshot.bridge.status)
+    yield from _build_table_families(facts.tables, facts.read_at)
+    checked = facts.snapshot.quality
+    if checked is not None:
+        yield build_family("kiln_quality_expectations", checked.counts.items())
+        yield build_family("kiln_quality_check_age_seconds", [((), facts.read_at - checked.at)])
+
+
+def _run(facts: MonitorInputs) -> Iterator[Metric]:
+    seen = facts.snapshot
+    yield build_family("kiln_info", [((facts.version, seen.network, seen.mode), 1)])
+    yield build_family("kiln_uptime_seconds", [((), seen.elapsed.total_seconds())])
+    yield build_family("kiln_problems", [((), len(seen.errors))])
+    yield build_family("kiln_broker_up", [((), float(not seen.broker))])
+    yield build_family("kiln_frames", [((), seen.frames)])
+    yield build_family("kiln_messages", _label(seen.messages))
+    yield build_family("kiln_copies", [((), seen.copies or 0)])
+    yield build_family("kiln_core_differences", [((), seen.core_differences)])
+    yield build_family("kiln_control_entries", _label(seen.control_entries))
+    yield build_family("kiln_quarantined_records", seen.quarantine.items())
+    yield build_family("kiln_open_windows", [((), seen.open_separators or 0)])
+    yield build_family("kiln_batches", [((), seen.batches)])
+    yield build_family("kiln_batch_tips", [((), seen.tips)])
+    yield _lateness(seen)
+
+
+def _lateness(seen: Snapshot) -> Metric:
+    declared = FAMILIES["kiln_batch_delay_seconds"]
+    counts = list(accumulate(seen.late_by_bucket)) or [0] * (len(BATCH_DELAY_BUCKETS) + 1)
+    bounds = [*map(str, BATCH_DELAY_BUCKETS), "+Inf"]
+    buckets = [(bound, float(count)) for bound, count in zip(bounds, counts, strict=True)]
+    return HistogramMetricFamily(declared.name, declared.documentation, buckets=buckets, sum_value=seen.late_sum)
+
+
+def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
+    """Build the families of a bridge, with `None` for a bridge that does not report."""
+    yield build_family("kiln_bridge_up", [((), float(status is not None))])
+    if status is None:
+        return
+    spool = status.spool
+    yield build_family("kiln_bridge_peers", _count_by_agent(status.peers).items())
+    yield build_family("kiln_bridge_peer_scores", _count_by_score(status.peers).items())
+    yield build_family("kiln_bridges", [((), len(status.sharing.bridges))])
+    yield build_family("kiln_bridge_leader", [((), float(status.sharing.leads))])
+    yield build_family("kiln_bridge_banned_peers", [((), status.kept_out)])
+    yield build_family("kiln_bridge_topics", [((), len(status.topics))])
+    yield build_family("kiln_bridge_topics_on_other_bridges", [((), status.sharing.topics_left)])
+    yield build_family("kiln_bridge_topics_over_limit", [((), status.topics_refused)])
+    yield build_family("kiln_bridge_meshes", _count_by_mesh_size(status.mesh.values()).items())
+    yield build_family("kiln_bridge_frames", [(("in",), status.frames_in), (("out",), status.frames_out)])
+    yield build_family("kiln_bridge_bytes", [(("in",), status.bytes_in), (("out",), status.bytes_out)])
+    yield build_family("kiln_bridge_events", _label(status.counters))
+    yield build_family("kiln_bridge_spool_frames", [((), spool.waiting)])
+    yield build_family("kiln_bridge_spool_memory_bytes", [((), spool.memory_bytes)])
+    yield build_family("kiln_bridge_spool_disk_bytes", [((), spool.disk_bytes)])
+    yield build_family("kiln_bridge_spool_disk_free_bytes", [((), spool.free_bytes)])
+    yield build_family("kiln_bridge_spool_full", [((), float(spool.full))])
+    overlay = status.bep50
+    transports = [("gossipsub", status.publisher), *([("bep50", overlay.publisher)] if overlay is not None else [])]
+    yield build_family(
+        "kiln_publications",
+        [
+            ((transport, result), count)
+            for transport, publisher in transports
+            for result, count in (
+                ("published", publisher.published),
+                ("failed", publisher.failed),
+                ("lost", publisher.lost),
+            )
+        ],
+    )
+    fetcher, node = status.fetcher, status.ipfs_node
+    if fetcher is not None and fetcher.is_on:
+        yield build_family("kiln_fetcher_waiting_records", [((), fetcher.waiting)])
+        yield build_family("kiln_fetcher_fetches_in_flight", [((), fetcher.fetching)])
+        yield build_family("kiln_fetcher_pending_claim_checks", [((), fetcher.claimed)])
+        yield build_family("kiln_fetcher_records", _label(fetcher.counts))
+        yield build_family("kiln_ipfs_connected_peers", [((), node.connections)])
+        yield build_family("kiln_ipfs_provided_blocks", [((), node.provided)])
+        yield build_family("kiln_ipfs_sent_blocks", [((), node.blocks_sent)])
+        yield build_family("kiln_ipfs_sent_bytes", [((), node.bytes_sent)])
+        yield build_family("kiln_ipfs_received_blocks", [((), node.blocks_received)])
+    if overlay is not None:
+        yield from _build_overlay_families(overlay)
+
+
+def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
+    yield build_family("kiln_bep50_topics", [((), overlay.joined)])
+    yield build_family("kiln_bep50_contacts", [((), overlay.contacts)])
+    yield build_family("kiln_bep50_frames", [(("in",), overlay.frames_in), (("out",), overlay.frames_out)])
+    yield build_family("kiln_bep50_gaps", [((), overlay.gaps)])
+    yield build_family("kiln_bep50_dropped_datagrams", _label(overlay.dropped))
+
+
+def _label(counts: Mapping[str, int]) -> Values:
+    """Make the name of each count a label value. tests/unit/schemas/test_metrics.py checks that the names are a closed
+    set."""
+    return [((name,), number) for name, number in counts.items()]
+
+
+def _build_table_families(tables: Iterable[TableStatus], now: float) -> Iterator[Metric]:
+    there = [table for table in tables if not table.problem]
+    versions = [((table.name,), table.version) for table in there if table.version is not None]
+    yield build_family("kiln_table_rows", [((table.name,), table.rows) for table in there if table.rows is not None])
+    yield build_family("kiln_table_files", [((table.name,), table.files) for table in there])
+    yield build_family("kiln_table_bytes", [((table.name,), table.bytes) for table in there])
+    yield build_family("kiln_table_version", versions)
+    yield build_family(
+        "kiln_table_commit_age_seconds",
+        [((table.name,), now - table.committed_at.timestamp()) for table in there if table.committed_at is not None],
+    )
+
+
+def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
+    """Count peers by agent and protocol, keeping the agents with most peers."""
+    found: Counter[tuple[str, str]] = Counter()
+    for (agent, protocol), number in Counter([(peer.agent, peer.protocol) for peer in peers]).items():
+        name = printable(agent.split("/")[0])[:_LONGEST] or _OTHER  # without the version
+        found[name, protocol if protocol in VERSIONS else _OTHER] += number
+    by_name: Counter[str] = Counter()
+    for (agent, _), number in found.items():
+        by_name[agent] += number
+    known = {agent for agent, _ in sorted(by_name.items(), key=lambda counted: (-counted[1], counted[0]))[:_AGENTS]}
+    named: Counter[tuple[str, str]] = Counter()
+    for (agent, protocol), number in found.items():
+        named[agent if agent in known else _OTHER, protocol] += number
+    return named
+
+
+def _count_by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:
+    least = ScoreOptions().graylist_threshold
+    found: Counter[tuple[str, ...]] = Counter()
+    for score, number in Counter([peer.score for peer in peers]).items():
+        name = "graylisted" if score < least else "negative" if score < 0 else "positive" if score else "zero"
+        found[(name,)] += number
+    return found
+
+
+def _count_by_mesh_size(meshes: Iterable[int]) -> Mapping[tuple[str, ...], int]:
+    found: Counter[tuple[str, ...]] = Counter()
+    for peers, number in Counter(meshes).items():
+        found[(next((label for most, label in _MESH_SIZES if peers <= most), "over 12"),)] += number
+    return found

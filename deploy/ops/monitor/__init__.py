@@ -1,1 +1,0 @@
-"""The HTTP endpoints of a run: metrics, health, readiness, the status page."""

@@ -1,0 +1,461 @@
+"""Selection of rows of the table `quarantine` by stage, reason, time and author: counts, contents, positions in
+files, and the messages of their frames that are no longer rejected for the same reason; and permanent removal of rows.
+
+A removed row is first recorded in the table `quarantine_dropped`, and the record is on the disk before. If the command
+ends in between, recorded rows are still in the table: the next drop of these rows removes them, and records none of
+them twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Final, Literal, NamedTuple, Self
+from urllib.parse import unquote
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import write_deltalake
+from deltalake.exceptions import DeltaError
+
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import Location, find_os_error, shorten_error
+from kiln.conf.settings.keys import suggest_key
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage, decode
+from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
+from kiln.pipelines.delta.arrow_rows import build_arrow_schema
+from kiln.pipelines.delta.duckdb_tables import build_columns_query, create_newest_views, register_store, require_columns
+from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
+from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.maintenance.plan import TableFile
+from kiln.pipelines.maintenance.state import describe_unsupported, list_files
+from kiln.pipelines.maintenance.steps import replace_files
+from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.frames import BEP50, ORIGINS, list_messages
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.identity import peer_text
+
+By = Literal["reason", "hour", "author"]
+GROUPS: Final[Mapping[By, tuple[str, ...]]] = {
+    "reason": ("stage", "reason"),
+    "hour": ("hour", "stage", "reason"),
+    "author": ("author", "remote_peer", "stage", "reason"),
+}
+"""Columns by which rows are grouped and counted."""
+
+_AT_ONCE: Final = 100
+"""rows in memory, each of up to 5 MiB"""
+
+
+class QuarantineError(KilnError):
+    """The rows cannot be found, shown or dropped; the message has the reason."""
+
+
+@dataclass(frozen=True)
+class QuarantineFilter:
+    """Selection of rows; a field that is None accepts any value. `since` is inclusive, `until` exclusive; `author` as
+    in `QuarantineRow.author`."""
+
+    stage: str | None = None
+    reason: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    author: str | None = None
+
+    @property
+    def is_all(self) -> bool:
+        """True if the filter accepts every row."""
+        return self == QuarantineFilter()
+
+
+class QuarantineRow(NamedTuple):
+    """A row of `quarantine`, with author and sending peer of its message."""
+
+    stage: str
+    reason: str
+    observed_at: datetime
+    kafka_partition: int | None
+    kafka_offset: int | None
+    message_index: int | None
+    cid: str | None
+    author: str | None
+    """author in the message, which may be forged; `None` if it has none, or its frame is not in the table `frames`"""
+    remote_peer: str | None
+    """peer that sent the frame; `None` if the frame is not in the table `frames`"""
+    detail: str | None
+    data: bytes
+
+
+class ReasonCount(NamedTuple):
+    """Number of rows in a group, and the times of the first and the last row; `of` has the group's values of the
+    columns in GROUPS."""
+
+    of: tuple[object, ...]
+    rows: int
+    oldest: datetime
+    newest: datetime
+
+
+class QuarantineRows:
+    """The rows of a selection at the newest version of the table. A context manager."""
+
+    def __init__(self, lake: Lake, wanted: QuarantineFilter, *, authors: bool = False) -> None:
+        """Select the rows.
+
+        Args:
+            authors: Also fill `author` and `remote_peer`, which reads frames. A selection by author always does.
+
+        Raises:
+            QuarantineError: There is no such table, stage or reason.
+            LakeError: The table cannot be read.
+        """
+        there = lake.tables()
+        if "quarantine" not in there:
+            raise QuarantineError("there is no table quarantine yet")
+        self.table = lake.open("quarantine")
+        columns = require_columns(lake, "quarantine", self.table)
+        folder = lake.table("quarantine")
+        names = self.table.get_add_actions(flatten=False)["path"].to_pylist()
+        self._paths = {f"{folder}/{unquote(name)}": unquote(name) for name in names}
+        self._db = duckdb.connect()
+        register_store(self._db, lake)
+        self._db.execute("SET TimeZone = 'UTC'")
+        self._db.execute(
+            f"CREATE TEMP VIEW every AS {build_columns_query(columns, list(self._paths), with_positions=True)}"
+        )
+        self._refuse_unknown("stage", wanted.stage)
+        self._refuse_unknown("reason", wanted.reason)
+        self._pick(wanted)
+        if (authors or wanted.author) and "frames" in there:
+            create_newest_views(self._db, lake, ["frames"])
+            self._find_authors()
+        if wanted.author:
+            self._db.execute("DELETE FROM picked WHERE author IS DISTINCT FROM ?", [wanted.author])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def _refuse_unknown(self, column: str, value: str | None) -> None:
+        if value is None:
+            return
+        known = [row[0] for row in self._db.execute(f"SELECT DISTINCT {column} FROM every ORDER BY 1").fetchall()]
+        if value not in known:
+            have = f"there are: {', '.join(known)}" if known else "it is empty"
+            raise QuarantineError(
+                f"nothing is in quarantine with {column} {value!r}{suggest_key(value, known)}; {have}"
+            )
+
+    def _pick(self, wanted: QuarantineFilter) -> None:
+        tests = {
+            "stage = ?": wanted.stage,
+            "reason = ?": wanted.reason,
+            "observed_at >= ?": wanted.since,
+            "observed_at < ?": wanted.until,
+        }
+        said = {test: value for test, value in tests.items() if value is not None}
+        self._db.execute(
+            "CREATE TEMP TABLE picked AS SELECT filename, file_row_number, kafka_partition, kafka_offset, "
+            f"message_index, stage, reason, observed_at, date_trunc('hour', observed_at) AS hour, "
+            f"NULL::VARCHAR AS author, NULL::VARCHAR AS remote_peer FROM every WHERE {' AND '.join(said) or 'true'}",
+            list(said.values()),
+        )
+
+    def _find_authors(self) -> None:
+        places: MessagePositions = {}
+        for partition, offset, index in self._db.execute(
+            "SELECT DISTINCT kafka_partition, kafka_offset, message_index FROM picked "
+            "WHERE kafka_partition IS NOT NULL AND kafka_offset IS NOT NULL"
+        ).fetchall():
+            places.setdefault(FramePosition(partition, offset), set()).add(index)
+        told = [
+            (at.partition, at.offset, index, author, sender)
+            for at, frame in read_frames(self._db, places)
+            for index, author, sender in _read_senders(frame, places[at])
+        ]
+        if not told:
+            return
+        names = ("kafka_partition", "kafka_offset", "message_index", "author", "remote_peer")
+        columns = [pa.array(column) for column in zip(*told, strict=True)]
+        self._db.register("told", pa.table(columns, names=names))
+        self._db.execute(
+            "UPDATE picked SET author = told.author, remote_peer = told.remote_peer FROM told "
+            "WHERE picked.kafka_partition = told.kafka_partition AND picked.kafka_offset = told.kafka_offset "
+            "AND picked.message_index IS NOT DISTINCT FROM told.message_index"
+        )
+
+    def count(self) -> int:
+        """Count the rows."""
+        row = self._db.execute("SELECT count(*) FROM picked").fetchone()
+        return row[0] if row else 0
+
+    def counts(self, by: By = "reason") -> list[ReasonCount]:
+        """Count the rows by group, the largest group first, or by hour in the order of time."""
+        columns = ", ".join(GROUPS[by])
+        order = columns if by == "hour" else f"rows DESC, {columns}"
+        answer = self._db.execute(
+            f"SELECT {columns}, count(*) AS rows, min(observed_at), max(observed_at) FROM picked GROUP BY {columns} "
+            f"ORDER BY {order}"
+        ).fetchall()
+        return [ReasonCount(tuple(row[:-3]), *row[-3:]) for row in answer]
+
+    def rows(self, limit: int) -> Iterator[QuarantineRow]:
+        """Read at most `limit` rows, the newest first."""
+        newest = "observed_at DESC, kafka_partition, kafka_offset, message_index"
+        answer = self._db.execute(
+            "SELECT s.stage, s.reason, s.observed_at, s.kafka_partition, s.kafka_offset, s.message_index, e.cid, "
+            f"s.author, s.remote_peer, e.detail, e.data FROM (SELECT * FROM picked ORDER BY {newest} LIMIT {limit}) s "
+            f"JOIN every e USING (filename, file_row_number) ORDER BY {', '.join(f's.{n}' for n in newest.split(', '))}"
+        )
+        while found := answer.fetchmany(_AT_ONCE):
+            yield from (QuarantineRow(*row) for row in found)
+
+    def by_file(self) -> dict[str, list[int]]:
+        """Group the row numbers by the path of their file in the table's folder."""
+        found: dict[str, list[int]] = {}
+        for name, number in self._db.execute("SELECT filename, file_row_number FROM picked ORDER BY ALL").fetchall():
+            found.setdefault(self._paths[name], []).append(number)
+        return found
+
+
+def _read_senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
+    """Read the author and the sending peer of messages of a frame, with position `None` for the frame as a whole."""
+    sender = frame.remote_peer.hex() if frame.protocol == BEP50 else peer_text(frame.remote_peer)
+    messages = list_messages(frame)
+    for position in positions:
+        author = None
+        if position is not None and not isinstance(messages, Rejected) and position < len(messages):
+            author = peer_text(getattr(messages[position], "from")) or None
+        yield position, author, sender
+
+
+_COLUMNS: Final = ", ".join(
+    f"epoch_us({name})" if name in ("observed_at", "kafka_timestamp") else name
+    for name in FrameRow._fields
+    if name not in FrameRow._field_defaults  # a frame with messages has none of these
+)
+_ROWS_AT_ONCE: Final = 1_000
+
+
+class FramePosition(NamedTuple):
+    """Partition and offset of a frame in `kiln.frames`."""
+
+    partition: int
+    offset: int
+
+
+MessagePositions = dict[FramePosition, set[int | None]]
+"""Positions of messages in the RPCs of frames; `None` for the frame as a whole."""
+
+
+class DecodedFrame(NamedTuple):
+    """Result of decoding a frame again."""
+
+    items: dict[int, DecodedMessage | RejectedMessage]
+    """messages by position in the RPC that are now valid, or rejected for another reason"""
+    refused: int
+    """number of messages rejected for the same reason"""
+
+
+def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: DecodeConfig) -> DecodedFrame:
+    """Decode a frame again.
+
+    Args:
+        frame: The frame.
+        positions: Positions of messages that were rejected; if it contains `None`, all messages.
+        reason: Reason of the rejection.
+        how: Configuration of the decoder.
+    """
+    items: dict[int, DecodedMessage | RejectedMessage] = {}
+    same: set[int | None] = set()
+    for item in decode(frame.SerializeToString(), 0, 0, 0, how):
+        position = item.ref.position
+        if isinstance(item, RejectedMessage) and item.reason == reason:
+            same.add(position)
+        elif position is not None and (position in positions or None in positions):
+            items[position] = item
+    if None in same:  # the frame itself is rejected again
+        return DecodedFrame({}, 1)
+    return DecodedFrame(items, len((same & positions) - {None}))
+
+
+def select_messages(frame: Frame, positions: Set[int]) -> Frame:
+    """Reduce a frame to these messages of its RPC, or return the same frame if it has no other messages."""
+    messages = list_messages(frame)
+    if isinstance(messages, Rejected) or len(positions) == len(messages):
+        return frame
+    selected = sorted(positions)
+    copy = Frame()
+    copy.CopyFrom(frame)
+    copy.payload = RPC(publish=[messages[position] for position in selected]).SerializeToString()
+    if verdicts := frame.verdicts:  # each access makes a copy
+        copy.verdicts = bytes(verdicts[at] if at < len(verdicts) else 0 for at in selected)
+    return copy
+
+
+def read_frames(
+    connection: duckdb.DuckDBPyConnection, places: Collection[FramePosition]
+) -> Iterator[tuple[FramePosition, Frame]]:
+    """Read frames from the view `frames` of the connection, in the order of arrival, with origin REPLAY; skip missing
+    ones."""
+    if not places:
+        return
+    wanted = pa.table(
+        {
+            "kafka_partition": pa.array([at.partition for at in places], pa.int32()),
+            "kafka_offset": pa.array([at.offset for at in places], pa.int64()),
+        }
+    )
+    spans: dict[int, tuple[int, int]] = {}
+    for at in places:
+        low, high = spans.get(at.partition, (at.offset, at.offset))
+        spans[at.partition] = (min(low, at.offset), max(high, at.offset))
+    # a join alone reads every file; these bounds let DuckDB skip whole files
+    bounds = " OR ".join(
+        f"(kafka_partition = {partition} AND kafka_offset BETWEEN {low} AND {high})"
+        for partition, (low, high) in spans.items()
+    )
+    connection.register("wanted", wanted)
+    answer = connection.execute(
+        f"SELECT {_COLUMNS} FROM frames SEMI JOIN wanted USING (kafka_partition, kafka_offset) "
+        f"WHERE {bounds} ORDER BY kafka_timestamp, kafka_partition, kafka_offset"
+    )
+    while rows := answer.fetchmany(_ROWS_AT_ONCE):
+        for row in (FrameRow(*cells) for cells in rows):
+            frame = parse_frame_row(row._replace(origin=ORIGINS[Frame.REPLAY]))
+            yield FramePosition(row.kafka_partition, row.kafka_offset), frame
+
+
+_TRIES: Final = 20
+"""attempts while other writers keep rewriting the table's files"""
+_FRAMES_AT_ONCE: Final = 100
+"""rows in memory, each of up to 5 MiB"""
+_RECORD: Final = "quarantine_dropped"
+_KEPT: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail")
+_SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "sha256", "observed_at")
+"""Columns in which a row of `quarantine_dropped` and its row of `quarantine` are equal."""
+
+
+class DropResult(NamedTuple):
+    """`rows` is the number of rows removed under the id `drop_id`; an interrupted command had already recorded `known`
+    of them."""
+
+    drop_id: str
+    rows: int
+    known: int = 0
+
+
+def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: datetime) -> DropResult:
+    """Remove the rows of a selection from the table.
+
+    Raises:
+        QuarantineError: The rows cannot be found, the tables cannot be written, or other writers keep rewriting them.
+        LakeError: The table cannot be read.
+    """
+    for _ in range(_TRIES):
+        with QuarantineRows(lake, wanted) as picked:
+            if reason := describe_unsupported(lake, "quarantine", picked.table):
+                raise QuarantineError(f"Kiln must not write the table quarantine: {reason}")
+            places, table = picked.by_file(), picked.table
+        if not places:
+            return DropResult(drop_id, 0)
+        files = [file for file in list_files(table, "observed_at") if file.path in places]
+        try:
+            known = _record_rows(lake, files, places, {"drop_id": drop_id, "dropped_at": now, "why": why})
+            new = _write_remaining_rows(lake, files, places)
+        except FileNotFoundError:
+            continue  # the files of this version are gone: read the next version
+        except (DeltaError, OSError) as error:
+            cause = find_os_error(error) or shorten_error(error)
+            raise QuarantineError(f"cannot write to {lake.path} ({cause}). No row was dropped") from error
+        rows = sum(map(len, places.values()))
+        if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", removes_rows=True):
+            lake.sync_commits("quarantine", table.version(), table.version())
+            return DropResult(drop_id, rows, known)
+        delete_files(lake, new)
+    raise QuarantineError("other processes keep rewriting the table quarantine. Try again")
+
+
+def _record_rows(
+    lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
+) -> int:
+    """Append the rows to `quarantine_dropped`, except rows already recorded there. Return the number of these."""
+    lake.create([_RECORD])
+    schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
+    rows = [
+        {**told, **row, "came": file.modified}
+        for file in files
+        for row in _read_rows(lake.folder("quarantine") / file.path, places[file.path])
+    ]
+    every = pa.Table.from_pylist(rows, schema=schema.append(pa.field("came", pa.int64())))
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        create_newest_views(connection, lake, [_RECORD])
+        connection.register("every", every)
+        same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
+        # A row that was written after such a record is a new one, as after a backfill.
+        new = connection.sql(
+            f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
+            f"(SELECT 1 FROM {_RECORD} d "
+            f"WHERE {same} AND (d.drop_id = every.drop_id OR epoch_us(d.dropped_at) >= came))"
+        ).to_arrow_table()
+    if new.num_rows:
+        write_deltalake(lake.table(_RECORD), new.cast(schema), mode="append", storage_options=lake.storage_options)
+        version = lake.open(_RECORD).version()
+        lake.sync_commits(_RECORD, version, version)
+    return int(every.num_rows - new.num_rows)
+
+
+def _read_rows(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, object]]:
+    for batch, first in _read_batches(path):
+        mine = pa.array([number - first for number in numbers if first <= number < first + batch.num_rows], pa.int64())
+        for row in batch.take(mine).to_pylist():
+            data = row["data"]
+            yield {name: row.get(name) for name in _KEPT} | {
+                "reason": row["reason"],
+                "bytes": len(data),
+                "sha256": sha256(data).hexdigest(),
+                "observed_at": row["observed_at"],
+            }
+
+
+def _write_remaining_rows(
+    lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]
+) -> list[DataFile]:
+    """Write the other rows of these files to new files, without a commit."""
+    out = TableFiles(lake, "quarantine")
+    schema = build_arrow_schema(TABLES["quarantine"].columns, strict=True)
+    try:
+        for file in files:
+            gone = set(places[file.path])
+            for batch, first in _read_batches(lake.folder("quarantine") / file.path):
+                stays = pa.array([number not in gone for number in range(first, first + batch.num_rows)])
+                left = batch.filter(stays)
+                if left.num_rows:
+                    out.add_batch(
+                        pa.RecordBatch.from_arrays(
+                            [left.column(field.name).cast(field.type) for field in schema], schema=schema
+                        )
+                    )
+    except BaseException:  # whatever it is: raised again
+        with suppress(OSError):
+            delete_files(lake, out.close())
+        raise
+    return out.close()
+
+
+def _read_batches(path: Location) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Read the rows of a file in record batches, each with the number of its first row."""
+    first = 0
+    with path.open() as opened, pq.ParquetFile(opened) as file:
+        for batch in file.iter_batches(_FRAMES_AT_ONCE):
+            yield batch, first
+            first += batch.num_rows

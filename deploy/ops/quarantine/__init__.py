@@ -1,1 +1,0 @@
-"""Selection, replay and removal of quarantined records."""

@@ -1,1 +1,0 @@
-"""Releases, container images, manifests, dashboards, the documentation site."""

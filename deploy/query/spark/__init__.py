@@ -1,1 +1,0 @@
-"""Read-only SQL over the lake with Spark, and the guard that rejects every other statement."""
