@@ -1,30 +1,35 @@
 """Query `archive`: from Kafka's topic `kiln.frames` to Delta, and faults to the topic `kiln.quarantine`.
 
-Each frame becomes a row of `frames` with its exact bytes. Each copy of a message in it is a row of `copies`, each
-subscription of `subscriptions` and each control entry of `controls`. The first valid copy of a message is the row of
-`messages`. Bytes that are no message are faults.
+Each frame becomes a row of `frames` with its exact bytes. Each copy of a message in it becomes a row of `copies`, each
+subscription a row of `subscriptions`, and each control entry a row of `controls`. The first valid copy of a message
+becomes the row of `messages`. Bytes that are no message are faults.
 
     source: decode; write files of the first four tables ─ accept each message once ─ write files of `messages`
         ─ foreachBatch: faults to Kafka, files to Delta
 
-Messages are accepted by digest. On one machine the tasks of the source do all three steps, and the digests are in a
-file. On a cluster, Spark's `dropDuplicatesWithinWatermark` keeps the digests, and foreachBatch writes the files of
-`messages`. A repeated frame, which a restarted bridge sends, is found by its number in the connection (`FrameDedup`).
+Digests of the accepted messages are kept for `dedupe.signed_ttl`. On one machine, they are in a file next to the
+checkpoint, and the tasks of the source do all three steps. On a cluster, Spark's `dropDuplicatesWithinWatermark` has
+them in its state, and foreachBatch writes the files of `messages`. A restarted bridge may send a frame again.
+`FrameDedup` finds it by its number in the connection, and leaves out its rows of the first four tables.
 
-The effects of a micro-batch, in order. With `durability = "power"`, each is on disk before the next begins
-(`write_in_order`).
+The effects of a micro-batch, in order. With `durability = "power"`, each is synced to disk before the next begins
+(`write_in_order`); otherwise each survives a killed process.
 
-1. Spark's offset log: which records it reads.
-2. The digests of accepted messages, each with the place of its copy; files of rows.
-3. Faults, in `kiln.quarantine`.
-4. A commit to each table in turn. Its Delta transaction is the id of the query and of the micro-batch.
+1. Spark's offset log: the records of the micro-batch.
+2. The digests, each with the place of the accepted copy (topic partition, offset and index); then files of rows.
+3. Faults, in `kiln.quarantine`. Before this, `DecodeBreaker` may stop the query with an error.
+4. A commit to `messages`, then to each other table. Its Delta transaction is the id of the query and of the
+   micro-batch.
 5. Spark's commit log.
 
-After a crash, Spark repeats the micro-batch, with the records of 1 and the same ids. It accepts the copies that it had
-accepted, because their places are those in 2 (Spark's state begins again without them). Files that no commit names
-are not rows, and `kiln maintain` deletes them. Faults may be in the topic twice, with the same key, and `sink` stores
-them once. A table that has the transaction skips the commit, and frames of this micro-batch do not count as repeated. A
-task that Spark runs twice leaves no more than a crash before 3.
+After a crash, Spark repeats the micro-batch, with the same records and ids.
+
+- On one machine, the copies whose places the file has are accepted again. On a cluster, Spark's state begins again
+  without the digests of the micro-batch.
+- Files that were not committed are not part of a table, and `kiln maintain` deletes them.
+- Faults may be in the topic twice, with the same key, and `sink` stores them once.
+- A table that already has the transaction ignores the commit. `FrameDedup` does not take the frames of that commit for
+  repeated ones.
 """
 
 from __future__ import annotations

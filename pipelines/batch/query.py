@@ -1,26 +1,28 @@
 """Query `batch`: from Kafka's topic `kiln.updates` to `kiln.batches`, and records that cannot be read to
 `kiln.quarantine`.
 
-    source: decode, filter ─ shuffle by Kafka partition ─ windows of each separator ─ Kafka
+    source: decode, filter ─ shuffle by Kafka partition ─ drop repeats, windows of each separator ─ Kafka
 
-A window begins with an update, by capture time, and ends T later by log time, the greatest broker stamp in the
-partition so far. It becomes a CIP-123 batch. While no update comes, records without a value move log time on (ticks,
-which the `Ticker` in the driver's process writes). Therefore a batch follows from the log alone, whenever the query
-runs. The filter (`batch.authors`, `batch.only_verified`) leaves out updates of other authors or with unconfirmed
-separators.
+A window begins at the capture time of its first update. It ends when log time has passed that by T (`batch.window`).
+Log time is the greatest broker stamp in the Kafka partition so far. A window that has ended becomes a CIP-123 batch.
+While no update comes, records without a value advance log time: ticks, which a `Ticker` in the driver's process writes.
+So the batches follow from the log alone, and it does not matter when the query runs. The filter (`batch.authors`,
+`batch.only_verified`) leaves out updates of other authors, or with unconfirmed separators.
 
-Spark's state has for each partition the open windows, log time, and the digests of the messages in the newest epoch of
-each writer. By these the query drops an update that a repeated micro-batch of `updates` wrote twice (decision 7).
+For each Kafka partition, Spark's state has the open windows, log time, and for each writer of the topic the digests of
+the messages in its newest epoch. By these digests the query drops an update that the writer wrote twice after a crash
+(decision 7).
 
-The effects of a micro-batch, in order:
+The effects of a micro-batch, in order. With `durability = "power"`, the driver syncs the checkpoint each second, and
+after a power cut the query begins again at the newest intact state.
 
-1. Spark's offset log: which records it reads.
-2. The batches, by Spark's Kafka sink, and the new state; neither waits for the other.
+1. Spark's offset log: the records of the micro-batch.
+2. Batches and faults, by Spark's Kafka sink; and the new state. Neither waits for the other.
 3. Spark's commit log.
 
-After a crash, Spark repeats the micro-batch from the records of 1 and the state before it, and makes the same batches,
-with the same bytes and keys. Kafka may then have a batch twice: the bridge's publisher may announce it twice, and
-`sink` stores it once.
+After a crash, Spark repeats the micro-batch from the same records and the state before them, and makes the same
+batches and faults, with the same bytes and keys. A topic may then have one twice. The bridge's publisher may announce
+such a batch twice, and `sink` stores batches and faults once.
 """
 
 from __future__ import annotations

@@ -1,31 +1,35 @@
-"""Query `sink`: from Kafka's topics `kiln.updates`, `batches`, `publications`, `quarantine`, `streams` and `blocks` to
-the Delta tables of their rows, among them one of quarantine, and to `tips`.
+"""Query `sink`: from six of Kafka's topics to Delta.
 
-    source: decode ─ accept each row once ─ write files ─ foreachBatch: received tips, files to Delta
+    kiln.updates, kiln.batches, kiln.publications, kiln.streams, kiln.quarantine → the tables of the same names
+    kiln.updates, kiln.blocks → `tips`: tips that we received as updates, and in the batches of other nodes
 
-Rows are accepted by a digest of the fields that identify a row of their table. On one machine the tasks of the source
-do all three steps, and the digests are in a file. On a cluster, Spark's `dropDuplicatesWithinWatermark` keeps the
-digests, and foreachBatch writes the files.
+    source: decode ─ accept each row once ─ write files ─ foreachBatch: tips of other nodes' batches, files to Delta
 
-A received tip comes from a block of another node's batch. In foreachBatch, tips of batches that `publications` shows
-to be our own are dropped. A tip whose stream belongs to another separator by `streams` is a row of `quarantine`. Every
-other one is a row of `tips`.
+A row is accepted by the digest of the fields that identify it in its table. Digests are kept for `dedupe.signed_ttl`.
+On one machine, they are in a file next to the checkpoint, and the tasks of the source do all three steps. On a cluster,
+Spark's `dropDuplicatesWithinWatermark` has them in its state, and foreachBatch writes the files.
 
-The effects of a micro-batch, in order. With `durability = "power"`, each is on disk before the next begins
-(`write_in_order`).
+Tips of other nodes' batches are compared with two tables, including this micro-batch's rows of them. If `publications`
+shows that the batch is our own, which a peer sent back, its tips are dropped. If `streams` has another separator for
+the stream, the tip becomes a row of `quarantine`. Every other one becomes a row of `tips`.
 
-1. Spark's offset log: which records it reads.
-2. The digests of accepted rows, each with the place of its record; files of rows.
-3. A commit to each table in turn. Its Delta transaction is the id of the query and of the micro-batch. `tips` and
-   `quarantine` may get a second commit, of rows from received tips, with the name `received` in the transaction.
-4. `clock.json`: log time by partition, the greatest broker stamp so far, at the end of the micro-batch. The column
-   `log_time` is computed from it.
+The effects of a micro-batch, in order. With `durability = "power"`, each is synced to disk before the next begins
+(`write_in_order`); otherwise each survives a killed process.
+
+1. Spark's offset log: the records of the micro-batch.
+2. The digests, each with the place of the accepted row's record; then files of rows.
+3. A commit to each table in turn, `tips` and `quarantine` with a second one for the tips of other nodes' batches. Its
+   Delta transaction is the id of the query and of the micro-batch, and which of the two it is.
+4. `clock.json`: log time of each partition of `kiln.updates`, before and after this micro-batch. Log time is the
+   greatest broker stamp so far, and the column `updates.log_time` is computed from it.
 5. Spark's commit log.
 
-After a crash, Spark repeats the micro-batch, with the records of 1, the same ids, and the log time before it. It
-accepts the rows that it had accepted, because their places are those in 2 (Spark's state begins again without them). A
-table that has the transaction skips the commit. Files that no commit names are not rows, and `kiln maintain` deletes
-them.
+After a crash, Spark repeats the micro-batch, with the same records and ids, and with the log time before it.
+
+- On one machine, the rows whose places the file has are accepted again. On a cluster, Spark's state begins again
+  without the digests of the micro-batch.
+- Files that were not committed are not part of a table, and `kiln maintain` deletes them.
+- A table that already has the transaction ignores the commit.
 """
 
 from __future__ import annotations

@@ -1,28 +1,35 @@
-"""Query `updates`: from Kafka's topic `kiln.frames` to `kiln.updates` and `kiln.wanted`.
+"""Query `updates`: from Kafka's topic `kiln.frames` to the topics `kiln.updates` and `kiln.wanted`.
 
-Each new update goes to `kiln.updates` with its separator. An update whose separator only the stream's genesis tells
-goes to `kiln.wanted`, as do requests for the blocks of other nodes' batches; the bridge fetches these blocks.
+An update whose message names its separator goes to `kiln.updates`. If only the genesis of the Ceramic stream tells the
+separator, the update goes to `kiln.wanted` instead, and the bridge's fetcher writes it to `kiln.updates` when it has
+the genesis. `kiln.wanted` also gets requests for geneses that confirm a named separator, and for the blocks of other
+nodes' batches.
 
-    source: decode, find the separator ─ select new updates, in the order of capture ─ foreachBatch: Kafka
+    source: decode, find the separator ─ select new updates, in the order of capture ─ Kafka
 
-An announcement of a tip that was announced before is no new update (`kiln.pipelines.updates.repeats`). The selection
-needs the digests of earlier announcements. On one machine they are in a file, and one task of foreachBatch sorts and
-selects. On a cluster they are in Spark's state of each stream, and foreachBatch sorts what was selected. Both select
-the same updates.
+An announcement of a tip that was announced before is no new update (`kiln.pipelines.updates.repeats`). The digests
+that tell this are kept for `dedupe.signed_ttl`. On one machine, they are in a file next to the checkpoint, and one task
+of foreachBatch sorts and selects. On a cluster, they are in Spark's state with the Ceramic stream as key, and
+foreachBatch sorts what was selected. Both ways select the same updates.
 
-The effects of a micro-batch, in order. With `durability = "power"`, each is on disk before the next begins
-(`write_in_order`).
+The effects of a micro-batch, in order. With `durability = "power"`, each is synced to disk before the next begins
+(`write_in_order`); otherwise each survives a killed process.
 
-1. Spark's offset log: which records it reads.
-2. The digests, each with the place of the copy that was selected.
-3. The records, in one Spark job for both topics. Each has the epoch of its writer: the id of the query, and the
-   number of the micro-batch.
-4. The end offsets in `kiln.frames`, for the consumer group `kiln.updates`. `kiln recover` continues from them.
+1. Spark's offset log: the records of the micro-batch.
+2. The digests, each with the place of the selected copy (topic partition, offset and index).
+3. The records, in one Spark job for both topics. The tasks stamp each with its epoch: the id of the query and the
+   number of the micro-batch, which Spark gives to every task.
+4. The end offsets in `kiln.frames`, for the consumer group `kiln.updates`.
 5. Spark's commit log.
 
-After a crash, Spark repeats the micro-batch with the records of 1, and selects the same copies, by 2. Kafka may then
-have a record twice, under one epoch. `batch` and the bridge's fetcher drop the second in an epoch (decision 7), and
-`sink` stores a message once.
+After a crash, Spark repeats the micro-batch, with the same records and ids.
+
+- On one machine, the copies whose places the file has are selected again. On a cluster, Spark's state begins again
+  without the digests of the micro-batch.
+- A topic may then have a record twice, under one epoch. `batch`, and the fetcher in `kiln.wanted`, drop the second one
+  in an epoch (decision 7). `sink` stores a message once. The same holds for a task that Spark runs twice.
+- Without a checkpoint, `kiln recover` makes one that begins before the offsets of 4. Its first micro-batch reads the
+  frames of the last `dedupe.signed_ttl` again, and writes only the digests.
 """
 
 from __future__ import annotations
