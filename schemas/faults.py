@@ -161,13 +161,13 @@ FAULTS: Final = (
     Fault(
         "rpc",
         "rpc_too_costly",
-        "Validating the first messages of the RPC used up the CPU budget of one RPC, so the messages that the "
-        "bridge had not validated were not read. This row represents all of them; their bytes are in the table "
-        "`frames`. Alternatively, the RPC has more than 50,000 messages, subscriptions and ids, so none of its "
-        "messages was read and `data` is the RPC; or it has more than 20,000 subscriptions and control entries, of "
-        "which only the first have rows.",
-        "Nothing if a single peer sends them, except to find that peer. Ordinary signatures are far cheaper to "
-        "validate.",
+        "There are three cases. Validating the first messages of the RPC used up the CPU budget of one RPC: this row "
+        "represents the later messages that the bridge had not validated, and that were not read. Or the RPC has more "
+        "than 50,000 messages, subscriptions and ids: none of its messages was read, and `data` is the RPC. Or it has "
+        "more than 20,000 subscriptions and control entries: only the first 20,000 have rows. The table `frames` has "
+        "all bytes.",
+        "Find the sending peer: ordinary signatures are far cheaper to validate. If a single peer sends such RPCs, do "
+        "nothing else.",
     ),
     # ---- topics
     Fault("topic", "topic_missing", "The message has neither a topic nor a topic index.", _NOTHING),
@@ -319,8 +319,8 @@ FAULTS: Final = (
     Fault(
         "message",
         "unusable_batch",
-        "`batch` of a BATCH_UPDATE is a CID that cannot be that of a batch block. Only a CIDv1 with sha2-256 and "
-        "the codec dag-cbor, cbor or raw can be.",
+        "`batch` of a BATCH_UPDATE is a CID that no batch block can have. The CID of a batch block is a CIDv1 with "
+        "sha2-256 and the codec dag-cbor, cbor or raw.",
         _CLIENT,
     ),
     # ---- separators
@@ -337,8 +337,8 @@ FAULTS: Final = (
     Fault(
         "separator",
         "contradicts_topic",
-        "A BATCH_UPDATE is for another separator than that of the topic on which it was received. Its block is fetched "
-        "like that of any other.",
+        "A BATCH_UPDATE for one separator was received on the topic of another separator. The block of the batch is "
+        "still fetched.",
         "Nothing. The view `misplaced` shows who publishes batches on the wrong topic.",
     ),
     # ---- files of history
@@ -491,7 +491,7 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "announcer_over_limit",
-        "The bridge did not request this block, because too many blocks that the same author or peer announced before "
+        "The bridge did not request this block, because the same author or peer has announced too many blocks that "
         "are not fetched yet.",
         "If you trust the announcer, check that it serves its blocks, and then run `kiln quarantine replay --reason "
         "announcer_over_limit`.",

@@ -1,6 +1,6 @@
--- Every UPDATE message that was sent: the new updates, which are in the table updates, and repeats of an earlier
--- update. A repeat is in the table messages only and has the separator of the update that it repeats.
--- Grain: an UPDATE message, once per origin in which it is new.
+-- Every UPDATE message: the new updates, which are in the table updates, and the repeats of earlier updates. A repeat
+-- is in the table messages only and has the separator of the update that it repeats.
+-- Grain: an UPDATE message; two rows if it is a new update both live and in a replay.
 -- If messages lags behind updates, update_bytes is the length of the newest form of UPDATE without a model. Lengths are
 -- computed before the joins, which would otherwise carry the bytes.
 SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,

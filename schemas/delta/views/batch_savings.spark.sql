@@ -1,5 +1,5 @@
--- What batching saves: UPDATE messages and their bytes without batches, with batches instead, and with both. Rows
--- without window_seconds are UPDATEs outside any window, which are sent in any case.
+-- What batching saves: number and bytes of messages without batches, with batches in place of the UPDATEs, and with
+-- both. Rows without window_seconds are UPDATEs outside any window, which are sent in any case.
 -- Grain: a network, origin, separator and window length.
 -- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
 -- in event time. A repeated UPDATE counts to the window that was open at its time.

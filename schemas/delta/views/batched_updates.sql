@@ -1,5 +1,5 @@
--- Each new update with a separator, and the batch with its tip: the first one that closed after the event time of the
--- update. Updates have no batch while their window is open, or until their batch is in the tables.
+-- Each new update with a separator, and its batch: the first one that has its tip and closed after its event time.
+-- Updates have no batch while their window is open, or until their batch is in the tables.
 -- Grain: a new update with a separator.
 -- A number stands for the four texts of a separator, so that the expensive join with the tips compares few texts. The
 -- last condition equals separator_key IS NOT NULL, as each batch has a separator. DuckDB would push that one below the

@@ -1,4 +1,5 @@
--- Streams for which RESPONSEs of the same minute name different tips, unless an UPDATE in between names the later.
+-- Streams for which RESPONSEs of the same minute name different tips, unless an UPDATE between the RESPONSEs names the
+-- later tip.
 -- Grain: a minute, network and stream.
 -- A stream that advances has another tip afterwards: its UPDATE lies between the last RESPONSE with the earlier tip and
 -- the first with the later one. Tips that one node alone names are its own steps.

@@ -1,7 +1,7 @@
--- Duplicates by peer: copies after the first one. after_idontwant counts those that the peer sent although our node had
--- sent it an IDONTWANT; an earlier IDONTWANT could have saved the others. saved counts the IDONTWANTs after which the
--- peer sent no copy at all; it might have sent none anyway.
--- Grain: a peer that sent copies, or that our node sent an IDONTWANT.
+-- Number of duplicates by peer: copies of a message after its first copy. after_idontwant counts those that the peer
+-- sent although our node had sent it an IDONTWANT; an earlier IDONTWANT could have saved the others. saved counts the
+-- IDONTWANTs after which the peer sent no copy at all; it might have sent none anyway.
+-- Grain: a peer that sent copies, or to which our node sent an IDONTWANT.
 WITH told AS (
     SELECT remote_peer, message_id, min(observed_at) AS told_at
     FROM (SELECT remote_peer, unnest(message_ids) AS message_id, observed_at FROM controls

@@ -1,5 +1,4 @@
--- Tips in batches of a separator that differs from the one that the genesis of their stream names (true_key,
--- true_value).
+-- Tips in batches of a wrong separator: not the one in the genesis of their stream (true_key, true_value).
 -- Grain: a tip in a batch.
 -- Equal tips of two separators give one CID: the separator belongs to the batch, not to the block.
 WITH known AS (

@@ -1,6 +1,6 @@
--- Message ids that each peer announced with IHAVE, how many of them our node requested with IWANT, and how many the
--- peer then delivered; and the ids that the peer requested from our node. Only ids in controls count: the first 5,000
--- of each RPC.
+-- Numbers of message ids for each peer: those that it announced with IHAVE, that our node requested from it with IWANT,
+-- and that it then delivered; and those that our node announced to it, and that it requested. Only ids in controls
+-- count: the first 5,000 of each RPC.
 -- Grain: a local and a remote peer.
 WITH listed AS (
     SELECT DISTINCT local_peer, remote_peer, kind, direction, unnest(message_ids) AS message_id

@@ -1,5 +1,5 @@
--- Number of copies of each message that gossip delivered, and the peer that relayed it first. Copies of rejected
--- messages count too, and so does a forged copy, which has the id of the message that it imitates.
+-- Number of copies that gossip delivered of each message, and the peer that relayed the message first. Copies of
+-- rejected messages count too, and so does a forged copy, which has the id of the message that it imitates.
 -- Grain: a message.
 -- The first peer is the minimum of texts that begin with the time in 18 digits. Of several peers at the same time it is
 -- the first by name.

@@ -1,6 +1,6 @@
--- Messages whose topic belongs to another separator than the genesis of their stream names, or than the message itself
--- names (BATCH_UPDATE).
--- Grain: a message and a stream that it is about; a BATCH_UPDATE has no stream.
+-- Messages on the topic of a wrong separator: not the one in the genesis of their stream or, for a BATCH_UPDATE, not
+-- the one in the message.
+-- Grain: a message and a stream that it names, or a BATCH_UPDATE.
 -- Topics are parsed as in kiln.schemas.wire.topics.parse_topic. $ in Java also matches before a newline at the end.
 WITH split AS (
     SELECT topic, regexp_extract(topic, '(?s)^/ceramic/[^/]+/sep/(.+)/([0-9a-z]+)$', 1) AS topic_key,
