@@ -26,7 +26,7 @@ FULL = {*TABLES} - {"bundles", "quarantine_dropped", "streams"}
 """Tables that a run of the demo network fills."""
 EMPTY = (
     *("Batches with a false claim", "Updates that are in no batch"),
-    *("The windows, computed again from `updates`", "What one vantage point received and another did not"),
+    *("The windows, recomputed from `updates`", "What one vantage point received and another did not"),
 )
 """Queries that find nothing in a healthy minute: of faults, and of several bridges."""
 

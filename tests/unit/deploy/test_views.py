@@ -821,7 +821,7 @@ def test_the_questions_of_the_page_find_each_window_and_update_in_a_batch(late: 
     end = [said_at(90, separator, 1, 999) for separator in (MODEL, OTHER)]  # whose windows stay open
     rows = run_of([*ordered, *end], SECOND)
     fill_all(tmp_path / "whole", rows)
-    windows, updates = question("The windows, computed again from `updates`"), question("Updates that are in no batch")
+    windows, updates = question("The windows, recomputed from `updates`"), question("Updates that are in no batch")
     for sql, column in ((windows, "opened_at"), (updates, "observed_at")):
         found = {(row["separator_key"], row[column]) for row in rows_of(tmp_path / "whole", sql)}
         assert found == {(key, time_of(90 * SECOND)) for key in (MODEL.key, OTHER.key)}
