@@ -30,8 +30,7 @@ from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.deduplication import Deduplication, DedupSteps, FileDeduplication, StateDeduplication
 from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.pipelines.sink import transform as sinking
-from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_OUTPUT
-from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
+from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_FILES
 from kiln.pipelines.updates import transform as selecting
 from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, decode_update
@@ -228,8 +227,8 @@ def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: d
 
     def take(made: DataFrame) -> None:
         for row in made.collect():
-            if row.kind == SINK_OUTPUT:
-                files.extend(msgspec.msgpack.decode(bytes(row.data), type=SinkWrote).files)
+            if row.kind == SINK_FILES:
+                files.extend(msgspec.msgpack.decode(bytes(row.data), type=list[DataFile]))
 
     steps = deduplication(by, memory).accept_once(sinking.build_stages(lake))
     micro_batches(spark, twice, tmp_path / "checkpoint", steps, take)
