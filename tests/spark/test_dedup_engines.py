@@ -189,7 +189,7 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
             update = decode_update(bytes(row.value))
             found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1
 
-    steps = deduplication(by, memory).accept_by_rule(selecting.build_stages(HOW, SEPARATING))
+    steps = selecting.build_steps(deduplication(by, memory), HOW, SEPARATING)
     micro_batches(spark, frames, tmp_path / "checkpoint", steps, take)
     assert len(found) > 50
     assert set(found.values()) == {1}
@@ -206,7 +206,7 @@ def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFa
     def take(rows: DataFrame) -> None:
         made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
 
-    steps = FileDeduplication(memory).accept_by_rule(selecting.build_stages(HOW, SEPARATING))
+    steps = selecting.build_steps(FileDeduplication(memory), HOW, SEPARATING)
     micro_batches(spark, frames, folder, steps, take)
     types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
     for number in range(2):
