@@ -43,7 +43,6 @@ from kiln.conf.settings.addresses import (
     check_url,
 )
 from kiln.conf.settings.durations import Duration, duration_text
-from kiln.conf.settings.secrets import mask_secrets
 from kiln.conf.settings.values import (
     FileName,
     Folder,
@@ -52,6 +51,7 @@ from kiln.conf.settings.values import (
     StorageUri,
     Switch,
     like,
+    mask_secrets,
     split_items,
     within_megabytes,
     zero_or,

@@ -38,8 +38,7 @@ from kiln.conf.settings.keys import (
     suggest_key,
 )
 from kiln.conf.settings.model import Settings
-from kiln.conf.settings.secrets import MASK, is_secret_key, mask_secrets
-from kiln.conf.settings.values import check_depth, parse_json
+from kiln.conf.settings.values import MASK, check_depth, is_secret_key, mask_secrets, parse_json
 
 _SEE_FILE = "; see conf/kiln.toml for all settings"
 _SERVICE_LINKS: Final = ("_SERVICE_HOST", "_SERVICE_PORT")

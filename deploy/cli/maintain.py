@@ -26,7 +26,7 @@ from kiln.deploy.cli.options import (
 if TYPE_CHECKING:
     from rich.console import Group
 
-    from kiln.deploy.ops.maintenance import TableMaintenance
+    from kiln.pipelines.maintenance.steps import MaintenanceResult
 
 _USUAL_PAUSE = 600.0  # s, if the settings turn maintenance by `kiln run` off
 
@@ -54,7 +54,7 @@ def maintain(
     from kiln.conf.process.state_folder import lock_state
     from kiln.deploy.ops.maintenance import LOCK, encode_maintenance, maintain_tables, preview_maintenance
 
-    def show(tables: Sequence[TableMaintenance], *, done: bool = True) -> None:
+    def show(tables: Sequence[MaintenanceResult], *, done: bool = True) -> None:
         objects = [encode_maintenance(table) for table in tables]
         if as_json:
             print("\n".join(map(json.dumps, objects)) if watch else json.dumps(objects, indent=2), flush=True)
@@ -80,7 +80,7 @@ def maintain(
     raise typer.Exit(FAILED if any(table.error for table in tables) else OK)
 
 
-def _render_tables(tables: Sequence[TableMaintenance], *, done: bool) -> Group:
+def _render_tables(tables: Sequence[MaintenanceResult], *, done: bool) -> Group:
     """Render a row for each table, before → after, and the errors below.
 
     Args:
@@ -95,10 +95,9 @@ def _render_tables(tables: Sequence[TableMaintenance], *, done: bool) -> Group:
     grid = Table(box=None, pad_edge=False)
     for name in ("table", "files", "bytes", "log entries", "rewritten", "expired rows", "removed", "s"):
         grid.add_column(name, justify="left" if name == "table" else "right")
-    for maintained in tables:
-        result = maintained.result
-        if result.left_alone or maintained.error:
-            grid.add_row(result.table, "skipped", "", "", "", "", "", f"{maintained.seconds:.1f}")
+    for result in tables:
+        if result.left_alone or result.error:
+            grid.add_row(result.table, "skipped", "", "", "", "", "", f"{result.seconds:.1f}")
             continue
         files, size = result.garbage
         grid.add_row(
@@ -109,15 +108,14 @@ def _render_tables(tables: Sequence[TableMaintenance], *, done: bool) -> Group:
             decimal(result.rewritten) if result.rewritten else "",
             f"{result.expired_rows:,}" if result.expired_rows else "",
             f"{files:,} files, {decimal(size)}" if files else "",
-            f"{maintained.seconds:.1f}",
+            f"{result.seconds:.1f}",
         )
     lines: list[Table | Text] = [grid]
-    for maintained in tables:
-        result = maintained.result
+    for result in tables:
         if result.left_alone:
             lines.append(Text(f"{result.table} was skipped: {result.left_alone}"))
-        if maintained.error:
-            lines.append(Text(maintained.error, "red"))
+        if result.error:
+            lines.append(Text(result.error, "red"))
         if not done:
             lines += [Text(f"{result.table}: {words}", "dim") for words in result.words]
     if not done:
@@ -125,15 +123,14 @@ def _render_tables(tables: Sequence[TableMaintenance], *, done: bool) -> Group:
     return Group(*lines)
 
 
-def _format_line(tables: Sequence[TableMaintenance]) -> str:
+def _format_line(tables: Sequence[MaintenanceResult]) -> str:
     """Format the changes of one maintenance run as one line."""
-    results = [maintained.result for maintained in tables]
     parts = [
         f"{result.table} {_format_change(*result.files)} files"
-        for result in results
+        for result in tables
         if result.rewritten or result.expired_rows or result.garbage[0]
     ]
-    errors = [maintained.error for maintained in tables if maintained.error]
+    errors = [result.error for result in tables if result.error]
     return "; ".join([*(parts or ["nothing to do"]), *errors])
 
 

@@ -20,8 +20,7 @@ from prompt_toolkit.output import Output
 
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.options import answers
-from kiln.deploy.query.ask import read_view_columns
-from kiln.deploy.query.names import list_names, print_listing
+from kiln.deploy.query.ask import list_names, print_listing, read_view_columns
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.printable import printable_lines
 

@@ -111,7 +111,7 @@ def sql(
 
         def show(question: str) -> None:
             if question.strip().startswith("\\"):  # as at the prompt
-                from kiln.deploy.query.names import list_names
+                from kiln.deploy.query.ask import list_names
 
                 _show(list_names(lake, question), rows, as_json=as_json, as_csv=as_csv)
             else:
@@ -177,7 +177,7 @@ def _show(answer: Answer, rows: int, *, as_json: bool, as_csv: bool) -> None:
             write_csv(answer, sys.stdout)
         else:
             from kiln.deploy.query.answer import print_table
-            from kiln.deploy.query.names import Listing, print_listing
+            from kiln.deploy.query.ask import Listing, print_listing
 
             if isinstance(answer, Listing):
                 print_listing(answer, answers())

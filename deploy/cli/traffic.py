@@ -57,8 +57,8 @@ def replay(
     settings = settings_of(config, state)
     import time
 
-    from kiln.deploy.demo.traffic.capture_files import ReplayProgress, survey_file
     from kiln.deploy.demo.traffic.capture_files import replay as replay_file
+    from kiln.deploy.demo.traffic.capture_files import survey_file
     from kiln.schemas.captures.kiln_capture import CaptureError
 
     surveys = []
@@ -77,12 +77,12 @@ def replay(
             producing = FramesProducer(connect(servers.split(","), settings.broker.security_options()), topic)
             with producing as producer, out.status(file.name) as shown:
 
-                def progress(now: ReplayProgress, name: str = file.name) -> None:
-                    if now.records % 2_000 == 0:
-                        shown.update(f"{name}: {now.records:,} of {now.all_records:,} records")
+                def progress(records: int, name: str = file.name, total: int = found.records) -> None:
+                    if records % 2_000 == 0:
+                        shown.update(f"{name}: {records:,} of {total:,} records")
 
                 try:
-                    sent = replay_file(
+                    frames = replay_file(
                         file,
                         producer.send,
                         found=found,
@@ -97,8 +97,8 @@ def replay(
                     raise KilnError(f"{file}: {error}") from error
                 producer.flush()
             out.print(
-                f"{file}: {sent.records:,} records, {sent.frames:,} frames of {sent.connections:,} connections "
-                f"into {topic} as network {sent.network}"
+                f"{file}: {found.records:,} records, {frames:,} frames of {found.connections:,} connections "
+                f"into {topic} as network {network or found.select_network(settings.network.name)}"
             )
     out.print("next: kiln run --catch-up", style="dim")
 

@@ -69,7 +69,6 @@ from kiln.deploy.ops.status import (
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import find_running_broker
 from kiln.deploy.stack.java import Java, JavaError, find_java
-from kiln.deploy.stack.kafka_broker import read_compression
 from kiln.deploy.stack.ports import HOST, check_port_free, find_port_holder
 from kiln.pipelines.delta.duckdb_tables import find_reading_faults
 from kiln.pipelines.delta.lake import Lake, LakeError, find_column_fault
@@ -211,6 +210,7 @@ def list_listeners(settings: Settings) -> list[Listener]:
 
 def _check_compression(kafka: Kafka, broker: BrokerStatus) -> DoctorCheck:
     from kiln.conf.process.kafka_records import list_codecs
+    from kiln.deploy.stack.kafka_broker import read_compression
 
     topics = [topic.name for topic in broker.topics]
     return check_compression(read_compression(topics, kafka.client_options()) if topics else {}, list_codecs())

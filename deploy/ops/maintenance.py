@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 
@@ -31,16 +31,7 @@ LOCK = "maintain"
 _LOWEST_PRIORITY = 19
 
 
-@dataclass(frozen=True)
-class TableMaintenance:
-    """Result of the maintenance of one table; `error` is empty if it completed."""
-
-    result: MaintenanceResult
-    seconds: float
-    error: str = ""
-
-
-def maintain_tables(settings: Settings, say: ReportStep) -> list[TableMaintenance]:
+def maintain_tables(settings: Settings, say: ReportStep) -> list[MaintenanceResult]:
     """Maintain each table, under the lock `LOCK`. An error with one table does not stop the others.
 
     Args:
@@ -53,7 +44,7 @@ def maintain_tables(settings: Settings, say: ReportStep) -> list[TableMaintenanc
     )
 
 
-def preview_maintenance(settings: Settings) -> list[TableMaintenance]:
+def preview_maintenance(settings: Settings) -> list[MaintenanceResult]:
     """Predict the maintenance of each table, without changes and without the lock."""
     return _visit_tables(settings, lambda lake, name, policy: predict_result(lake, name, policy, _read_clock()))
 
@@ -70,35 +61,35 @@ def build_policy(settings: Settings, table: str, runs: Iterable[BackfillRun] = (
 
 def _visit_tables(
     settings: Settings, maintain: Callable[[Lake, str, MaintenancePolicy], MaintenanceResult]
-) -> list[TableMaintenance]:
+) -> list[MaintenanceResult]:
     lake = Lake.from_location(settings.lake_root)
     runs = read_runs(lake)
     results = []
     for name in lake.tables():
         started = time.monotonic()
         try:
-            result, problem = maintain(lake, name, build_policy(settings, name, runs)), ""
+            result = maintain(lake, name, build_policy(settings, name, runs))
         except KilnError as error:
-            result, problem = MaintenanceResult(name), str(error)
-        results.append(TableMaintenance(result, time.monotonic() - started, problem))
+            result = MaintenanceResult(name, error=str(error))
+        results.append(replace(result, seconds=time.monotonic() - started))
     return results
 
 
-def encode_maintenance(maintained: TableMaintenance) -> dict[str, object]:
+def encode_maintenance(result: MaintenanceResult) -> dict[str, object]:
     """Encode the result of one table as a JSON object."""
-    result = asdict(maintained.result)
-    record: dict[str, object] = {"table": result["table"]}
+    fields = asdict(result)
+    record: dict[str, object] = {"table": result.table}
     for name in ("files", "size", "entries"):
-        record |= {f"{name}_before": result[name][0], f"{name}_after": result[name][1]}
+        record |= {f"{name}_before": fields[name][0], f"{name}_after": fields[name][1]}
     return record | {
-        "rewritten_bytes": result["rewritten"],
-        "expired_rows": result["expired_rows"],
-        "removed_files": result["garbage"][0],
-        "removed_bytes": result["garbage"][1],
-        "steps": list(result["words"]),
-        "left_alone": result["left_alone"],
-        "seconds": round(maintained.seconds, 3),
-        "error": maintained.error,
+        "rewritten_bytes": result.rewritten,
+        "expired_rows": result.expired_rows,
+        "removed_files": result.garbage[0],
+        "removed_bytes": result.garbage[1],
+        "steps": list(result.words),
+        "left_alone": result.left_alone,
+        "seconds": round(result.seconds, 3),
+        "error": result.error,
     }
 
 

@@ -1,4 +1,4 @@
-"""Read-only SQL over the lake with DuckDB, also as of an earlier version or time.
+"""Read-only SQL over the lake with DuckDB, also as of an earlier version or time, and names as `\\d` lists them.
 
 There is a view for each Delta table (kiln.pipelines.delta.duckdb_tables), and the views of kiln.schemas.delta.views.
 """
@@ -25,10 +25,12 @@ from kiln.pipelines.delta.lake import Lake, build_missing_files_error
 from kiln.pipelines.delta.table_history import CommitTime, find_commit_at, find_first_commit
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.delta.views import View, views
+from kiln.schemas.printable import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from deltalake import DeltaTable
+    from rich.console import Console
 
 AsOf = int | datetime
 """A version number, for every table, or a time with a time zone."""
@@ -353,3 +355,79 @@ def _explain_missing_table(message: str, lake: Lake, there: Sequence[str], as_of
     existing = f"Tables and views: {', '.join((*there, *views()))}" if there else "The lake has no tables yet"
     yet = " yet" if name in TABLES else ""
     return f"there is no table {name} in {lake.path}{yet}{near or '.'} {existing}"
+
+
+_COMMAND = re.compile(r"\\d\+?(?:\s+\"?(\w+)\"?)?\s*;?")
+
+
+class Listing(RowsAnswer):
+    """Names with their descriptions. `heading`: about all of them; may be empty."""
+
+    def __init__(self, columns: Sequence[str], rows: Sequence[Row], heading: str = "") -> None:
+        super().__init__(columns, rows)
+        self.heading = heading
+
+
+def list_names(lake: Lake, command: str) -> Listing:
+    r"""List tables and views (`\d`), or the columns of one (`\d NAME`).
+
+    Raises:
+        SqlError: The text is no such command, or there is no such table or view.
+        LakeError: The table cannot be read.
+    """
+    match = _COMMAND.fullmatch(command.strip())
+    if match is None:
+        raise SqlError(
+            f"there is no command {command.strip()}. \\d lists the tables and views; \\d NAME lists the columns of NAME"
+        )
+    tables = lake.tables()
+    if name := match[1]:
+        if name in tables:
+            return _list_table_columns(lake, name)
+        if view := views().get(name):
+            return _list_view_columns(view)
+        raise SqlError(f"there is no {name}{suggest_key(name, (*tables, *views()))}; \\d lists what there is")
+    rows = [(table, "table", _shorten(_describe_table(table))) for table in tables]
+    rows += [(view.name, "view", _shorten(view.sentence)) for view in views().values()]
+    return Listing(("name", "kind", "description"), rows)
+
+
+def print_listing(listing: Listing, console: Console) -> None:
+    """Print a line for each name. Long ones wrap at the terminal's width."""
+    from rich.text import Text
+
+    if listing.heading:
+        console.print(Text(printable(listing.heading)), soft_wrap=True)
+    for name, kind, description in listing.rows():
+        console.print(Text(printable(f"{name:<24} {kind:<10} {description}".rstrip())), soft_wrap=True)
+
+
+def _list_table_columns(lake: Lake, name: str) -> Listing:
+    comments = {column.name: column.comment for column in TABLES[name].columns} if name in TABLES else {}
+    fields = [(field.name, str(field.type.type)) for field in lake.open(name).schema().fields]
+    rows = [(column, _name_type(name, column, kind), comments.get(column, "")) for column, kind in fields]
+    return Listing(("column", "type", "description"), rows, _describe_table(name))
+
+
+def _name_type(table: str, column: str, kind: str) -> str:
+    columns = TABLES[table].columns if table in TABLES else ()
+    return next((declared.type for declared in columns if declared.name == column), kind)
+
+
+def _list_view_columns(view: View) -> Listing:
+    with duckdb.connect() as connection:
+        for earlier in views().values():  # a view may read those before it
+            connection.execute(
+                f"CREATE TEMP VIEW {earlier.name} AS {add_empty_tables(earlier.duckdb, earlier.tables, ())}"
+            )
+        relation = connection.table(view.name)
+        rows = [(name, str(kind).lower(), "") for name, kind in zip(relation.columns, relation.types, strict=True)]
+    return Listing(("column", "type", "description"), rows, f"{view.sentence} A row for {view.grain}.")
+
+
+def _describe_table(table: str) -> str:
+    return f"{TABLES[table].comment}." if table in TABLES else "No table of Kiln's."
+
+
+def _shorten(sentences: str) -> str:
+    return sentences.split(". ")[0].removesuffix(".")

@@ -3,8 +3,6 @@
 delta-rs lists the files, and DuckDB reads them. A pyarrow dataset would cost more than a second of imports and 1.5 ms
 for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert, or
 with Delta features beyond reader version 1. Kiln writes no such table.
-
-In an object store, DuckDB's own Parquet reader reads the files over the connections of delta-rs.
 """
 
 from __future__ import annotations
@@ -13,18 +11,15 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import PurePosixPath
-from threading import Lock, get_ident
-from typing import IO, TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import duckdb
-from fsspec.spec import AbstractFileSystem
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
-from kiln.conf.process.location import STORE, Location, parse_location
+from kiln.conf.process.location import Location
 from kiln.pipelines.delta.lake import (
     Lake,
     LakeError,
@@ -70,6 +65,8 @@ def register_store(connection: duckdb.DuckDBPyConnection, lake: Lake) -> None:
     root = lake.root
     if root.folder is None:
         require_extras("lake")
+        from kiln.pipelines.delta.duckdb_files import StoreFiles  # needs fsspec, which a lake on a disk does not
+
         connection.register_filesystem(StoreFiles(root))
 
 
@@ -299,80 +296,3 @@ def build_columns_query(
 
 def _format_list(texts: Iterable[str]) -> str:
     return "[" + ", ".join(map(quote_text, texts)) + "]"
-
-
-class SharedFile:
-    """A file that several threads of DuckDB read at once.
-
-    Each thread has its own offset: DuckDB seeks in one call and reads in the next, and another thread may seek in
-    between.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._lock = Lock()
-        # By thread id: thread-local data is lost when DuckDB's thread leaves Python.
-        self._offsets: dict[int, int] = {}
-
-    def seek(self, offset: int) -> int:
-        self._offsets[get_ident()] = offset
-        return offset
-
-    def tell(self) -> int:
-        return self._offsets.get(get_ident(), 0)
-
-    def read(self, size: int = -1) -> bytes:
-        with self._lock:
-            self._file.seek(self.tell())
-            data = self._file.read(size)
-        self._offsets[get_ident()] = self.tell() + len(data)
-        return data
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Read-only file system for DuckDB. Files of a lake never change, so the size of each is read once.
-
-    DuckDB's S3 extension has its own option names and credential chain, and is downloaded at the first query.
-    """
-
-    protocol = STORE.removesuffix("://")
-    cachable = False
-
-    def __init__(self, root: Location) -> None:
-        """Create the file system. `root`: any location in the store."""
-        super().__init__()
-        self._options = root.options
-        self._sizes: dict[str, int] = {}
-
-    def _open(self, path: str, mode: str = "rb", **_: object) -> SharedFile:
-        if mode != "rb":
-            raise PermissionError(f"cannot open {path} with mode {mode}: the file system is read-only")
-        return SharedFile(self._locate(path).open())
-
-    def size(self, path: str) -> int:
-        """Return the size of a file in bytes.
-
-        Raises:
-            FileNotFoundError: There is no such file.
-        """
-        if path not in self._sizes:
-            with self._locate(path).open() as file:
-                self._sizes[path] = file.size()
-        return self._sizes[path]
-
-    def modified(self, path: str) -> datetime:
-        """Return a constant time: a file never changes."""
-        return datetime(2000, 1, 1, tzinfo=UTC)
-
-    def exists(self, path: str, **_: object) -> bool:
-        return self._locate(path).exists()
-
-    def glob(self, path: str, **_: object) -> Iterable[str]:
-        """Return the file itself: Kiln passes no patterns."""
-        return [path]
-
-    def _locate(self, path: str) -> Location:
-        return parse_location(STORE + path.removeprefix(STORE), self._options)

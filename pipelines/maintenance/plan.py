@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from kiln.conf.process.location import FileEntry
+
 MICROS = 1_000_000
 _HOUR = 3_600 * MICROS
 _DAY = 24 * _HOUR
@@ -76,15 +78,6 @@ class LogEntry:
 
     version: int
     at: int
-
-
-@dataclass(frozen=True)
-class UntrackedFile:
-    """A Parquet file in the table's folder that is no part of the newest version."""
-
-    name: str
-    size: int
-    modified: int
 
 
 @dataclass(frozen=True)
@@ -180,8 +173,8 @@ def choose_log_start(
 
 
 def select_abandoned(
-    strays: Iterable[UntrackedFile], rules: MaintenancePolicy, newest_append: int | None, now: int
-) -> list[UntrackedFile]:
+    strays: Iterable[FileEntry], rules: MaintenancePolicy, newest_append: int | None, now: int
+) -> list[FileEntry]:
     """Select the untracked files that no task will commit any more: older than `rules.unnamed` at the newest append.
 
     A query commits its files before it begins the next ones. So a file that is yet to be committed is younger than the
@@ -194,19 +187,19 @@ def select_abandoned(
 
 
 def select_garbage(
-    strays: Iterable[UntrackedFile],
+    strays: Iterable[FileEntry],
     removed: RemovedFiles,
     rules: MaintenancePolicy,
     newest_append: int | None,
     now: int,
-) -> tuple[UntrackedFile, ...]:
+) -> tuple[FileEntry, ...]:
     """Select the files that no version in the log needs and no task can still commit."""
     unneeded = [stray for stray in strays if stray.name not in removed.after_start]
     uncommitted = {stray.name for stray in select_abandoned(unneeded, rules, newest_append, now)}
     return tuple(stray for stray in unneeded if stray.name in removed.before_start or stray.name in uncommitted)
 
 
-def total_size(files: Iterable[TableFile | UntrackedFile]) -> int:
+def total_size(files: Iterable[TableFile | FileEntry]) -> int:
     """Sum the bytes of files."""
     return sum(file.size for file in files)
 

@@ -10,9 +10,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from kiln.conf.process.location import Location
+from kiln.conf.process.location import FileEntry, Location
 from kiln.pipelines.delta.lake import Lake, list_delta_fields, locate_commit, locate_log
-from kiln.pipelines.maintenance.plan import LogEntry, RemovedFiles, TableFile, UntrackedFile
+from kiln.pipelines.maintenance.plan import LogEntry, RemovedFiles, TableFile
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
 
@@ -27,7 +27,7 @@ class TableState:
     name: str
     opened: DeltaTable
     files: tuple[TableFile, ...]
-    strays: tuple[UntrackedFile, ...]
+    strays: tuple[FileEntry, ...]
     entries: tuple[LogEntry, ...]
     checkpoints: frozenset[int]
 
@@ -43,7 +43,7 @@ def read_state(lake: Lake, name: str) -> TableState:
     Raises:
         LakeError: The table cannot be read.
     """
-    on_disk = [UntrackedFile(*file) for file in lake.folder(name).files() if file.name.endswith(".parquet")]
+    on_disk = [file for file in lake.folder(name).files() if file.name.endswith(".parquet")]
     opened = lake.open(name)
     files = tuple(list_files(opened, LAYOUTS.get(name, Layout()).age))
     active = {file.path for file in files}

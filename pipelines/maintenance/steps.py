@@ -20,7 +20,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import Location
+from kiln.conf.process.location import FileEntry, Location
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX
 from kiln.pipelines.delta.delta_rs import AFTER_COMMIT
@@ -29,7 +29,7 @@ from kiln.pipelines.delta.lake import Lake, locate_log
 from kiln.pipelines.delta.log_faults import adds_any
 from kiln.pipelines.delta.table_history import read_commit
 from kiln.pipelines.maintenance import plan
-from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile, UntrackedFile
+from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile
 from kiln.pipelines.maintenance.state import TableState, describe_unsupported, read_removed_files, read_state
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
@@ -54,7 +54,7 @@ class MaintenancePlan:
     rewrites: tuple[RewriteFiles, ...] = ()
     log_start: int | None = None
     """checkpoint at which the log is to begin; `None` if it is not to be trimmed"""
-    garbage: tuple[UntrackedFile, ...] = ()
+    garbage: tuple[FileEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +78,9 @@ class MaintenanceResult:
     """reason why the table was skipped"""
     words: tuple[str, ...] = ()
     """description of each step"""
+    seconds: float = 0.0
+    error: str = ""
+    """empty if it completed"""
 
 
 def plan_table(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tuple[TableState, MaintenancePlan]:
@@ -88,7 +91,7 @@ def plan_table(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tu
     planned = {file.path for step in (expire, *rewrites) if step is not None for file in step.files}
     rewrites += plan.plan_compaction((file for file in state.files if file.path not in planned), rules, now)
     log_start = plan.choose_log_start(state.entries, state.checkpoints, rules, now)
-    garbage: tuple[UntrackedFile, ...] = ()
+    garbage: tuple[FileEntry, ...] = ()
     if log_start is not None or plan.select_abandoned(state.strays, rules, state.newest_append, now):
         removed = read_removed_files(lake.folder(table), state.entries, log_start)
         garbage = plan.select_garbage(state.strays, removed, rules, state.newest_append, now)
@@ -234,7 +237,7 @@ class _TableMaintenance:
             self._lake.sync_commits(self._state.name, opened.version(), opened.version())
         return True
 
-    def _remove_files(self, garbage: Iterable[UntrackedFile]) -> tuple[int, int]:
+    def _remove_files(self, garbage: Iterable[FileEntry]) -> tuple[int, int]:
         count = size = 0
         for stray in garbage:
             (self._folder / stray.name).remove()
@@ -354,7 +357,7 @@ def _describe_steps(steps: MaintenancePlan) -> Iterator[str]:
         yield f"trim the log to version {steps.log_start}"
 
 
-def _describe_count(files: Sequence[TableFile | UntrackedFile]) -> str:
+def _describe_count(files: Sequence[TableFile | FileEntry]) -> str:
     return "1 file" if len(files) == 1 else f"{len(files):,} files"
 
 

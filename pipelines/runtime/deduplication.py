@@ -6,15 +6,15 @@ query in which these stages run. Both implementations accept the same rows.
     FileDeduplication    source: decode, look up in the file, write                   micro-batch: no step
     StateDeduplication   source: decode and pack ─ Spark's deduplicating operators ─  micro-batch: unpack, write
 
-The stages of `updates` are different: whether an update is new depends on the order of announcements, so that the file
-is looked up in a single task of the micro-batch.
+The steps of `updates` are different (`kiln.pipelines.updates.transform`): whether an update is new depends on the order
+of announcements, so that the file is looked up in a single task of the micro-batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -62,62 +62,16 @@ class UniqueStages:
 
 
 @dataclass(frozen=True)
-class SelectedStages(Generic[_Row]):
-    """Stages of a query that accepts a row by a rule, which depends on the order of the rows."""
-
-    decode: Callable[[_Batches], Iterator[_Row]]
-    """RECORDS in"""
-    pack: Callable[[Iterator[_Row], int], _Batches]
-    """takes the rows and the time of the micro-batch, µs"""
-    schema: str
-    """schema of packed rows"""
-    sort: Callable[[DataFrame], DataFrame]
-    """sorts packed rows in one partition"""
-    select_by_file: Callable[[DedupStoreConfig], ArrowTask]
-    """builds the task that selects from sorted packed rows"""
-    select_by_state: Callable[[DataFrame, int], DataFrame]
-    """selects from packed rows; takes the retention, µs"""
-    sort_selected: Callable[[DataFrame], DataFrame]
-    """sorts selected rows in one partition"""
-    output_schema: str
-    """schema of selected rows"""
-    small: int
-    """records of a micro-batch up to which its source has one task"""
-
-
-class Deduplication(Protocol):
-    """Deduplication state of a query."""
-
-    def accept_once(self, stages: UniqueStages) -> DedupSteps:
-        """Build the steps of a query that accepts each row once."""
-        ...
-
-    def accept_by_rule(self, stages: SelectedStages[_Row]) -> DedupSteps:
-        """Build the steps of a query that accepts rows by a rule."""
-        ...
-
-
-@dataclass(frozen=True)
 class FileDeduplication:
     """Deduplication by a file, which all tasks of one machine have open."""
 
     store: DedupStoreConfig
 
     def accept_once(self, stages: UniqueStages) -> DedupSteps:
+        """Build the steps of a query that accepts each row once."""
         return DedupSteps(
             stages.in_one_task(self.store), stages.output_schema, lambda rows: rows, lambda rows, records: rows
         )
-
-    def accept_by_rule(self, stages: SelectedStages[_Row]) -> DedupSteps:
-        select = stages.select_by_file(self.store)
-
-        def finish(rows: DataFrame, records: int | None) -> DataFrame:
-            # One task selects: a micro-batch has few new rows, and a shuffle by key costs more than it saves. A small
-            # micro-batch has one task anyway, and each operation on a DataFrame costs 10 to 30 ms of planning.
-            one_task = rows if is_small(records, stages.small) else rows.repartition(1)
-            return stages.sort(one_task).mapInArrow(select, stages.output_schema)
-
-        return DedupSteps(build_decode_task(stages.decode, stages.pack), stages.schema, lambda rows: rows, finish)
 
 
 @dataclass(frozen=True)
@@ -132,6 +86,7 @@ class StateDeduplication:
     retention: int
 
     def accept_once(self, stages: UniqueStages) -> DedupSteps:
+        """Build the steps of a query that accepts each row once."""
         identities = stages.identities
 
         def pack(rows: Iterator[UniqueRow[object]], seen_at: int) -> _Batches:
@@ -149,13 +104,8 @@ class StateDeduplication:
 
         return DedupSteps(build_decode_task(stages.decode, pack), build_packed_ddl(identities), deduplicate, finish)
 
-    def accept_by_rule(self, stages: SelectedStages[_Row]) -> DedupSteps:
-        return DedupSteps(
-            build_decode_task(stages.decode, stages.pack),
-            stages.schema,
-            lambda rows: stages.select_by_state(rows, self.retention),
-            lambda rows, records: stages.sort_selected(rows.coalesce(1)),
-        )
+
+Deduplication: TypeAlias = FileDeduplication | StateDeduplication
 
 
 def build_decode_task(

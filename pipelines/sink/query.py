@@ -48,7 +48,6 @@ from kiln.pipelines.runtime.query_context import QueryContext, TableOutput, writ
 from kiln.pipelines.sink.rows import LOG_TIME, RECEIVED_ROWS, LogTimeRow
 from kiln.pipelines.sink.transform import (
     OUTPUT_TABLES,
-    SinkOutput,
     build_stages,
     exclude_own_batches,
     join_verified_separators,
@@ -87,7 +86,7 @@ def start(context: QueryContext) -> StreamingQuery:
                     partition, at = msgspec.msgpack.decode(bytes(row.data), type=LogTimeRow)
                     stamps[partition] = max(at, stamps.get(partition, 0))
                 else:
-                    for file in msgspec.msgpack.decode(bytes(row.data), type=SinkOutput).files:
+                    for file in msgspec.msgpack.decode(bytes(row.data), type=list[DataFile]):
                         files.setdefault(file.table, []).append(file)
             counts = {table: sum(file.rows for file in files[table]) for table in OUTPUT_TABLES if table in files}
             outputs = [TableOutput(table, files[table]) for table in counts]

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from kiln.pipelines.batch.log_time import LogTimes, get_log_times
 from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED, describe
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema, build_ddl
-from kiln.pipelines.delta.files import DataFile, TableFiles
+from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.lake import read_rows as read_stored_rows
 from kiln.pipelines.runtime.clocks import get_batch_time
@@ -50,22 +50,16 @@ IDENTITY: Final = ("identity",)
 """Column of the digest of a row's identity."""
 
 OUTPUT_DDL: Final = "kind string, data binary"
-"""A packed `ReceivedTip` or `LogTimeRow`, or a `SinkOutput`"""
-SINK_OUTPUT: Final = "sink_output"
-"""Kind of the row that holds a `SinkOutput`."""
+"""A packed `ReceivedTip` or `LogTimeRow`, or the files of a task"""
+SINK_FILES: Final = "sink_files"
+"""Kind of the row that has the `DataFile`s of a task, in several tables."""
 
 _ROW_BYTES: Final = 500  # about, of a row in addition to its record's value
 
 
-class SinkOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Result of one task: files of several tables."""
-
-    files: list[DataFile]
-
-
 def build_stages(lake: Lake) -> UniqueStages:
-    """Build the stages. RECORDS in; OUTPUT_DDL out: rows of no table, and one `SinkOutput` per task, which names the
-    files of the tables' rows.
+    """Build the stages. RECORDS in; OUTPUT_DDL out: rows of no table, and one row per task that names the files of
+    the tables' rows.
 
     A topic has a record twice if its writer was killed and restarted.
     """
@@ -131,7 +125,7 @@ def write_rows(rows: Iterable[UniqueRow[object]], lake: Lake, log_times: LogTime
         for fault in rejected:
             last.add(fault)
         closed += last.close()
-    out.add((SINK_OUTPUT, msgspec.msgpack.encode(SinkOutput(closed))))
+    out.add((SINK_FILES, msgspec.msgpack.encode(closed)))
     yield from out.drain()
 
 

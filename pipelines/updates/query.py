@@ -44,7 +44,7 @@ from kiln.pipelines.runtime.kafka import write_records
 from kiln.pipelines.runtime.query_context import QueryContext, write_in_order
 from kiln.pipelines.runtime.topics import ProgressMarker
 from kiln.pipelines.updates.separators import SeparatorConfig
-from kiln.pipelines.updates.transform import SMALL, build_stages
+from kiln.pipelines.updates.transform import SMALL, build_steps
 
 
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
@@ -61,8 +61,8 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     replaced_epoch = checkpoint.replaced_epoch
     differences = session.sparkContext.accumulator(0)
     prefix = context.broker.prefix
-    stages = build_stages(decoding, separating, prefix, replaced_epoch, differences.add)
-    steps = context.find_deduplication("updates").accept_by_rule(stages)
+    deduplication = context.find_deduplication("updates")
+    steps = build_steps(deduplication, decoding, separating, prefix, replaced_epoch, differences.add)
     source = context.register_source("updates", session, steps.source_task, small=SMALL)
     decoded = session.readStream.format(source).schema(steps.source_schema).load()
     copies = steps.deduplicate(decoded)

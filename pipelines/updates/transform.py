@@ -47,7 +47,13 @@ from kiln.pipelines.runtime.dedup_store import (
     chunk_copies,
     filter_new_copies,
 )
-from kiln.pipelines.runtime.deduplication import SelectedStages
+from kiln.pipelines.runtime.deduplication import (
+    Deduplication,
+    DedupSteps,
+    StateDeduplication,
+    build_decode_task,
+    is_small,
+)
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 from kiln.pipelines.updates.repeats import list_keys, select_updates
@@ -360,17 +366,19 @@ def ignore_difference(records: int) -> None:
     """Ignore records that the native core and Python decoded differently."""
 
 
-def build_stages(
+def build_steps(
+    deduplication: Deduplication,
     config: DecodeConfig,
     separating: SeparatorConfig,
     prefix: str = "",
     first_epoch: Epoch | None = None,
     count_difference: Callable[[int], None] = ignore_difference,
-) -> SelectedStages[UpdateRow]:
-    """Build the stages: decode copies, once per message and Kafka partition, and select the rows to emit. RECORDS in;
+) -> DedupSteps:
+    """Build the steps: decode copies, once per message and Kafka partition, and select the rows to emit. RECORDS in;
     COPIES_DDL between; ROWS_DDL out.
 
     Args:
+        deduplication: Deduplication of the query.
         config: How to decode.
         separating: How to find separators.
         prefix: Prefix of the topics in the rows.
@@ -381,17 +389,19 @@ def build_stages(
     def decode(batches: _Batches) -> Iterator[UpdateRow]:
         return build_copies(batches, config, separating, _get_epoch(first_epoch), count_difference)
 
-    return SelectedStages(
-        decode=decode,
-        pack=write_copies,
-        schema=COPIES_DDL,
-        sort=sort_copies,
-        select_by_file=partial(_build_select_task, prefix=prefix),
-        select_by_state=partial(_select_by_state, prefix=prefix),
-        sort_selected=sort_by_capture_time,
-        output_schema=ROWS_DDL,
-        small=SMALL,
-    )
+    task = build_decode_task(decode, write_copies)
+    if isinstance(deduplication, StateDeduplication):
+        select_by_state = partial(_select_by_state, retention=deduplication.retention, prefix=prefix)
+        return DedupSteps(task, COPIES_DDL, select_by_state, lambda rows, _: sort_by_capture_time(rows.coalesce(1)))
+    select = _build_select_task(deduplication.store, prefix)
+
+    def finish(rows: DataFrame, records: int | None) -> DataFrame:
+        # One task selects: a micro-batch has few new rows, and a shuffle by key costs more than it saves. A small
+        # micro-batch has one task anyway, and each operation on a DataFrame costs 10 to 30 ms of planning.
+        one_task = rows if is_small(records, SMALL) else rows.repartition(1)
+        return sort_copies(one_task).mapInArrow(select, ROWS_DDL)
+
+    return DedupSteps(task, COPIES_DDL, lambda rows: rows, finish)
 
 
 def build_copies(

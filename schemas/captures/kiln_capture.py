@@ -192,8 +192,11 @@ class CaptureSurvey(NamedTuple):
     networks: Counter[str]
     """number of topic names of each Ceramic network"""
     records: int
-    size: int
-    """bytes of all RPCs"""
+
+    @property
+    def connections(self) -> int:
+        """Number of connections."""
+        return len({(local, remote, number) for (local, remote, _), number in self.streams})
 
     def select_network(self, fallback: str) -> str:
         """Select the Ceramic network that is named most often (if several are, the first in alphabetical order), else
@@ -285,7 +288,7 @@ def survey_capture(records: Iterable[CaptureRecord]) -> CaptureSurvey:
     lanes = _Lanes()
     streams: dict[tuple[_Lane, int], ConnectionStream] = {}
     networks: Counter[str] = Counter()
-    count = size = 0
+    count = 0
     for record in records:
         rpc = _parse(record.rpc)
         lane, number, is_hello = lanes.locate(record, rpc)
@@ -298,8 +301,7 @@ def survey_capture(records: Iterable[CaptureRecord]) -> CaptureSurvey:
         if rpc is not None:
             _count_networks(rpc, networks)
         count += 1
-        size += len(record.rpc)
-    return CaptureSurvey(streams, networks, count, size)
+    return CaptureSurvey(streams, networks, count)
 
 
 def compute_connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: int) -> bytes:

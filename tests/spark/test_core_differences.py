@@ -14,11 +14,11 @@ from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.native import core, library
 from kiln.pipelines.runtime.clocks import MicroBatchClock
-from kiln.pipelines.runtime.deduplication import build_decode_task
+from kiln.pipelines.runtime.deduplication import StateDeduplication
 from kiln.pipelines.updates import transform
 from kiln.pipelines.updates.row_builder import COPIES_DDL
 from kiln.pipelines.updates.separators import SeparatorConfig
-from kiln.pipelines.updates.transform import build_stages
+from kiln.pipelines.updates.transform import build_steps
 from kit import engines
 
 pytest_plugins = ["kit.local_spark"]
@@ -35,9 +35,9 @@ def test_tasks_of_updates_count_a_difference_and_emit_pythons_rows(spark: SparkS
     MicroBatchClock(lambda: engines.NOW, lambda: 0, 0).set_time(spark.sparkContext)
     differences = spark.sparkContext.accumulator(0)
     config = DecodeConfig()
-    in_python = build_stages(DecodeConfig(native_core=False), SeparatorConfig())
-    stages = build_stages(config, SeparatorConfig(), count_difference=differences.add)
-    decode = build_decode_task(stages.decode, stages.pack)
+    by_state = StateDeduplication(1)
+    decode_in_python = build_steps(by_state, DecodeConfig(native_core=False), SeparatorConfig()).source_task
+    decode = build_steps(by_state, config, SeparatorConfig(), count_difference=differences.add).source_task
 
     def decode_wrongly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with (
@@ -49,7 +49,6 @@ def test_tasks_of_updates_count_a_difference_and_emit_pythons_rows(spark: SparkS
 
     rows = spark.createDataFrame(pa.Table.from_batches([records])).coalesce(1)
     found = rows.mapInArrow(decode_wrongly, COPIES_DDL).drop("batch_time").collect()
-    decode_in_python = build_decode_task(in_python.decode, in_python.pack)
     expected = rows.mapInArrow(decode_in_python, COPIES_DDL).drop("batch_time").collect()
     assert len(found) > 100
     assert found == expected

@@ -30,8 +30,7 @@ from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStoreConfig
 from kiln.pipelines.runtime.deduplication import Deduplication, DedupSteps, FileDeduplication, StateDeduplication
 from kiln.pipelines.runtime.query_context import write_in_order
 from kiln.pipelines.sink import transform as sinking
-from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_OUTPUT
-from kiln.pipelines.sink.transform import SinkOutput as SinkWrote
+from kiln.pipelines.sink.transform import OUTPUT_TABLES, SINK_FILES
 from kiln.pipelines.updates import transform as selecting
 from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine, decode_update
@@ -190,7 +189,7 @@ def test_updates(by: str, spark: SparkSession, frames: Path, tmp_path: Path, see
             update = decode_update(bytes(row.value))
             found[row.topic, bytes(row.key), update.separator, update.stream, update.tip] += 1
 
-    steps = deduplication(by, memory).accept_by_rule(selecting.build_stages(HOW, SEPARATING))
+    steps = selecting.build_steps(deduplication(by, memory), HOW, SEPARATING)
     micro_batches(spark, frames, tmp_path / "checkpoint", steps, take)
     assert len(found) > 50
     assert set(found.values()) == {1}
@@ -207,7 +206,7 @@ def twice(spark: SparkSession, frames: Path, tmp_path_factory: pytest.TempPathFa
     def take(rows: DataFrame) -> None:
         made.extend((bytes(row.key), bytes(row.value)) for row in rows.collect())
 
-    steps = FileDeduplication(memory).accept_by_rule(selecting.build_stages(HOW, SEPARATING))
+    steps = selecting.build_steps(FileDeduplication(memory), HOW, SEPARATING)
     micro_batches(spark, frames, folder, steps, take)
     types = {"topic": pa.string(), **FRAMES, "key": pa.binary()}
     for number in range(2):
@@ -228,8 +227,8 @@ def test_sink(by: str, spark: SparkSession, twice: Path, tmp_path: Path, seen: d
 
     def take(made: DataFrame) -> None:
         for row in made.collect():
-            if row.kind == SINK_OUTPUT:
-                files.extend(msgspec.msgpack.decode(bytes(row.data), type=SinkWrote).files)
+            if row.kind == SINK_FILES:
+                files.extend(msgspec.msgpack.decode(bytes(row.data), type=list[DataFile]))
 
     steps = deduplication(by, memory).accept_once(sinking.build_stages(lake))
     micro_batches(spark, twice, tmp_path / "checkpoint", steps, take)

@@ -26,26 +26,6 @@ from kiln.schemas.wire.identity import raw_peer
 DEFAULT_NETWORK: Final = "testnet-clay"
 
 
-class ReplayProgress(NamedTuple):
-    """Progress of a replay: capture records and bytes of RPCs sent, and their totals."""
-
-    records: int
-    bytes: int
-    all_records: int
-    all_bytes: int
-
-
-class ReplayResult(NamedTuple):
-    """Totals of a replay: closing frames count as frames, not as records."""
-
-    network: str
-    records: int
-    frames: int
-    connections: int
-    first_at: int
-    last_at: int
-
-
 def survey_file(path: Path) -> CaptureSurvey:
     """Read a capture file to its end, and return what it contains.
 
@@ -67,16 +47,16 @@ def replay(
     pace: float | None = None,
     now: Callable[[], float],
     sleep: Callable[[float], None],
-    progress: Callable[[ReplayProgress], None] | None = None,
-) -> ReplayResult:
-    """Send the frames of one capture file, in order.
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Send the frames of one capture file, in order, and return their number.
 
     Args:
         found: Result of `survey_file`, if the caller has it.
         network: Network of all frames. By default the one that the file's topics name most often, else `fallback`.
         pace: Factor of the captured speed, such as 2.0 for twice as fast; `None` for full speed.
         now: Returns the time in seconds. Used only with `pace`, like `sleep`.
-        progress: Called for each record.
+        progress: Called with the number of records so far, for each record.
 
     Raises:
         CaptureError: The file is not a valid capture. No frame was sent.
@@ -90,15 +70,13 @@ def replay(
     if found is None:
         found = survey_file(path)
     name = network if network is not None else found.select_network(fallback)
-    frames = records = done = reported = 0
-    first_at = last_at = 0
+    frames = records = reported = first_at = 0
     started = now() if pace is not None else 0.0
 
     def counted(captured: Iterable[CaptureRecord]) -> Iterator[CaptureRecord]:
-        nonlocal records, done
+        nonlocal records
         for record in captured:
             records += 1
-            done += len(record.rpc)
             yield record
 
     with open_capture(path) as stream:
@@ -111,12 +89,10 @@ def replay(
                     sleep(early)
             send(frame)
             frames += 1
-            last_at = max(last_at, frame.observed_at)
             if progress is not None and records > reported:
                 reported = records
-                progress(ReplayProgress(records, done, found.records, found.size))
-    connections = len({(local, remote, number) for (local, remote, _), number in found.streams})
-    return ReplayResult(name, records, frames, connections, first_at, last_at)
+                progress(records)
+    return frames
 
 
 _LOGS: Final = frozenset(FORMATS) - {kiln_capture.NAME}

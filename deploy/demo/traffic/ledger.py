@@ -11,15 +11,10 @@ from typing import IO, Literal
 
 import msgspec
 
+from kiln.schemas.kafka.records import SeparatorRecord
+
 Outcome = Literal["message", "quarantine"]
 SeparatorSource = Literal["topic", "model"]
-
-
-class SeparatorEntry(msgspec.Struct, frozen=True):
-    """A separator: its key, and its value in base36 as in a topic name."""
-
-    key: str
-    value: str
 
 
 class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
@@ -52,7 +47,7 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
     query_id: str | None = None
     tips: dict[str, str] | None = None
     ts: int | None = None
-    separator: SeparatorEntry | None = None
+    separator: SeparatorRecord | None = None
     separator_source: SeparatorSource | None = None
     forged_reason: str | None = None
     good_copies: int = 0

@@ -13,9 +13,10 @@ import msgspec
 import orjson
 from libipld import encode_multibase
 
-from kiln.deploy.demo.traffic.ledger import MessageEntry, SeparatorEntry, SeparatorSource
+from kiln.deploy.demo.traffic.ledger import MessageEntry, SeparatorSource
 from kiln.deploy.demo.traffic.options import GarbageKind, TrafficOptions
 from kiln.deploy.demo.traffic.population import Population, SyntheticAuthor, SyntheticStream
+from kiln.schemas.kafka.records import SeparatorRecord
 from kiln.schemas.wire.cid import cid_text, write_varint
 from kiln.schemas.wire.identity import BAD_SIGNATURE, MISSING_SIGNATURE, UNEXPECTED_AUTH, Verdict
 from kiln.schemas.wire.pubsub import (
@@ -435,7 +436,7 @@ class MessageFactory:
             query_id=content.query_id,
             tips=content.tips,
             ts=content.ts,
-            separator=None if separator is None else SeparatorEntry(separator.key, separator.value),
+            separator=None if separator is None else SeparatorRecord(separator.key, separator.value),
             separator_source=content.source,
         )
 

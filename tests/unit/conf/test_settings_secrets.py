@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from kiln.conf.settings.keys import get_value, join_key, list_keys
 from kiln.conf.settings.model import Settings
-from kiln.conf.settings.secrets import MASK, is_secret_key, mask_secrets
+from kiln.conf.settings.values import MASK, is_secret_key, mask_secrets
 from kiln.deploy.cli.app import run_command
 
 SECRET_KEYS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from concurrent.futures import ThreadPoolExecutor
 
-from kiln.pipelines.delta.duckdb_tables import SharedFile
+from kiln.pipelines.delta.duckdb_files import SharedFile
 
 
 def test_each_thread_reads_at_its_own_place() -> None:

@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.location import FileEntry
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.commits import BatchProgress, SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -32,7 +33,7 @@ from kiln.pipelines.delta.lake import Lake, list_stats_columns, locate_commit
 from kiln.pipelines.delta.log_faults import find_newest_write, inspect_log, restore_version
 from kiln.pipelines.delta.table_progress import RestoreError, find_restore_point
 from kiln.pipelines.maintenance import plan
-from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile, UntrackedFile
+from kiln.pipelines.maintenance.plan import LogEntry, MaintenancePolicy, RemovedFiles, TableFile
 from kiln.pipelines.maintenance.state import read_log, read_state
 from kiln.pipelines.maintenance.steps import (
     MaintenanceError,
@@ -366,6 +367,7 @@ def test_a_file_that_is_gone_is_said_in_words_and_the_table_stays_as_it_is(lake:
 
 _KILLED = """
 import sys, time
+from kiln.conf.process.location import FileEntry
 from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import maintain_table
 from kiln.pipelines.delta.lake import Lake
@@ -539,7 +541,7 @@ def test_a_log_of_many_commits_is_shortened_to_the_last_hour_before_its_time() -
 @given(st.data())
 def test_no_file_goes_that_the_log_tells_of_or_that_is_young(data: st.DataObject) -> None:
     names = [f"f{number}" for number in range(8)]
-    strays = [UntrackedFile(name, 1, data.draw(st.integers(0, 10 * DAY))) for name in names]
+    strays = [FileEntry(name, 1, data.draw(st.integers(0, 10 * DAY))) for name in names]
     named = RemovedFiles(
         frozenset(data.draw(st.sets(st.sampled_from(names)))), frozenset(data.draw(st.sets(st.sampled_from(names))))
     )

@@ -335,8 +335,8 @@ def test_sink_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written_by_sink(rows: Iterable[UniqueRow[object]], lake: Lake) -> list[DataFile]:
     told = [row for batch in sink.write_rows(rows, lake, {}) for row in batch.to_pylist()]
-    (wrote,) = (row["data"] for row in told if row["kind"] == sink.SINK_OUTPUT)
-    return msgspec.msgpack.decode(wrote, type=sink.SinkOutput).files
+    (wrote,) = (row["data"] for row in told if row["kind"] == sink.SINK_FILES)
+    return msgspec.msgpack.decode(wrote, type=list[DataFile])
 
 
 def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None:

@@ -19,6 +19,7 @@ from msgspec import structs
 from kiln.pipelines.delta.arrow_rows import RowBuffer, build_arrow_schema
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
+from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.pipelines.runtime.row_packing import pack, pack_rows, unpack_rows
@@ -33,8 +34,7 @@ from kiln.pipelines.sink.rows import (
 from kiln.pipelines.sink.transform import (
     IDENTITY,
     OUTPUT_TABLES,
-    SINK_OUTPUT,
-    SinkOutput,
+    SINK_FILES,
     apply_log_time,
     read_records,
     write_rows,
@@ -613,8 +613,8 @@ def test_rows_are_in_the_files_of_their_tables_and_the_rest_goes_on(tmp_path: Pa
     assert [(row["kind"], row["data"]) for row in others] == [
         (row.table, pack(row.row)) for row in rows if row.table not in OUTPUT_TABLES
     ]
-    assert last["kind"] == SINK_OUTPUT
-    files = msgspec.msgpack.decode(last["data"], type=SinkOutput).files
+    assert last["kind"] == SINK_FILES
+    files = msgspec.msgpack.decode(last["data"], type=list[DataFile])
     assert {file.table for file in files} == set(OUTPUT_TABLES)
     for file in files:
         arrow = build_arrow_schema(TABLES[file.table].columns)
@@ -632,7 +632,7 @@ def test_a_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     lake = Lake(str(tmp_path))
     lake.create(OUTPUT_TABLES)
     (batch,) = write_rows((), lake, {})
-    assert [tuple(row.values()) for row in batch.to_pylist()] == [(SINK_OUTPUT, pack(SinkOutput([])))]
+    assert [tuple(row.values()) for row in batch.to_pylist()] == [(SINK_FILES, pack([]))]
 
 
 def test_the_identities_of_records_are_known_from_their_rows(tmp_path: Path) -> None:
@@ -649,8 +649,8 @@ def test_the_identities_of_records_are_known_from_their_rows(tmp_path: Path) -> 
     )
     decoded = [row for row in read_records(iter([batch])) if row.kind != LOG_TIME]
     outputs = [each for batch in write_rows(decoded, lake, {}) for each in batch.to_pylist()]
-    (written,) = [each["data"] for each in outputs if each["kind"] == SINK_OUTPUT]
-    for number, file in enumerate(msgspec.msgpack.decode(written, type=SinkOutput).files):
+    (written,) = [each["data"] for each in outputs if each["kind"] == SINK_FILES]
+    for number, file in enumerate(msgspec.msgpack.decode(written, type=list[DataFile])):
         DeltaRsCommits(lake).commit(file.table, [file], WriteId("query", number))
     stored = set(read_stored_identities(lake))
     assert {row.kind for row in decoded} >= set(QUERIES["sink"].tables)
