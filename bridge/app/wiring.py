@@ -20,16 +20,18 @@ from kiln.bridge.capture.spool import Spool
 from kiln.bridge.cluster.group import Member, interests_digest
 from kiln.bridge.cluster.membership import Membership
 from kiln.bridge.cluster.topics import TopicShares
-from kiln.bridge.fetcher.fetcher import Fetcher
+from kiln.bridge.fetcher.fetcher import Fetcher, ignore_announcer
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import select_versions
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, RpcLimits
-from kiln.bridge.ipfs import BlockStore, open_store
+from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.ipfs.kubo import Kubo
+from kiln.bridge.ipfs.node import KuboBlockStore
 from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
@@ -75,6 +77,8 @@ class BridgeComponents:
     quarantine: QuarantineWriter
     carrier: Carrier | None
     blocks: BlockStore
+    kubo: KuboBlockStore | None
+    """`blocks`, if it is a Kubo: it is told to which peers the Kubo stays connected."""
     membership: Membership
     publishing: PublishingTopics
     publisher: Publisher | None
@@ -112,23 +116,11 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     quarantine.start()
     stack.callback(quarantine.stop)
     carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
-    blocks: BlockStore
-    exchange: BlockExchange | None = None
-    if not settings.is_ceramic:
-        blocks = open_store("", settings.state / "blocks")  # no message of such a network names a block to Kiln
-    elif settings.ipfs.api == "self":
-        folder = FolderBlockStore(settings.state / "blocks")
-        exchange = _create_exchange(settings, node, folder, sources, discovery)
-        blocks = BitswapBlockStore(folder, exchange, discovery, token, node.counters)
-    else:
-        ipfs = settings.ipfs
-        blocks = open_store(
-            ipfs.api,
-            settings.state / "blocks",
-            auth=ipfs.api_auth.get_secret_value(),
-            peers=ipfs.peers,
-            at_most=ipfs.max_concurrent_fetches,
-        )
+    folder = FolderBlockStore(settings.state / "blocks")
+    kubo = _create_kubo(settings) if settings.uses_kubo else None
+    exchange = _create_exchange(settings, node, folder, sources, discovery) if settings.speaks_bitswap else None
+    bitswap = BitswapBlockStore(folder, exchange, discovery, token, node.counters) if exchange else None
+    blocks: BlockStore = kubo or bitswap or folder
     stack.callback(blocks.close)
     publishing = PublishingTopics(settings)
     publishing.start()
@@ -148,11 +140,12 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         quarantine=quarantine,
         carrier=carrier,
         blocks=blocks,
+        kubo=kubo,
         membership=membership,
         publishing=publishing,
         publisher=_create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None,
         announcer=_create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None,
-        fetcher=_create_fetcher(settings, node, blocks, membership) if settings.fetches else None,
+        fetcher=_create_fetcher(settings, node, blocks, kubo, membership) if settings.fetches else None,
     )
 
 
@@ -211,7 +204,7 @@ def _create_node(
     sink: FrameSink,
     record_message: Callable[[Deliver], None],
 ) -> Node:
-    peers = settings.ipfs.peers if settings.ipfs.api == "self" and settings.is_ceramic else ()
+    peers = settings.ipfs.peers if settings.speaks_bitswap else ()
     options = NodeOptions(
         network=settings.network.name,
         listen=settings.bridge.listen,
@@ -300,6 +293,12 @@ def _create_exchange(
     options = ExchangeOptions(max_bytes_per_second=settings.ipfs.max_bytes_per_second)
     search = None if discovery is None else discovery.connect_providers
     return BlockExchange(node, folder, options, sources, search)
+
+
+def _create_kubo(settings: Settings) -> KuboBlockStore:
+    """Return at once: the Kubo may start later."""
+    ipfs = settings.ipfs
+    return KuboBlockStore(Kubo(ipfs.api, ipfs.api_auth.get_secret_value(), ipfs.max_concurrent_fetches), ipfs.peers)
 
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
@@ -396,7 +395,9 @@ def _create_announcer(
     )
 
 
-def _create_fetcher(settings: Settings, node: Node, blocks: BlockStore, membership: Membership) -> Fetcher:
+def _create_fetcher(
+    settings: Settings, node: Node, blocks: BlockStore, kubo: KuboBlockStore | None, membership: Membership
+) -> Fetcher:
     file = open_interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     announced_interests = [format_separator(parse_source(text).separator) for text in followed]
@@ -417,4 +418,5 @@ def _create_fetcher(settings: Settings, node: Node, blocks: BlockStore, membersh
         blocks,
         lambda: (*file.read(), *announced_interests),
         instance=_bridge_id(node),
+        announced=ignore_announcer if kubo is None else kubo.add_announcer,
     )

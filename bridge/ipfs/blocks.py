@@ -6,11 +6,9 @@ against its CID: no response of a node is trusted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final, Protocol
 
-from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -79,17 +77,6 @@ class BlockStore(Protocol):
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
         """
-        ...
-
-    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Set the gossip peers that speak bitswap, most important first, to which the node stays connected.
-
-        Returns at once.
-        """
-        ...
-
-    def add_announcer(self, peer: str) -> None:
-        """Connect to the announcer of a block that is about to be fetched, if it can be found. Returns at once."""
         ...
 
     def status(self) -> IpfsStatus:

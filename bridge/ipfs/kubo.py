@@ -101,7 +101,7 @@ class Kubo:
         self.url = url.rstrip("/")
         self._client = httpx.Client(
             headers={"Accept-Encoding": "identity", **auth_header(auth)},
-            # in addition to the fetches: publisher, announcer, and the calls of `NodeBlockStore`
+            # in addition to the fetches: publisher, announcer, and the calls of `KuboBlockStore`
             limits=httpx.Limits(max_connections=at_most + 24, max_keepalive_connections=at_most),
             trust_env=not is_loopback(url),
         )

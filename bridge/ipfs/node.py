@@ -21,7 +21,7 @@ _SHORTEST_PAUSE: Final = 1.0  # s between two checks after the gossip peers chan
 _HELLO: Final = 5.0  # s for a response of the node, or a connection to a peer
 
 
-class NodeBlockStore:
+class KuboBlockStore:
     """A `BlockStore` of a Kubo that runs already.
 
     Until `close()`, a thread checks the node periodically, and reconnects it to `peers` and to its neighbours.
@@ -59,14 +59,15 @@ class NodeBlockStore:
         self._kubo.unpin(cid)
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Implement `BlockStore.connect_gossip_peers`."""
+        """Set the gossip peers that speak bitswap, most important first, to which the node stays connected. Returns at
+        once."""
         with self._lock:
             changed = self._neighbours.set_gossip(peers)
         if changed:
             self._wake.set()
 
     def add_announcer(self, peer: str) -> None:
-        """Implement `BlockStore.add_announcer`."""
+        """Connect to the announcer of a block that is about to be fetched, if it can be found. Returns at once."""
         with self._lock:
             new = self._neighbours.add_announcer(peer, time.monotonic())
         if new:

@@ -822,6 +822,16 @@ class Settings(Section):
         return self.ipfs.api != "self" or bool(self.bridge.bootstrap or self.bep50.enabled or self.ipfs.peers)
 
     @property
+    def speaks_bitswap(self) -> bool:
+        """True if the bridge itself serves and fetches blocks."""
+        return self.is_ceramic and self.ipfs.api == "self"
+
+    @property
+    def uses_kubo(self) -> bool:
+        """True if a Kubo serves and fetches blocks for the bridge."""
+        return self.is_ceramic and self.ipfs.api not in ("", "self")
+
+    @property
     def announces(self) -> bool:
         """True if batches are announced over BEP 50; always true on the demo network."""
         return self.bep50.enabled and self.bep50.publish is True

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError
-from kiln.bridge.ipfs.node import NodeBlockStore
+from kiln.bridge.ipfs.node import KuboBlockStore
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
@@ -63,7 +63,7 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         kubo = daemon.start()
         other.start().close()
         other.connect(daemon.address)
-        node = NodeBlockStore(kubo, every=0.5)
+        node = KuboBlockStore(kubo, every=0.5)
         assert node.wait_for_check(30)
         assert "without routing" not in node.describe()
         node.put(BATCH.cid, BATCH.data)

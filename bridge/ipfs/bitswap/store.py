@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import trio
@@ -10,7 +10,6 @@ import trio
 from kiln.bridge.ipfs.bitswap.exchange import BlockExchange
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError, BlockUnavailableError, read_digest, refuse_too_large
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.bridge.libp2p.discovery import Discovery
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -45,7 +44,6 @@ class BitswapBlockStore:
         self._discovery = discovery
         self._token = token
         self._counters = counters
-        self._gossip_peers = 0
         self._closed = False
 
     def put(self, cid: str, data: bytes) -> None:
@@ -80,20 +78,13 @@ class BitswapBlockStore:
         if self._discovery is not None:
             self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))
 
-    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Count the gossip peers that speak bitswap; they are connected already."""
-        self._gossip_peers = len(peers)
-
-    def add_announcer(self, peer: str) -> None:
-        """Do nothing: the peer that relayed the announcement is known, and connected."""
-
     def status(self) -> IpfsStatus:
         """Implement `BlockStore.status`."""
-        counters = self._counters
+        counters, gossip_peers = self._counters, self._exchange.gossip_peer_count
         return IpfsStatus(
             connections=len(self._exchange.peers),
-            gossip_peers=self._gossip_peers,
-            gossip_connected=self._gossip_peers,
+            gossip_peers=gossip_peers,
+            gossip_connected=gossip_peers,
             provided=counters.get("discovery_blocks_provided", 0),
             unprovided=counters.get("discovery_blocks_unprovided", 0),
             blocks_sent=counters.get("bitswap_blocks_sent", 0),

@@ -21,7 +21,7 @@ import pytest
 from kiln.bridge.ipfs.blocks import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
 from kiln.bridge.ipfs.neighbours import BitswapPeer
-from kiln.bridge.ipfs.node import NodeBlockStore
+from kiln.bridge.ipfs.node import KuboBlockStore
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import PATIENCE, wait_until
@@ -588,7 +588,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
             again.set()
         kubo_error("connect 12D3KooWM68G failure: failed to dial")(handler)
 
-    node = NodeBlockStore(Kubo(kubo.url), [PEER, PEER], every=0.05)
+    node = KuboBlockStore(Kubo(kubo.url), [PEER, PEER], every=0.05)
     try:
         assert node.wait_for_check(10)
         assert node.describe() == f"kubo 0.44.0 at {kubo.url}, without routing, 2 of 2 peers connected"
@@ -621,7 +621,7 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"})}
     kubo.answers |= {"swarm/connect": connect, "swarm/disconnect": disconnect, "swarm/peers": peers}
     kubo.answers |= {"routing/provide": kubo_bytes(), **_STORED}
-    node = NodeBlockStore(Kubo(kubo.url), every=0.5)
+    node = KuboBlockStore(Kubo(kubo.url), every=0.5)
     try:
         assert node.wait_for_check(10)
         node.put(CID, DATA)
@@ -648,7 +648,7 @@ def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
 
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": provide}
     kubo.answers |= _STORED
-    node = NodeBlockStore(Kubo(kubo.url))
+    node = KuboBlockStore(Kubo(kubo.url))
     assert node.wait_for_check(10)
     node.put(CID, DATA)
     wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
@@ -659,7 +659,7 @@ def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
 def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
     kubo.answers |= {"id": kubo_json(IDENTITY), "block/get": kubo_bytes(DATA)}
     kubo.answers |= dict.fromkeys(("swarm/peers", "config"), plain(403, "403 - Forbidden"))
-    node = NodeBlockStore(Kubo(kubo.url), every=0.05)
+    node = KuboBlockStore(Kubo(kubo.url), every=0.05)
     try:
         node.connect_gossip_peers(
             [BitswapPeer("12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x", ("/ip4/192.0.2.1/tcp/1",))]
@@ -671,7 +671,7 @@ def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
 
 
 def test_a_node_that_is_away_is_said_to_be(nobody: str) -> None:
-    node = NodeBlockStore(Kubo(nobody))
+    node = KuboBlockStore(Kubo(nobody))
     try:
         assert node.wait_for_check(10)
         assert "does not answer" in node.describe()
