@@ -96,7 +96,7 @@ FAULTS: Final = (
         "processing_failed",
         "The query `archive`, or a backfill, failed on one frame or on one row of a frame. All other rows are in "
         "the tables.",
-        f"{_REBUILD} If the frame is not in the table `frames`, run with `--source kafka`, while Kafka still has it.",
+        f"{_REBUILD} If the frame is not in the table `frames`, pass `--source kafka` while Kafka still has the frame.",
     ),
     Fault(
         "updates",
@@ -155,7 +155,7 @@ FAULTS: Final = (
         "rpc",
         "rpc_too_many_verdicts",
         "The frame has more verdicts than its RPC has messages, so the verdicts cannot be matched to messages. Kiln "
-        "validated the messages again. `data` is the verdicts.",
+        "validated the messages again. `data` has the verdicts.",
         _FRAME_WRITER,
     ),
     Fault(
@@ -166,8 +166,8 @@ FAULTS: Final = (
         "`frames`. Alternatively, the RPC has more than 50,000 messages, subscriptions and ids, so none of its "
         "messages was read and `data` is the RPC; or it has more than 20,000 subscriptions and control entries, of "
         "which only the first have rows.",
-        "Nothing if a single peer sends them, except to find that peer. Ordinary signatures are far cheaper to "
-        "validate.",
+        "If a single peer sends such RPCs, find that peer; nothing else is needed. Ordinary signatures are far "
+        "cheaper to validate.",
     ),
     # ---- topics
     Fault("topic", "topic_missing", "The message has neither a topic nor a topic index.", _NOTHING),
@@ -337,8 +337,8 @@ FAULTS: Final = (
     Fault(
         "separator",
         "contradicts_topic",
-        "A BATCH_UPDATE is for another separator than that of the topic on which it was received. Its block is fetched "
-        "like that of any other.",
+        "A BATCH_UPDATE names a separator other than that of the topic on which it was received. Kiln fetches the "
+        "block nevertheless.",
         "Nothing. The view `misplaced` shows who publishes batches on the wrong topic.",
     ),
     # ---- files of history
@@ -491,8 +491,8 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "announcer_over_limit",
-        "The bridge did not request this block, because too many blocks that the same author or peer announced before "
-        "are not fetched yet.",
+        "The bridge did not request this block, because too many earlier announcements of the same author or peer "
+        "have blocks that are not fetched yet.",
         "If you trust the announcer, check that it serves its blocks, and then run `kiln quarantine replay --reason "
         "announcer_over_limit`.",
     ),
@@ -552,7 +552,7 @@ FAULTS: Final = (
     Fault(
         "sink",
         "processing_failed",
-        "The query `sink` failed on one record of one of its topics, or on one row of it.",
+        "The query `sink` failed on one record of one of its topics, or on one row built from such a record.",
         f"{_REBUILD} This applies to records of `kiln.updates` and `kiln.batches`. Rows of the other topics cannot be "
         "rebuilt; `data` keeps the record.",
     ),

@@ -113,7 +113,7 @@ def sniff_pb(first: bytes) -> bool:
     if head is None:
         return False
     length, start = head
-    # A shorter record is no event; a longer one is no first event, which is of a peer or a topic.
+    # A shorter record is no event. A longer one cannot be the first event, which is about a peer or a topic.
     if not 30 <= length <= min(4096, len(first) - start):
         return False
     event = _decode_event(first[start : start + length])

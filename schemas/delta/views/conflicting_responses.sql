@@ -1,7 +1,7 @@
--- Streams for which RESPONSEs of the same minute name different tips, unless an UPDATE in between names the later.
+-- Streams for which RESPONSEs of the same minute name different tips, unless an UPDATE in between names the later tip.
 -- Grain: a minute, network and stream.
--- A stream that advances has another tip afterwards: its UPDATE lies between the last RESPONSE with the earlier tip and
--- the first with the later one. Tips that one node alone names are its own steps.
+-- A stream that advances has an UPDATE between the last RESPONSE with the earlier tip and the first RESPONSE with the
+-- later one. Tips that only a single node names are steps of that node.
 -- DISTINCT is expensive, so only streams with more than one tip reach it.
 WITH said AS (
     SELECT date_trunc('minute', observed_at) AS minute, network, stream, tip, from_peer, observed_at

@@ -1,6 +1,6 @@
--- Connections of gossipsub and of the BEP 50 overlay, with their frames, bytes and the bytes of subscriptions and control
--- entries in each direction. A connection without closed_at is open, or its last frames were lost. Agent, reason and who
--- dialled are known once it has ended.
+-- Connections of gossipsub and of the BEP 50 overlay, with their frames, bytes and the bytes of subscriptions and
+-- control entries in each direction. A connection without closed_at is open, or its last frames were lost. Agent,
+-- end_reason and dialled are known once the connection has ended.
 -- Grain: a connection.
 WITH sides AS (
     SELECT network, origin, connection, local_peer, remote_peer, protocol, direction, min(observed_at) AS opened_at,

@@ -1,4 +1,4 @@
--- Tips in batches of a separator that differs from the one that the genesis of their stream names (true_key,
+-- Tips in batches of a separator that differs from the separator in the genesis of the tip's stream (true_key,
 -- true_value).
 -- Grain: a tip in a batch.
 -- Equal tips of two separators give one CID: the separator belongs to the batch, not to the block.

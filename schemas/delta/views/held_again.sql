@@ -1,5 +1,5 @@
--- Tips in a batch that an earlier batch of the same separator has too, and when the earlier batch closed. An update
--- with an event time before then is in the earlier batch.
+-- Tips in a batch that are also in an earlier batch of the same separator, and when the earlier batch closed. An update
+-- with an event time before that time is in the earlier batch.
 -- Grain: a tip in a batch that repeats it.
 -- Few tips are in several batches. Hashes of CIDs are enough to find them; they differ by engine. A hash collision
 -- costs time only.

@@ -1,6 +1,6 @@
--- The newest tips of each stream: the newest tip that is still current for some author, and all others that were first
--- observed in the 10 s before it. The current tip of an author is the one that the author announced last for the
--- stream. The age of a tip counts from when it was first observed, or from when an author last returned to it after
+-- The newest tips of each stream: the newest current tip, and the other current tips that are at most 10 s older. A tip
+-- is current if it came in a batch or an unsigned message, or if some author has announced no other tip of the stream
+-- since. The age of a tip counts from when it was first observed, or from when an author last returned to it after
 -- announcing another tip, if that is the newest update of the stream.
 -- Grain: a tip of a stream that is among its newest.
 -- Most tips are old. The tip of the newest update of a stream is current, as it is the last announcement of its author.

@@ -1,5 +1,5 @@
--- Messages whose topic belongs to another separator than the genesis of their stream names, or than the message itself
--- names (BATCH_UPDATE).
+-- Messages on the topic of a wrong separator: it is not the separator in the genesis of their stream or, for a
+-- BATCH_UPDATE, not the separator in the message.
 -- Grain: a message and a stream that it is about; a BATCH_UPDATE has no stream.
 -- Topics are parsed as in kiln.schemas.wire.topics.parse_topic. $ in Java also matches before a newline at the end.
 WITH split AS (

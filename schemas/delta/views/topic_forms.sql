@@ -1,4 +1,4 @@
--- Bytes of topics in the five kinds of entries that have a topic, in four forms. as_sent: as on the wire. as_names: if
+-- Bytes of topics by kind of entry, in four forms. as_sent: as on the wire. as_names: if
 -- every topic were a name. as_indices: if every topic were an index; an unknown index counts as 2 bytes, which is
 -- correct up to index 127. with_topic_streams: with topic streams, another draft, in which only a SUBSCRIBE names the
 -- topic. PUBLISH counts the received copies of the messages in the table messages, in the form of the stored copy.

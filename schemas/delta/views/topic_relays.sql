@@ -1,5 +1,5 @@
--- Number of copies that each peer relayed on a topic, number of messages that no peer relayed earlier, and the delay of
--- its copies after the first copy of a message. Copies of messages that are not in the table messages do not count.
+-- Number of copies that each peer relayed on a topic, number of messages that it relayed first (or equally early), and
+-- the delay of its copies after the first copy of a message. Only copies of messages in the table messages count.
 -- Grain: a network, topic and peer that sent copies.
 -- Numbers stand for a topic and a message, because their texts take twice the time.
 WITH topics AS MATERIALIZED (
