@@ -1,8 +1,8 @@
 """Tables of the lake in DuckDB: each Delta table is a view over the Parquet files of one version.
 
 delta-rs lists the files, and DuckDB reads them. A pyarrow dataset would cost more than a second of imports and 1.5 ms
-for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert, or
-with Delta features beyond reader version 1. Kiln writes no such table.
+for each file, so a dataset is used only for tables with partition columns, with types that `to_duckdb_type` does not
+convert, or with Delta features beyond reader version 1. Kiln writes no such table.
 
 In an object store, DuckDB's own Parquet reader reads the files over the connections of delta-rs.
 """
@@ -87,8 +87,8 @@ def create_views(
         connection: The DuckDB connection.
         lake: The lake.
         tables: Open tables by name.
-        reads_rows: If false, the views only list tables and columns. DuckDB then opens one file of each table, and a
-            query of rows fails on a table whose files have several schemas.
+        reads_rows: If false, the views serve only to list tables and columns. DuckDB then opens one file of each table,
+            and a query of rows fails on a table whose files have several schemas.
 
     Raises:
         LakeError: A table cannot be read.
@@ -115,7 +115,7 @@ def create_views(
 
 
 def find_reading_faults(lake: Lake) -> list[str]:
-    """Find the tables that can be opened and not be read, as error messages."""
+    """Find the tables that can be opened but not read; return an error message for each."""
     faults: list[str] = []
     with duckdb.connect() as connection:
         for name in lake.tables():
@@ -163,7 +163,7 @@ def build_files_query(table: DeltaTable, paths: Sequence[str]) -> str:
     columns = read_columns(table)
     if columns is None:
         raise LakeError(
-            f"cannot read the table {table.table_uri}: it has partitions or newer Delta features, and is not Kiln's own"
+            f"cannot read the table {table.table_uri}: it has partitions or newer Delta features. Kiln did not write it"
         )
     return build_columns_query(columns, paths)
 
@@ -172,7 +172,7 @@ def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
     """Read the columns of a table and their DuckDB types.
 
     Raises:
-        LakeError: The table needs more than a read of its files, or one of them is missing.
+        LakeError: The table needs more than a read of its files, or one of its files is missing.
     """
     columns = read_columns(table)
     if columns is None:
@@ -200,7 +200,7 @@ def _build_empty_query(name: str) -> str:
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
-    """Restrict a connection irrevocably to these files: it can read no other file, and no variable of this process."""
+    """Restrict a connection irrevocably to these files: its queries cannot read other files, nor Python variables."""
     connection.execute("SET python_enable_replacements = false")
     connection.execute(f"SET allowed_paths = {_format_list(files)}")
     connection.execute("SET enable_external_access = false")
@@ -256,7 +256,7 @@ def read_columns(table: DeltaTable) -> dict[str, str] | None:
 
 
 def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
-    """List the paths of a table's files. The log has URIs relative to the folder (PROTOCOL.md, Add File).
+    """List the paths of a table's files, which the log has as URIs relative to the folder (PROTOCOL.md, Add File).
 
     Returns:
         None if a file is outside the folder, or DuckDB would read its path as a pattern.
@@ -274,7 +274,7 @@ _ROW_POSITION: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_numb
 def build_columns_query(
     columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True, with_positions: bool = False
 ) -> str:
-    """Build a SELECT of columns over files. A column that is newer than a file is null there.
+    """Build a SELECT of columns over files. A column that a file lacks is null in the rows of the file.
 
     Args:
         columns: DuckDB types by name.
@@ -311,7 +311,7 @@ class SharedFile:
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._lock = Lock()
-        # By thread id: thread-local data is lost when DuckDB's thread leaves Python.
+        # By thread id, because thread-local data is lost when DuckDB's thread leaves Python.
         self._offsets: dict[int, int] = {}
 
     def seek(self, offset: int) -> int:
