@@ -219,7 +219,7 @@ def _build_message(kind: int, node: bytes, at: int, copy: _Copy | None) -> Logge
     identity = split_peer(copy.messageID)
     if identity is None or not identity[1]:
         message_id = copy.messageID[:64].hex()
-        detail = f"an event {name} without the data, and the message id 0x{message_id} is not author and seqno"
+        detail = f"an event {name} without the data, and the message id 0x{message_id} has no author and seqno"
         return Rejected(METADATA_ONLY, detail)
     author, seqno = identity
     return LoggedMessage(copy.topic, None, author, seqno, node, copy.receivedFrom, at)

@@ -79,7 +79,7 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     separator: SeparatorRecord | None
     separator_source: SeparatorSource | None
     """source of the separator; `None` if it is not known yet. "genesis" without a separator means that the stream has
-    none (decision 4)"""
+    no separator (decision 4)"""
     stream: StreamText
     tip: CidText
     from_: Author | None = msgspec.field(name="from")

@@ -130,7 +130,7 @@ def read_genesis(
     if codec is None:
         return Rejected("cid_malformed", f"{root[:40].hex()} is not a CID")
     if codec != DAG_CBOR:
-        return Rejected("cid_codec_unsupported", f"codec 0x{codec:x}; an event is DAG-CBOR, or DAG-JOSE around that")
+        return Rejected("cid_codec_unsupported", f"codec 0x{codec:x}; an event is DAG-CBOR, or that in DAG-JOSE")
     block = _get_block(payload, blocks)
     if not isinstance(block, bytes):
         return block
@@ -276,7 +276,7 @@ def _read_fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, in
             raise _MalformedError(f"a key that is not text at byte {at}")
         at = begin + size
         if fields.setdefault(data[begin:at], at) != at:
-            raise _MalformedError(f"a key twice, again at byte {begin}")
+            raise _MalformedError(f"a key that occurs twice, again at byte {begin}")
         at = _skip(data, at)
     return fields
 

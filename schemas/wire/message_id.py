@@ -112,7 +112,7 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
     if match is None:
         raise MessageIdRuleError(
             f'"{AUTHOR_SEQNO}", "sha256_data", "sha256_topic_data", "blake2b_data" or "blake2b_topic_data", the last '
-            'four perhaps with ":hex", ":20" or ":hex20"'
+            'four optionally with a suffix such as ":hex", ":20" or ":hex20"'
         )
     algorithm, with_topic, as_hex, number = match.groups()
     full = _DIGEST_BYTES * 2 if as_hex else _DIGEST_BYTES
