@@ -48,8 +48,8 @@ GROUPS: Final = (
             Counter("kiln_copies", "Copies of valid messages, duplicates included, since the run started."),
             Counter(
                 "kiln_core_differences",
-                "Records that the native core and Python decoded into other rows since the run started. Python's rows "
-                "are stored.",
+                "Records that the native core decoded into other rows than Python did, since the run started. "
+                "Python's rows are stored.",
             ),
             Counter(
                 "kiln_control_entries",
@@ -69,7 +69,7 @@ GROUPS: Final = (
         (
             Gauge("kiln_open_windows", "Open windows, at most one per separator."),
             Counter("kiln_batches", "Batches written to `kiln.batches` since the run started."),
-            Counter("kiln_batch_tips", "Tips in these batches since the run started."),
+            Counter("kiln_batch_tips", "Tips in the batches written to `kiln.batches` since the run started."),
             Histogram(
                 "kiln_batch_delay_seconds",
                 "Delay of live batches: time from the event time of the first update plus T until the broker has the "
@@ -176,7 +176,7 @@ GROUPS: Final = (
             Gauge("kiln_ipfs_connected_peers", "Peers that the IPFS node is connected to."),
             Counter("kiln_ipfs_provided_blocks", "Blocks announced to content routing."),
             Counter("kiln_ipfs_sent_blocks", "Blocks that the bridge itself sent over bitswap."),
-            Counter("kiln_ipfs_sent_bytes", "Bytes of these blocks."),
+            Counter("kiln_ipfs_sent_bytes", "Bytes of the blocks that the bridge itself sent over bitswap."),
             Counter("kiln_ipfs_received_blocks", "Wanted blocks that peers sent to the bridge itself."),
         ),
     ),
@@ -219,7 +219,7 @@ FAMILIES: Final = {family.name: family for group in GROUPS for family in group.f
 """Families without samples, by name without the `_total` of counters."""
 
 Values = Iterable[tuple[tuple[str, ...], float]]
-"""Label values, in the family's order, and the value."""
+"""For each sample its label values, in the order of the family's labels, and its value."""
 
 
 def build_family(name: str, values: Values) -> Counter | Gauge:

@@ -36,7 +36,7 @@ How this implementation reads what the draft leaves open:
 9. A bucket resized to one retains the contact that has been good for longest.
 10. An address from get_peers is probed before it enters the table; so is every node that other nodes name.
 11. Plain queries to our port are answered, since announcing leads to them; items of other nodes are not stored.
-12. IPv6: a table for each family, one item (BEP 32). Rates are limited by address. There is no message for leaving.
+12. IPv6: a table for each family, one item (BEP 32). Rates are limited by address. A node leaves without a message.
 13. A publisher also puts its item into the plain DHT, at first and then hourly; every node looks the item up there
     whenever it looks up peers.
 """

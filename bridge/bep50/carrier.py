@@ -4,8 +4,9 @@ A topic belongs to one publisher's key and one separator (kiln.schemas.dht.annou
 of the settings. It joins a topic under its own key when a batch of that separator is to be announced, and leaves the
 topic when too many other topics have had a batch since.
 
-An item leaves a gap if it does not name the batch that the item before it announced: the batches announced between the
-two are unknown. The carrier writes the gap to quarantine before it saves the newer item, so that a crash loses no gap.
+An item leaves a gap if it does not name the batch that the previous item announced: the batches announced between the
+two items are unknown. The carrier writes the gap to quarantine before it saves the newer item, so that a crash loses no
+gap.
 
 Layout of its folder: `node.id`; `<target>.item`, the newest item of a topic and its contacts; `stopped`, the text of
 `Carrier.stop_reason`.
@@ -64,9 +65,9 @@ TRANSPORT: Final = "bep50"
 GAP: Final = "gap"
 
 _SAVE_DELAY: Final = 2.0
-"""Seconds from the receipt of an item to the write of its file. By then its frame is in Kafka or in the spool. If the
-file were written first, a crash before the frame is stored would lose the frame, since the node only requests items
-newer than its file."""
+"""Seconds from the receipt of an item to the write of its file. By then the item's frame is in Kafka or in the spool.
+If the file were written first, a crash before the frame is stored would lose the frame, since the node only requests
+items that are newer than the item in the file."""
 _SAVE_INTERVAL: Final = 1.0
 _RESOLVE_INTERVAL: Final = 60.0  # s between attempts to resolve a host name
 _ROOM_POLL: Final = 0.1  # s between checks for room in the sink
@@ -75,7 +76,7 @@ _MAX_WAITING_GAPS: Final = 1_000  # gaps waiting for Kafka at which reading paus
 
 
 class CarrierError(Exception):
-    """The overlay cannot run; the message says why, and what to do."""
+    """The overlay cannot run. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,8 @@ class Carrier:
         try:
             self._store = TopicStore(folder)
             self.stop_reason: str | None = _read_stop_reason(self._stop_file)
-            """Why publishing under our key has stopped. It is stored in a file that the user removes: two publishers
-            of one key that each resumed after a restart would never end their conflict."""
+            """Reason why publishing under our key has stopped. A file keeps it until the user removes the file: if two
+            publishers of one key resumed after each restart, their conflict would never end."""
         except OSError as error:
             raise CarrierError(
                 f"cannot use the BEP 50 folder {folder} ({error}). Check its permissions and the disk."
@@ -137,7 +138,7 @@ class Carrier:
         self._sources: dict[bytes, PublisherKey] = {}
         self._own_topics: OrderedDict[bytes, None] = OrderedDict()  # joined to announce, least recently used first
         self._unsaved: dict[bytes, float] = {}
-        self._gaps: dict[bytes, list[threading.Event]] = {}  # by target, those not known to be written
+        self._gaps: dict[bytes, list[threading.Event]] = {}  # by target, the gaps that are not known to be written
         self._unresolved: dict[str, str] = {}  # host names that do not resolve, and the error
         self._counts: Counter[str] = Counter()
         self._conflicts: dict[bytes, str] = {}
@@ -299,7 +300,7 @@ class Carrier:
         if event.stored is None or source.key == self.public:
             return
         last, new = self._read(event.stored), self._read(event.item)
-        # the pipeline quarantines an item that is no announcement, since it gets the item's frame
+        # an item that is no announcement needs nothing here: the pipeline gets its frame, and quarantines it
         if isinstance(last, Rejected) or isinstance(new, Rejected) or not find_missed_batches(new, last.batch).gap:
             return
         self._counts["gaps"] += 1
@@ -309,7 +310,7 @@ class Carrier:
         record = QuarantineRecord(
             stage=TRANSPORT,
             reason=GAP,
-            # the text does not depend on when the gap is detected, so that it is one row, however often it is written
+            # the text does not depend on the time of detection, so that a gap written several times is one row
             detail=f"{source.key.hex()} for {format_separator(source.separator)}: the item of {cid} does not name "
             f"{cid_text(last.batch)}, the newest known before it",
             data=event.item.value,
@@ -335,7 +336,7 @@ class Carrier:
                 f"theirs: {other}{origin}). Stop all publishers but one with the key {self.public.hex()[:16]}…, "
                 f"remove {self._stop_file}, and restart."
             )
-            with suppress(OSError):  # if it cannot be written, the next conflict is detected again
+            with suppress(OSError):  # without the file, the next conflict is detected again
                 self._stop_file.write_text(self.stop_reason)
 
     # ---------------------------------------------------------------- announcing

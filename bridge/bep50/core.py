@@ -27,7 +27,7 @@ class OverlaySettings(Struct, frozen=True):
     """Interval of the gets sent to each contact. They renew write tokens, heal losses, and keep the mapping of a NAT
     open, which may close after 60 s without traffic."""
     token_use: float = 240.0
-    """Time for which another node's write token is used. It is valid for at least 5 minutes (BEP 5)."""
+    """Time for which another node's write token is used. A token is valid for at least 5 minutes (BEP 5)."""
     announce: float = 900.0
     """Interval of the lookups of peers in the plain DHT, and of our announcements there."""
     plain_put: float = 3600.0
@@ -42,8 +42,8 @@ class OverlaySettings(Struct, frozen=True):
     per_ip: int = 2
     """Maximum number of contacts with one IP in a routing table; 0 is no limit."""
     bound_ids: bool = False
-    """If true, accept only contacts whose id BEP 42 allows for their IP. A node behind a NAT may not know its IP, so
-    its id may not conform."""
+    """If true, accept only contacts whose id BEP 42 allows for their IP. A node behind a NAT may not know its public
+    IP, and then has an id that does not conform."""
     rate: float = 200.0
     """Queries a second answered to one IPv4 address, or one /64 of IPv6. The limit also bounds the traffic to a host
     whose address others spoof."""
@@ -79,8 +79,8 @@ class ItemUpdate(NamedTuple):
 class ItemConflict(NamedTuple):
     """A correctly signed item that conflicts with the stored one.
 
-    Either it has the sequence number of the stored item and another value; the stored item stays. Or ``is_own`` is
-    true, and it is a newer item under a key of ours: another publisher uses the key, and our publishing has stopped.
+    Either the item has the sequence number of the stored item and another value; the stored item stays. Or ``is_own``
+    is true, and the item is a newer one under our key: another publisher uses the key, and our publishing has stopped.
     """
 
     target: bytes
@@ -156,7 +156,7 @@ class OverlayCore:
 
         Args:
             node: The receiver's id, if known.
-            target: The target of the message's item, needed in the plain DHT, where the message has no topic.
+            target: The target of the message's item. It is needed in the plain DHT, where a message has no topic.
         """
         data = write_message(message)
         target = message.topic or target

@@ -12,10 +12,9 @@ MAX_SOURCES: Final = 4096
 
 
 class WriteTokens:
-    """Write tokens, which prove that a writer receives datagrams at the IP it writes from.
+    """Write tokens, which prove that a writer receives datagrams at the IP from which it writes.
 
-    There is no state for each token: it is a keyed hash of the IP, the target and the epoch, and the key is drawn at
-    the start.
+    Tokens are not stored: a token is a keyed hash of the IP, the target and the epoch, with a key drawn at the start.
     """
 
     def __init__(self, secret: bytes) -> None:

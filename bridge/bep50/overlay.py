@@ -126,7 +126,7 @@ class Overlay:
         return self._core.pop_effects()
 
     def receive(self, datagram: bytes, source: DhtAddress, now: float) -> OverlayEffects:
-        """Process a datagram. It never raises, whatever the datagram contains."""
+        """Process a datagram. No datagram makes this method raise."""
         self._core.advance(now)
         self._core.datagram = datagram
         message = read_message(datagram)

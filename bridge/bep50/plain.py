@@ -135,7 +135,7 @@ class PlainNode:
     def announce(self, target: bytes, nodes: Iterable[WritableNode]) -> None:
         """Announce our port for the topic (BEP 50: "with the port they are listening for DHT messages on").
 
-        One socket carries everything, so ``implied_port`` names the right port also behind a NAT that changes it.
+        One socket carries everything, so ``implied_port`` gives the right port even behind a NAT that changes the port.
         """
         for node in nodes:
             arguments: dict[bytes, Value] = {

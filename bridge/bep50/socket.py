@@ -28,7 +28,7 @@ async def bind(host: str, port: int) -> trio.socket.SocketType:
     family = trio.socket.AF_INET if address.family == 4 else trio.socket.AF_INET6
     sock = trio.socket.socket(family, trio.socket.SOCK_DGRAM)
     try:
-        if address.family == 6:  # IPv4 has a socket of its own
+        if address.family == 6:  # IPv4 uses a separate socket
             sock.setsockopt(trio.socket.IPPROTO_IPV6, trio.socket.IPV6_V6ONLY, 1)
         await sock.bind((host, port))
     except OSError as error:
@@ -61,7 +61,7 @@ class Endpoint:
         self._wait_for_room = wait_for_room
         self._changed = trio.Event()
         self.unsent: Counter[str] = Counter()
-        """Datagrams that the operating system did not accept, by the name of the error."""
+        """Number of datagrams that the operating system did not accept, by the name of the error."""
 
     async def run(self) -> None:
         """Serve until cancelled; the sockets are closed then."""

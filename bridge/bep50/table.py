@@ -4,9 +4,9 @@ BEP 50: "The value of K is set to one. The routing table's home bucket and its s
 least 8 nodes each. When the home bucket is split the sibling of the previous home bucket (now an uncle of the new home
 bucket) SHOULD be resized to one node per the setting of K=1."
 
-Bucket *i* holds nodes whose ids share exactly *i* leading bits with ours; the last one, the home bucket, holds all
-nodes that share that many bits or more. So its sibling is the bucket before it, and the buckets before the sibling are
-uncles::
+Bucket *i* holds nodes whose ids share exactly *i* leading bits with ours. The last bucket, the home bucket, holds all
+nodes that share *i* or more bits. The sibling is the bucket before the home bucket, and the buckets before the sibling
+are uncles::
 
     id bits shared    0    1    2    3    4 and more
     capacity          1    1    1    8    8
@@ -36,8 +36,7 @@ class OverlayContact:
     id: bytes
     address: DhtAddress
     first_answered: float
-    """Time of the node's first response: the contact that has been good for longest is retained (BEP 5, Routing
-    Table)."""
+    """Time of the node's first response. The contact with the earliest is retained (BEP 5, Routing Table)."""
     last_answered: float
     failures: int = 0
     """Unanswered queries since the last response."""
@@ -48,8 +47,8 @@ class OverlayContact:
     get_pending: bool = False
     """True while a get that was sent to the contact has no response."""
     put_pending: bool = False
-    """True while a put that was sent to the contact has no response. There is at most one such put: of a burst of
-    items, the contact gets the first and the newest."""
+    """True while a put that was sent to the contact has no response. At most one put waits for a response, so of a
+    burst of items, the contact gets the first and the newest."""
     refusals: int = 0
     """Number of times that the contact refused our newest item."""
 
@@ -64,7 +63,7 @@ class RoutingTable:
     Args:
         far: Capacity of an uncle: BEP 50's K; 8 makes BEP 5's table.
         near: Capacity of the home bucket and its sibling.
-        per_ip: Maximum number of contacts of one IP, since ids cost nothing and addresses do; 0 is no limit.
+        per_ip: Maximum number of contacts of one IP, because ids cost an attacker nothing; 0 is no limit.
         bound_ids: If true, accept only ids that BEP 42 allows.
     """
 
@@ -93,7 +92,7 @@ class RoutingTable:
         return self._by_address.get(address)
 
     def has_room(self, node: DhtNode) -> bool:
-        """True if a node that answered would be inserted."""
+        """True if `insert` would insert this node."""
         if node.id == self._own_id or node.address in self._by_address:
             return False
         if self._bound_ids and not is_bound(node.id, node.address.ip):
@@ -103,7 +102,7 @@ class RoutingTable:
         index = self._index(node.id)
         bucket = self._buckets[index]
         same = next((entry for entry in bucket if entry.id == node.id), None)
-        if same is not None:  # a node has moved, or another uses its id: the one that answers is right
+        if same is not None:  # the node has moved, or another node uses its id: the address that answers is right
             return same.failures > 0
         return len(bucket) < self._capacity(index) or self._is_home(index) or any(entry.failures for entry in bucket)
 

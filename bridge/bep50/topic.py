@@ -2,13 +2,13 @@
 
 "Clients MUST treat each topic as a separate node with its own routing table and transaction state." The node
 
-* joins: it finds peers by get_peers in the plain DHT, probes each with a get, and requests nodes near itself from each
-  that answers;
+* joins: it finds peers by get_peers in the plain DHT, probes each with a get, and asks each peer that answers for nodes
+  near itself;
 * stores the newest item, and answers ping, find_node, get and put, each with the topic's ``c``;
 * pushes each new item to every contact that is not known to have it, as queries of its own;
 * sends a get to every contact at intervals, which renews the write token and heals losses.
 
-A contact enters the table only once it has answered: a node may lie about others, and get_peers names no ids.
+A contact enters the table only once it has answered: nodes may lie about other nodes, and get_peers gives no ids.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _ROOM: Final[dict[Family, int]] = {4: 1472, 6: 1452}
 
 
 class ItemPublishError(ValueError):
-    """The topic cannot publish an item; the message says why."""
+    """The topic cannot publish an item. The message has the reason."""
 
 
 class TopicNode:
@@ -103,7 +103,7 @@ class TopicNode:
         """An item that another publisher signed with our key."""
         self.closed = False
         per_ip, bound_ids = core.settings.per_ip, core.settings.bound_ids
-        self.tables: dict[Family, RoutingTable] = {  # two DHTs (BEP 32), one item: it crosses where a node is in both
+        self.tables: dict[Family, RoutingTable] = {  # two DHTs (BEP 32), which pass the item on through common nodes
             4: RoutingTable(core.id, per_ip=per_ip, bound_ids=bound_ids),
             6: RoutingTable(core.id, per_ip=per_ip, bound_ids=bound_ids),
         }
@@ -135,7 +135,7 @@ class TopicNode:
         return len(self._transactions)
 
     def close(self) -> None:
-        """Leave the topic. BEP 50 has no message for it: contacts notice that we no longer answer."""
+        """Leave the topic. BEP 50 has no message for leaving: contacts notice that we no longer answer."""
         self.closed = True
         self._transactions.clear()
 
@@ -191,20 +191,20 @@ class TopicNode:
     def _announce(self, nodes: list[WritableNode]) -> None:
         """Announce ourselves (BEP 50: "Clients SHOULD also announce themselves to this infohash").
 
-        The item is looked up as well: a node that cuts us off from the overlay cannot hide it in the plain DHT.
+        The item is looked up as well: a node that cuts us off from the overlay cannot hide the item in the plain DHT.
         """
         self._lookups -= 1
         if nodes and not self.closed:
             self._announced_at = self._core.now
             self._plain.announce(self.target, nodes)
-            # After get_peers, when nodes near the target are known: a response of npm's bittorrent-dht that has a value
-            # names no nodes, and its value may be old.
+            # After get_peers, so that nodes near the target are known: npm's bittorrent-dht names no nodes in a
+            # response with a value, and the value may be old.
             self._plain.look_up(b"get", self.target, self._add_plain_item, lambda _: None)
 
     def _refresh(self, delay: float) -> None:
         """Send a get to every contact: soon after the start, then at growing intervals.
 
-        If contacts are missing from the table, it is mostly because datagrams were lost in the first seconds.
+        Contacts are mostly missing because datagrams were lost in the first seconds.
         """
         if self.closed:
             return
@@ -212,7 +212,7 @@ class TopicNode:
         contacts = self.contacts
         for contact in contacts:
             self._get(contact.address)
-        for address in self._first_contacts:  # also those that did not answer, or two islands would never merge
+        for address in self._first_contacts:  # even silent ones: otherwise two islands would never merge
             self.add_contact(address, force=True)
         if contacts:
             self._find_nodes(core.random.choice(contacts).node, core.id)
@@ -269,8 +269,8 @@ class TopicNode:
         for node in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
             self.add_contact(node.address, node.id)
         if is_new:
-            # Also if there is no room for it: with K = 1 two islands can each have all the far nodes that fit. Then the
-            # nodes near us, for which there is room, merge them.
+            # Even if the table has no room for the node: with K = 1, two islands may each have all far nodes that fit.
+            # Nodes near us, for which there is room, then merge the islands.
             self._find_nodes(DhtNode(answer.sender, address), self._core.id)
         if contact is None:
             return
@@ -309,10 +309,10 @@ class TopicNode:
         self._transactions.send_query(node.address, b"find_node", {b"target": wanted}, handle_answer, node.id)
 
     def _record_failure(self, address: DhtAddress, contact: OverlayContact | None, *, remove: bool = False) -> bool:
-        """Count an unanswered query, and remove a contact with too many of them.
+        """Count an unanswered query, and remove a contact with too many unanswered queries.
 
         Args:
-            remove: If true, remove the contact at once: its response is not one that a node of this topic sends.
+            remove: If true, remove the contact at once, because no node of this topic sends such a response.
 
         Returns:
             True if the address is no contact any more.
@@ -415,7 +415,7 @@ class TopicNode:
             self._push(contact)
 
     def _push(self, contact: OverlayContact) -> None:
-        """Put our newest item to a contact that is not known to have it, with the token that this contact issued.
+        """Put our newest item to a contact that is not known to have it, with the write token of this contact.
 
         BEP 50: "by generating new queries as if the client originated the request".
         """
@@ -448,7 +448,7 @@ class TopicNode:
                     self._core.emit(ItemAcknowledgement(self.target, item.sequence, contact.address))
             case KrpcError():
                 contact.refusals += 1
-                if answer.refusal.code in (CAS_MISMATCH.code, OLD_SEQUENCE.code):  # it is ahead of us
+                if answer.refusal.code in (CAS_MISMATCH.code, OLD_SEQUENCE.code):  # the contact has a newer item
                     self._get(contact.address)
                     return
                 if answer.refusal.code != BAD_TOKEN.code:
@@ -524,7 +524,7 @@ class TopicNode:
         values[b"token"] = self._tokens.create_token(source.ip, self.target, self._core.now)
         contact = self._contact(query, source)
         if contact is not None and known is not None and self.item is not None:
-            # Neither a token nor a signature proves it: a higher number must not keep later items from the contact.
+            # No token or signature proves the number: a false one must not keep later items from the contact.
             contact.sequence = max(contact.sequence, min(known, self.item.sequence))
         if self.item is not None:
             if known is None or known < self.item.sequence:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-_VERDICT_BITS: Final = 3  # of a `mark`; the rest tells one copy's bytes from another's
-_EXPIRY_GRAIN: Final = 1.0  # seconds; ids seen within it expire together
+_VERDICT_BITS: Final = 3  # of a copy's number, for its verdict; the other bits identify its bytes
+_EXPIRY_GRAIN: Final = 1.0  # seconds; ids added within this interval expire together
 
 
 class SeenSet:
@@ -128,7 +128,7 @@ class MessageCache:
         return self._messages[key].signed
 
     def count(self, key: bytes, peer: bytes) -> int:
-        """Count a transmission of a cached message to a peer for its IWANT, and return the count."""
+        """Count a transmission of a cached message to a peer that sent IWANT, and return the count."""
         sent = self._sent.setdefault(key, {})
         times = sent.get(peer, 0) + 1
         sent[peer] = times

@@ -17,8 +17,8 @@ class Send:
     Several `Send`s may share one RPC object: do not change it, and encode it once for all of them.
 
     Attributes:
-        priority: true for subscriptions, mesh control and own publications, which a bounded queue must not drop.
-        verdicts: one for each message if the RPC publishes messages of our own, else empty.
+        priority: True for subscriptions, mesh control and own publications, which a bounded queue must not drop.
+        verdicts: A verdict for each message if the RPC publishes messages of our own, else empty.
     """
 
     peer: PeerID
@@ -42,8 +42,8 @@ class PolicyConflict(NamedTuple):
     topic: str
     signed: bool
     withheld: bool
-    """true if a peer rejects such messages, so the node sends it none; false if the node rejects such messages of a
-    peer"""
+    """true if a peer rejects such messages, so that the node sends none to the peer; false if the node rejects such
+    messages of a peer"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ class RouterOptions:
     heartbeat: float = 1.0  # interval of the caller's calls of heartbeat()
     prune_backoff: float = 60.0
     unsubscribe_backoff: float = 10.0
-    max_backoff: float = 86_400.0  # a longer back-off in a peer's PRUNE is cut to this
+    max_backoff: float = 86_400.0  # maximum back-off accepted from a peer's PRUNE
     max_backoffs: int = 100_000  # peers and topics in back-off; the oldest entries are evicted first
-    graft_flood: float = 10.0  # a GRAFT this soon after the PRUNE is penalised twice
+    graft_flood: float = 10.0  # a GRAFT within this time after the PRUNE is penalised twice
     max_graft_penalties: int = 10  # per heartbeat, so that one faulty burst does not graylist a peer
     opportunistic_ticks: int = 60  # heartbeats
     opportunistic_peers: int = 2
@@ -48,28 +48,28 @@ class RouterOptions:
 
     max_ihave_messages: int = 10  # RPCs with IHAVE per heartbeat
     max_ihave_length: int = 5000  # ids in one IHAVE
-    # Some peers answer an IWANT in one RPC, of which no more messages are verified (MAX_RPC_COST).
+    # Some peers answer an IWANT in one RPC, and only so many messages of one RPC are verified (MAX_RPC_COST).
     max_requested_ids: int = 2000  # per heartbeat
-    iwant_followup: float = 3.0  # a requested id that is not delivered by then is a broken promise
-    gossip_retransmission: int = 3  # times one id is sent to one peer for its IWANT
+    iwant_followup: float = 3.0  # if a requested message has not arrived after this time, the peer has broken a promise
+    gossip_retransmission: int = 3  # times that a message is sent to a peer that requests it by IWANT
     max_iwant_length: int = 5000  # ids answered per heartbeat
-    max_iwant_bytes: int = 8 << 20  # answered per heartbeat
+    max_iwant_bytes: int = 8 << 20  # of messages sent as answers per heartbeat
     idontwant_threshold: int = 1024  # shortest data that IDONTWANT is sent for
     max_idontwant_length: int = 5000  # ids accepted per heartbeat
     idontwant_ttl: int = 3  # heartbeats
     max_id_bytes: int = 1024
 
-    max_topics_per_peer: int = 2500  # in addition to those we are on
+    max_topics_per_peer: int = 2500  # in addition to the topics that the node has joined
     max_topic_length: int = MAX_NAME
     max_subscriptions_per_rpc: int = 5000
     subscriptions: int = 2500  # that a peer may send at once, unsubscriptions included
-    subscriptions_per_heartbeat: int = 10  # allowed in addition to that
-    subscription_penalty: float = 0.005  # P7, for each beyond that
+    subscriptions_per_heartbeat: int = 10  # further ones allowed per heartbeat
+    subscription_penalty: float = 0.005  # P7, for each subscription above these limits
     max_control_per_rpc: int = 5000  # items of one kind
     max_messages_per_rpc: int = MAX_MESSAGES
     max_ids_per_rpc: int = 20_000  # ids that are processed
-    over_limit_penalty: float = 10.0  # P7, for an RPC with more messages or work, or control items of a kind
-    # P7, for a key of another algorithm than its type: only made to be expensive, so one key graylists the peer
+    over_limit_penalty: float = 10.0  # P7, for an RPC over the limits of messages, CPU cost or control items
+    # P7, for a key whose algorithm is not that of its type: such keys are made to cost CPU, so one graylists the peer
     key_algorithm_penalty: float = 25.0
     rpc_limits: RpcLimits = field(default_factory=RpcLimits)  # of the RPCs that the router sends
     max_retained_scores: int = 10_000  # bad scores retained of disconnected peers

@@ -14,7 +14,7 @@ from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import PeerSigning
 from kiln.schemas.wire.message_id import canonical_id, is_key_form, is_text_form, key_form, text_form
 
-_TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id as text counts for, in addition to itself
+_TEXT_ID_COST: Final = 3  # an id as text counts as this many further ids of `max_ids_per_rpc`
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +33,7 @@ class PeerState:
     encode_id: Callable[[bytes], bytes] | None = None  # converts our message id to the peer's form, if that differs
     signing: PeerSigning = field(default_factory=PeerSigning)
     unwanted: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which the peer does not want it
-    id_budget: int = 0  # ids of this RPC's control messages that may still be processed
+    id_budget: int = 0  # ids in control messages of the current RPC that may still be processed
     # since the last heartbeat
     ihave_count: int = 0
     requested_ids: int = 0

@@ -1,7 +1,7 @@
 """The gossipsub router as a state machine: RPCs and ticks in, RPCs and messages out.
 
 Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md to v1.3.md and pubsub/README.md. Where they leave room, the
-router does as go-libp2p-pubsub, which most peers run. Differences, all on purpose:
+router does as go-libp2p-pubsub, which most peers run. It differs from go-libp2p-pubsub on purpose:
 
 * The router verifies a message before it stores or announces anything about it (IDONTWANT included), so that a forged
   copy never blocks the true one.
@@ -63,7 +63,7 @@ class Router:
         self._table = TableAgreements(BundleSet()) if table is None else table
         self._peers: dict[PeerID, PeerState] = {}
         self._floodsub = 0  # number of peers that support only floodsub
-        # dicts instead of sets for their insertion order, so that a seeded rng always chooses the same
+        # dicts instead of sets, for their insertion order: with the same seed, the rng chooses the same peers
         self._mesh: dict[str, dict[PeerID, PeerState]] = {}  # its keys are the joined topics
         self._signing = TopicSigning(options.policy_of)
         self._subscribers: dict[str, dict[PeerID, PeerState]] = {}
@@ -103,7 +103,7 @@ class Router:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Number of entries of each store; RouterOptions and the number of peers limit all of them."""
+        """Number of entries of each store. RouterOptions and the number of peers limit every store."""
         return {
             "seen": len(self._seen),
             "mcache": len(self._cache),
@@ -118,7 +118,7 @@ class Router:
 
     @property
     def savings(self) -> Savings:
-        """Bytes of topic references by index, and as names, by direction and topic, over all peers."""
+        """Savings of topic indices by direction and topic, over all peers."""
         return self._table.savings()
 
     def peer_savings(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
@@ -209,7 +209,7 @@ class Router:
             state.signing.is_kiln = agent.startswith(AGENT)
 
     def join(self, topic: str, now: float) -> list[Send]:
-        """Subscribe to a topic: announce it to all peers, and graft up to D of those on it. [] if already joined."""
+        """Subscribe to a topic: announce it to all peers, and graft up to D subscribers. [] if already joined."""
         if topic in self._mesh:
             return []
         mesh = self._mesh[topic] = {}
@@ -255,10 +255,10 @@ class Router:
     # ---------------------------------------------------------------- messages
 
     def publish(self, message: Message, now: float) -> list[Send]:
-        """Publish a message of our own, which is signed already if the network requires it: one `Send` per peer.
+        """Publish a message of our own, already signed if the network requires signatures: one `Send` per peer.
 
-        With `flood_publish` it goes to all peers on the topic, otherwise to the mesh (filled up to D) or the fanout,
-        and always to floodsub peers. The same message may be published again.
+        With `flood_publish` the message goes to all peers on the topic, otherwise to the mesh (filled up to D) or the
+        fanout, and always to floodsub peers. The same message may be published again.
 
         Raises:
             MessageTooLargeError: No RPC within `rpc_limits` can carry the message.
@@ -303,7 +303,7 @@ class Router:
         control = rpc.control if rpc.HasField("control") else None
         self._table.receive(peer, rpc)
         if control is not None and control.HasField("extensions"):
-            # they count in a peer's first RPC only; all but the topic table are ignored (gossipsub-v1.3.md)
+            # extensions count only in a peer's first RPC; only the topic table is used (gossipsub-v1.3.md)
             if not state.awaits_first_rpc:
                 self._counters["extensions_repeated"] += 1
             elif state.version >= EXTENSIONS_VERSION:
@@ -324,12 +324,12 @@ class Router:
         return sends, delivered, verdicts
 
     def record_dropped(self, peer: PeerID, rpc: RPC) -> None:
-        """Record an RPC that was not sent because its outbound queue was full."""
+        """Record an RPC that was not sent because the peer's outbound queue was full."""
         self._counters["dropped_rpcs"] += 1
         self._counters["dropped_messages"] += len(rpc.publish)
         for item in rpc.control.iwant:
             for raw in item.messageIDs:
-                # it was not requested after all
+                # the RPC would have requested these messages
                 self._promises.remove(raw if self._by_content else canonical_id(raw), peer)
 
     def heartbeat(self, now: float) -> list[Send]:
@@ -340,7 +340,7 @@ class Router:
         self._last_heartbeat = now
         for peer, count in self._promises.pop_broken(now).items():
             self._counters["broken_promise"] += count
-            # once per heartbeat for any number of ids, because one lost answer may have had thousands
+            # one penalty per heartbeat for any number of ids, because a single lost answer may have had thousands
             self._peers[peer].score.penalize()
         for state in self._peers.values():
             state.ihave_count = state.requested_ids = state.iwant_count = state.iwant_bytes = state.idontwant_count = (
@@ -444,13 +444,13 @@ class Router:
         max_size = self._options.max_message_bytes
         with_topic_name = (
             self._table.with_topic_name
-        )  # no message has an index from here on, since it belongs to one connection's table
+        )  # from here on no message has an index, which has a meaning only on one connection
         verdicts, cost = bytearray(len(publish)), 0
         fresh: list[tuple[Message, str, bytes]] = []
         too_large: list[tuple[Message, str, bytes]] = []
         for index, received in enumerate(publish):
             if cost >= MAX_RPC_COST:
-                # the rest stays "not checked": signatures that are slow to check must not cost more time
+                # the other messages stay "not checked": signatures that are slow to check must not cost more time
                 counters["messages_over_cost"] += len(publish) - index
                 state.score.penalize(self._options.over_limit_penalty)
                 break
@@ -480,7 +480,7 @@ class Router:
             if verdict not in _ACCEPTED:
                 self._reject_message(state, topic, judgement)
                 if state.score.value < self._options.score.graylist_threshold:
-                    # the rest stays "not checked": garbage must not cost more time
+                    # the other messages stay "not checked": garbage must not cost more time
                     counters["graylisted"] += 1
                     break
                 continue
@@ -488,12 +488,12 @@ class Router:
                 counters["duplicate"] += 1  # the same message in other bytes
                 continue
             if not can_relay and (self._by_content or verdict == Verdict.UNSIGNED):
-                # anyone can pad a message whose id is that of its data: a copy that fits is still wanted
+                # anyone can pad a message whose id depends only on its data: a smaller copy is still wanted
                 delivered.append(Deliver(message, topic, state.peer))
                 continue
             seen.add(key, copy_number(data, verdict), now)
             if getattr(message, "from") in self._own:
-                counters["own_message"] += 1  # from before a restart
+                counters["own_message"] += 1  # sent before a restart
                 continue
             self._promises.fulfil(key)
             counters["delivered"] += 1
@@ -505,7 +505,7 @@ class Router:
             state.score.deliver()
             fresh.append((message, topic, key))
         if too_large:
-            self._send_idontwant(state, too_large, sends)  # keeps peers that also have it from sending it
+            self._send_idontwant(state, too_large, sends)  # so that other peers do not send the same message
         if fresh:
             self._send_idontwant(state, fresh, sends)
             self._forward(state, fresh, sends)
@@ -592,7 +592,7 @@ class Router:
         pool = [state for state in self._subscribers.get(topic, {}).values() if state.score.value >= threshold]
         mesh = self._mesh.get(topic)
         if mesh is None:
-            # kept when flooding, too, because IHAVE goes to its peers
+            # the fanout is maintained when flooding too, because IHAVE goes to the peers in it
             fanout = self._fanout.setdefault(topic, Fanout({}, now))
             fanout.published = now
             self._maintain_fanout(topic, fanout)
@@ -721,7 +721,7 @@ class Router:
             elif state.score.value < 0:
                 self._counters["graft_low_score"] += 1
             elif len(mesh) >= options.D_high and not state.outbound:
-                self._counters["graft_mesh_full"] += 1  # else anyone could take over the mesh by dialling
+                self._counters["graft_mesh_full"] += 1  # otherwise anyone could take over the mesh by dialling
             elif not self._limit_discovered([state], mesh):
                 self._counters["graft_discovered_full"] += 1
             else:
@@ -847,7 +847,7 @@ class Router:
         return self._limit_discovered(pool, mesh)
 
     def _limit_discovered(self, pool: list[PeerState], mesh: Mapping[PeerID, PeerState]) -> list[PeerState]:
-        """Leave out discovered peers beyond the limit of a mesh, because they could all belong to one attacker."""
+        """Leave out discovered peers beyond their share of a mesh, because all could belong to one attacker."""
         discovered = [state for state in pool if state.discovered]
         if not discovered:
             return pool
@@ -874,7 +874,7 @@ class Router:
         self._add_prune(control, state, topic, self._options.prune_backoff, now)
 
     def _add_prune(self, control: ControlMessage, state: PeerState, topic: str, seconds: float, now: float) -> None:
-        """Add a PRUNE, with the back-off if the peer's version has that field. The node observes the back-off too."""
+        """Add a PRUNE, with a back-off if the peer's version has this field. The node observes the back-off too."""
         self._counters["prune_sent"] += 1
         self._backoffs.add(topic, state.peer, seconds, now)
         prune = control.prune.add(topicID=topic)

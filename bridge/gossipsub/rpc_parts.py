@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 
 MAX_MESSAGES: Final = 2000
-"""Maximum number of messages in one RPC: Kiln verifies at most this many ed25519 signatures of an RPC
+"""Maximum number of messages in one RPC. Kiln verifies no more ed25519 signatures than this in one RPC
 (`MAX_RPC_COST`)."""
 
 _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
@@ -35,8 +35,8 @@ class RpcLimits:
         """True if an RPC of one message is within the limits.
 
         Args:
-            message: bytes of the encoded message.
-            data: bytes of its data.
+            message: Size of the encoded message in bytes.
+            data: Size of the message's data in bytes.
         """
         rpc = 1 + max(1, (message.bit_length() + 6) // 7) + message
         return rpc <= self.size and rpc - data <= self.overhead
@@ -108,14 +108,14 @@ class _Packer:
         self._size = self._overhead = self._messages = 0
 
     def make_room(self, size: int, items: int = 1) -> RPC | None:
-        """Return the RPC to add a control item of this size to, or `None` if it fits in no RPC."""
+        """Return the RPC to which to add a control item of this size, or `None` if the item fits in no RPC."""
         if size > self.overhead:
             self.left_out += items
             return None
         return self._next(size, 0, 0)
 
     def make_room_for_message(self, size: int, data: int) -> RPC | None:
-        """Return the RPC to add a message to, or `None` if it fits in no RPC."""
+        """Return the RPC to which to add a message, or `None` if the message fits in no RPC."""
         if not self._limits.accept(size, data):
             self.left_out += 1
             return None

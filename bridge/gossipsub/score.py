@@ -1,7 +1,7 @@
 """Peer scores (libp2p specs, pubsub/gossipsub/gossipsub-v1.1.md, Peer Scoring).
 
 A peer has one sum, not one for each topic: which of thousands of separator topics a peer serves says nothing about its
-conduct. There is no P3 (message delivery rate): most topics are silent most of the time, so it would harm honest peers.
+conduct. There is no P3 (message delivery rate): most topics are silent most of the time, so P3 would harm honest peers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 
 def decay_for_half_life(seconds: float) -> float:
-    """The decay factor per second with which a counter halves in that many seconds."""
+    """The decay factor per second with which a counter halves in `seconds` seconds."""
     factor: float = 0.5 ** (1 / seconds)
     return factor
 
@@ -31,11 +31,11 @@ class ScoreOptions:
     behaviour_weight: float = -10.0  # P7, per square of penalties above the threshold
     behaviour_threshold: float = 6.0
     behaviour_decay: float = decay_for_half_life(540)
-    decay_to_zero: float = 0.01  # a counter below it becomes 0
+    decay_to_zero: float = 0.01  # a counter below this becomes 0
 
-    gossip_threshold: float = -500.0  # below: no IHAVE to it, its IHAVE and IWANT ignored
-    publish_threshold: float = -1000.0  # below: our own messages are not flooded to it
-    graylist_threshold: float = -2500.0  # below: its messages and control messages are ignored
+    gossip_threshold: float = -500.0  # below: no IHAVE to the peer, and its IHAVE and IWANT are ignored
+    publish_threshold: float = -1000.0  # below: our own messages are not flooded to the peer
+    graylist_threshold: float = -2500.0  # below: messages and control messages of the peer are ignored
     opportunistic_threshold: float = 1.0  # median of a mesh below which better peers are grafted
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class Score:
         self.compute()
 
     def tick(self, seconds: float, in_mesh: bool) -> None:
-        """Decay the counters, and add to the time in the mesh, or set it to 0 if the peer is in none."""
+        """Decay the counters, and add to the time in the mesh, or reset that time if the peer is in no mesh."""
         options = self.options
         self.mesh_seconds = min(self.mesh_seconds + seconds, options.mesh_cap) if in_mesh else 0.0
         self.first = self._decay(self.first, options.first_decay, seconds)

@@ -1,10 +1,10 @@
-"""Infer from the messages of peers whether they accept messages with and without a signature.
+"""Inference from the messages of peers: which peers accept messages with a signature, and which without.
 
 Gossipsub has no message for a rejection. Most peers either sign all messages and reject unsigned ones, or sign none
 and reject signed ones (libp2p specs, pubsub/README.md, Signature policy options). They disconnect a peer that sends
-what they reject. So a signed message is withheld from a peer that has sent only unsigned messages on a topic, and an
-unsigned one from a peer that has sent only signed messages. On a topic that accepts both kinds, a PRUNE counts as a
-rejection of signed messages, because that may be the reason why the peer sent it.
+messages which they reject. So a signed message is withheld from a peer that has sent only unsigned messages on a topic,
+and an unsigned message from a peer that has sent only signed messages. On a topic that accepts both kinds, a PRUNE
+counts as a rejection of signed messages, because a signed message may be its cause.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class PeerSigning:
     """Kinds of messages that one peer sent.
 
     Attributes:
-        sent: Bits by topic; a topic is missing if all its messages follow the policy.
+        sent: Kinds of messages as bits, by topic; a topic is missing if all messages on it follow the policy.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
-    refused: dict[str, None] = field(default_factory=dict)  # topics on which it sent messages against the policy
-    is_kiln: bool = False  # a Kiln captures messages against its policy, and lowers no score for them
+    refused: dict[str, None] = field(default_factory=dict)  # topics on which the peer sent messages against the policy
+    is_kiln: bool = False  # true for a Kiln, which captures messages against its policy and lowers no score for them
 
     def record_graft(self, topic: str) -> None:
         """Record that the peer wants the node's messages."""
@@ -50,7 +50,7 @@ class TopicSigning:
 
     def __init__(self, policy_of: Callable[[str], Policy]) -> None:
         self._policy_of = policy_of
-        self._usual: dict[str, bool | None] = {}  # whether all messages have a signature, none, or some
+        self._usual: dict[str, bool | None] = {}  # True: all messages are signed, False: none, None: some
 
     def join(self, topic: str) -> None:
         self._usual[topic] = _USUAL[self._policy_of(topic)]

@@ -37,8 +37,8 @@ Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
 PROTOCOL: Final = "/meshsub/1.3.0"
 AGENT: Final = "kiln/"
 
-# Counters in addition to the reasons of a refused hello (kiln.schemas.wire.topic_table.REASONS) and of an index that
-# does not resolve (INDEX_REASONS).
+# Further counters, next to the reasons for a refused hello (kiln.schemas.wire.topic_table.REASONS) and for an index
+# that does not resolve (INDEX_REASONS).
 HELLO_ACCEPTED: Final = "hello_accepted"
 HELLO_REPEATED: Final = "hello_repeated"
 HELLO_LATE: Final = "hello_late"
@@ -74,7 +74,7 @@ class _PeerTable:
         self.received_hello = False
         self.hello = b""
         self.table: TopicTable | None = None
-        self.writes_indices = False  # true once it has sent an index that resolved
+        self.writes_indices = False  # true once the peer has sent an index that resolved
         self.savings: Savings = {}
 
 
@@ -86,10 +86,10 @@ class TableAgreements:
 
         Args:
             bundles: The bundles in our hello; without any, no index is read or written.
-            send: When to write an index. `cautious`: to a peer that is a Kiln or has itself sent an index. A name is
-                always correct (the draft, section "Protocol"), whereas one implementation agrees to a table of several
-                bundles that it then cannot read. `eager`: wherever a table has the topic. `off`: never. Indices are
-                read in every mode.
+            send: When to write an index. `cautious`: to a peer that is a Kiln or has itself sent an index, because a
+                name is always correct (the draft, section "Protocol"), and one implementation agrees to tables of
+                several bundles without being able to read them. `eager`: wherever a table has the topic. `off`: never.
+                Indices are read in every mode.
 
         Raises:
             BundleError: There are more bundles than a hello may have.
@@ -146,8 +146,8 @@ class TableAgreements:
     def receive_hello(self, peer: bytes, extensions: ControlExtensions) -> None:
         """Process the extensions of a peer's hello.
 
-        Only the first topic table counts, even if it is refused. A refused one is counted by its reason, and the peer
-        then has no table.
+        Only the first topic table counts, even if it is refused. A refusal is counted by its reason, and the peer then
+        has no table.
         """
         hashes = read_hello(extensions)
         if hashes is None:
@@ -163,7 +163,7 @@ class TableAgreements:
                 self._counters[hashes.reason] += 1
                 return
             self._counters[HELLO_ACCEPTED] += 1
-            # encoded again, to drop whatever else the peer sent next to the hashes
+            # encoded again, to drop everything except the hashes
             state.hello = write_hello(hashes)
             state.table = negotiate_table(state.hello, self._hello, self._bundles).table
 
@@ -213,7 +213,7 @@ class TableAgreements:
     def with_topic_name(self, message: Message, topic: str) -> Message:
         """Return the message with its topic's name and no index: the form that is verified, cached and relayed.
 
-        It is `message` itself if that has no index, else a copy.
+        The result is `message` itself if it has no index, else a copy.
         """
         if not message.HasField("topicIndex"):
             return message
@@ -292,8 +292,7 @@ class TableAgreements:
     # ------------------------------------------------------------ status
 
     def table(self, peer: bytes) -> TopicTable | None:
-        """The table shared with a peer, which may be empty; `None` without a hello of the peer, or if it was
-        refused."""
+        """The table shared with a peer, which may be empty; `None` if the peer's hello is missing or was refused."""
         state = self._peers.get(peer)
         return state.table if state is not None else None
 
@@ -345,8 +344,7 @@ def _read_name(item: Item) -> str | bytes | None:
 
 
 def _has_index(rpc: RPC) -> bool:
-    """Return true if any item has an index that must not be sent. An index next to a subscription's name may be
-    sent."""
+    """Return true if any item has an index that must not be sent. A subscription may have an index next to a name."""
     for message in rpc.publish:
         if message.HasField("topicIndex"):
             return True

@@ -41,9 +41,9 @@ class RpcSplitter:
     """Splits a byte stream, in chunks of any size, into RPCs. It buffers at most one unfinished RPC.
 
     Args:
-        limit: Bytes of the longest RPC that is returned whole. A longer one yields an `OversizedRpc` as soon as its
-            first `head` bytes are there, and the rest is skipped.
-        head: Bytes retained of a longer RPC.
+        limit: Maximum size of an RPC that is returned whole, in bytes. A longer RPC yields an `OversizedRpc` as soon as
+            its first `head` bytes are there, and the rest is skipped.
+        head: Number of bytes that an `OversizedRpc` has.
     """
 
     __slots__ = ("_error", "_head", "_length", "_limit", "_partial", "_shift", "_skip", "_varint")
@@ -62,10 +62,9 @@ class RpcSplitter:
 
     @property
     def pending(self) -> int:
-        """Bytes of an unfinished RPC that were read, with its length prefix, or of an oversized RPC that are still to
-        come.
+        """Number of bytes read of an unfinished RPC and its length prefix, or still to be read of an oversized RPC.
 
-        If it is not 0 at the end of a stream, the stream ended inside an RPC.
+        If this is not 0 at the end of a stream, the stream ended inside an RPC.
         """
         return self._shift // 7 + (self._length >= 0) + len(self._partial) + self._skip
 
@@ -75,7 +74,7 @@ class RpcSplitter:
         return len(self._partial)
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes | OversizedRpc]:
-        """Yield the RPCs that end, or are cut, in this chunk, in order; b"" for an RPC of no bytes, which is legal.
+        """Yield the RPCs that end, or are cut, in this chunk, in order; b"" for an empty RPC, which is legal.
 
         Consume the iterator before feeding the next chunk, and do not change the buffer meanwhile.
 

@@ -10,17 +10,17 @@ _LONGEST_PAUSE = 30.0
 
 
 def pause_after(failures: int, least: float, most: float) -> float:
-    """Compute the delay after so many failures in a row: `least` after one, then twice as long each time, up to `most`.
+    """Compute the delay after `failures` in a row: `least` after one, then doubled after each further one up to `most`.
 
     The result has the unit of `least` and `most`, and is 0.0 if nothing has failed yet.
     """
     if failures < 1:
         return 0.0
-    return min(least * 2.0 ** min(failures - 1, 64), most)  # 64 doublings: more would overflow a float one day
+    return min(least * 2.0 ** min(failures - 1, 64), most)  # at most 64 doublings: many more overflow a float
 
 
 class Backoff:
-    """A pause after each death of a process that doubles until the process works again."""
+    """The pause after each death of a process. It doubles until the process works again."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now

@@ -20,8 +20,8 @@ SavingDirection = Literal["received", "sent"]
 
 
 class SavingStatus(Struct):
-    """References to a topic by index, in one direction: their number, the bytes that they took on the wire as indices,
-    and the bytes that they would have taken as names. The bytes are those of the field: tag, length and value.
+    """Number of references to a topic by index in one direction, the bytes that they took as indices, and the bytes
+    that they would have taken as names. Bytes include the tag and length of the field.
 
     The router keeps counting in this object, so copy it to keep its values.
     """
@@ -90,7 +90,7 @@ class SpoolStatus(Struct, frozen=True):
 
 
 class PublisherStatus(Struct, frozen=True):
-    """Progress of publishing batches; `state` is a description."""
+    """Progress of publishing batches; `state` describes it in words."""
 
     state: str
     published: int = 0
@@ -103,7 +103,7 @@ class FetcherStatus(Struct, frozen=True):
     """Progress of fetching blocks from IPFS.
 
     Attributes:
-        state: Description.
+        state: Description of the progress in words.
         waiting: Number of waiting records.
         fetching: Number of blocks being fetched.
         counts: Number of records by result, since the start.
@@ -136,9 +136,9 @@ class IpfsStatus(Struct, frozen=True):
     gossip_peers: int = 0
     """gossip peers that speak bitswap"""
     gossip_connected: int = 0
-    """those of `gossip_peers` that the node is connected to"""
+    """number of `gossip_peers` that the node is connected to"""
     gossip_left_out: int = 0
-    """those of `gossip_peers` beyond the limit"""
+    """number of `gossip_peers` beyond the limit"""
     provided: int = 0
     unprovided: int = 0
     """blocks that were left out, or could not be announced"""
@@ -159,7 +159,7 @@ class OverlayTopicStatus(Struct, frozen=True):
 
 
 class OverlayStatus(Struct, frozen=True):
-    """The BEP 50 overlay. `key`: the publisher's key, hex; `contacts`: their number, over all `joined` topics;
+    """The BEP 50 overlay. `key`: the publisher's key, hex; `contacts`: number of contacts over all `joined` topics;
     `topics`: the topics with most contacts; `dropped`, `unsent`: datagrams, by reason."""
 
     key: str
@@ -220,7 +220,7 @@ class BridgeStatus(Struct, frozen=True):
     ipfs_node: IpfsStatus = IpfsStatus()
     transition: str = ""
     kept_out: int = 0
-    """graylisted peers that are not accepted"""
+    """peers that are not accepted because they are graylisted"""
     topics_refused: int = 0
     """topics of the interests that are not joined because of a limit"""
     topic_refusals: int = 0
@@ -230,7 +230,7 @@ class BridgeStatus(Struct, frozen=True):
 def write_status(path: Path, status: BridgeStatus) -> None:
     """Replace the file atomically.
 
-    On a full disk, overwrites the old file in place, with a status whose size does not depend on peers and topics.
+    On a full disk, overwrite the old file in place, with a status whose size does not depend on peers and topics.
 
     Raises:
         OSError: The file can be neither replaced nor overwritten.
@@ -257,7 +257,7 @@ def _write_over(path: Path, data: bytes) -> None:
 
 
 def read_status(path: Path) -> BridgeStatus | None:
-    """Read the newest status; `None` if there is none, or one of another version."""
+    """Read the newest status; `None` if there is no status, or another version of Kiln wrote it."""
     try:
         return msgspec.json.decode(read_small_file(path, 64 << 20), type=BridgeStatus)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):

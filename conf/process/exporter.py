@@ -54,14 +54,14 @@ class Exporter:
         Args:
             listen: Host and port, with port 0 for any free one; `None` serves nothing.
             process: State to serve.
-            hosts: Host names under which clients may reach it, in addition to those of loopback; "*" for any.
+            hosts: Host names under which clients may reach the exporter, in addition to those of loopback; "*" for any.
         """
         self._listen = listen
         self._process = process
         self._hosts = HostNames(listen[0] if listen is not None else "", hosts)
         self._server: _Server | None = None
         self.error = ""
-        """why nothing is served; empty if there is no error"""
+        """reason why nothing is served; empty if there is no error"""
 
     def __enter__(self) -> Self:
         if self._listen is None:
@@ -146,7 +146,7 @@ def _is_loopback(host: str) -> bool:
 class _Server(ThreadingHTTPServer):
     """A server with a thread and a descriptor for each of at most 64 connections.
 
-    A new connection closes the oldest one: clients that send nothing must not keep a liveness probe from its answer.
+    If all are in use, a new connection closes the oldest one: idle clients must not keep a liveness probe waiting.
     """
 
     daemon_threads = True
@@ -159,7 +159,8 @@ class _Server(ThreadingHTTPServer):
         self.hosts = hosts
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._deadlines: dict[socket.socket, float] = {}  # the oldest connection first
-        self._lock = threading.Lock()  # no socket is closed, and its descriptor reused, while another thread ends it
+        # so that no thread ends a socket that another thread has closed: its descriptor may be in use again
+        self._lock = threading.Lock()
         super().__init__(listen, _Handler)
 
     def process_request(self, request: _Request, client_address: _Address) -> None:

@@ -74,7 +74,7 @@ def list_requirements(extra: Extra | None = None) -> list[Requirement]:
 
 
 def format_install_command(*extras: Extra | None) -> str:
-    """Format the command that installs Kiln with extras, from where this Kiln was installed."""
+    """Format the command that installs Kiln with extras, from the source that this Kiln was installed from."""
     wanted = f"[{','.join(names)}]" if (names := [extra for extra in extras if extra]) else ""
     source = _find_source()
     if source is not None and source.is_dir():  # a checkout

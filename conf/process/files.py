@@ -21,10 +21,10 @@ SMALL: Final = 16 << 20
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a file to read it. A pipe or device of that name could block the process, or have no end.
+    """Open a regular file for reading. A pipe or device could block the process, or have no end.
 
     Raises:
-        OSError: The file cannot be opened, or is not a regular one.
+        OSError: The file cannot be opened, or is not a regular file.
     """
     # non-blocking, because opening a FIFO waits for a writer
     number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -42,7 +42,7 @@ def read_small_file(path: Path, limit: int = SMALL) -> bytes:
         limit: Its maximum size in bytes.
 
     Raises:
-        OSError: The file cannot be read, is not a regular one, or is larger than `limit`.
+        OSError: The file cannot be read, is not a regular file, or is larger than `limit`.
     """
     with open_regular_file(path) as file:
         data = file.read(limit + 1)

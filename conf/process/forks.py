@@ -18,10 +18,10 @@ class ForkedProcessError(KilnError):
 
 
 def refuse_fork() -> None:
-    """Check that no parent of this process called this function before it forked.
+    """Check that this process was not forked from a process that had already called this function.
 
     Raises:
-        ForkedProcessError: A parent did.
+        ForkedProcessError: It was.
     """
     global _pid
     if _pid is None:

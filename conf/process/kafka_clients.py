@@ -1,7 +1,7 @@
 """Clients of kafka-python 3.0.12 that close their file descriptors promptly, and time out.
 
 A constructor of kafka-python opens an epoll, two sockets and often a thread before it connects. When no broker answers,
-it raises and leaves them all to the thread, which keeps them for as long as the process lives. The socket of each
+the constructor raises, and the thread keeps all of them open for as long as the process lives. The socket of each
 connection that fails is in a cycle of Python objects, and stays open until garbage is collected. A TLS handshake
 that the broker does not answer never ends. So every client of Kiln is created here
 (`tests/unit/conf/test_kafka_clients.py` looks for others).
@@ -79,7 +79,7 @@ class ConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # as abo
         options, proxy = self.config["socket_options"], f"{_SCHEME}://"
         sock = await create_connection(self._net, node.host, node.port, options, proxy, timeout_at)
         with ExitStack() as opened:
-            opened.enter_context(sock)  # once it is wrapped for TLS, closing it has no effect
+            opened.enter_context(sock)  # closing a socket that was wrapped for TLS has no effect
             if self.ssl_enabled:
                 of_tls = {name: value for name, value in self.config.items() if name.startswith("ssl_")}
                 transport = _TlsTransport(self._net, sock, host=node.host, **of_tls)
@@ -96,7 +96,7 @@ class ConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # as abo
 
 
 def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
-    """Create a client. If its constructor fails, close the descriptors that it has opened.
+    """Create a client. If the constructor fails, close the descriptors that it has opened.
 
     Args:
         kind: `KafkaConsumer`, `KafkaProducer` or `KafkaAdminClient`.
@@ -112,7 +112,7 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
     for name in ("ssl_cafile", "ssl_certfile"):
         file = options.get(name)
         if isinstance(file, str) and Path(file).exists() and not Path(file).is_file():
-            raise ValueError(f"kafka.{name}: {file} is not a regular file")  # OpenSSL would wait for a writer of a FIFO
+            raise ValueError(f"kafka.{name}: {file} is not a regular file")  # OpenSSL would wait for a FIFO's writer
     with ExitStack() as opened:
 
         def open_network(**config: object) -> _Network:

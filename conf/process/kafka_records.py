@@ -46,7 +46,7 @@ LIBRDKAFKA_LOG.addHandler(logging.NullHandler())  # else, in a Python worker, ea
 
 
 class KafkaRecord(NamedTuple):
-    """A record of a partition. `timestamp`: the broker's, ms."""
+    """A record of a partition. `timestamp`: the time that the broker gave it, ms."""
 
     offset: int
     timestamp: int
@@ -118,7 +118,7 @@ class RecordReader:
         Raises:
             KafkaError: the broker refuses a request.
         """
-        first = self._consumer.poll(timeout)  # `consume` would wait for as many as it may return
+        first = self._consumer.poll(timeout)  # `consume` would wait until it has the maximum number of records
         messages = [] if first is None else [first]
         if first is not None and max_records > 1:
             messages += self._consumer.consume(max_records - 1, 0)
@@ -225,8 +225,8 @@ _ALWAYS: Final[Mapping[str, str | int | bool]] = {
 
 
 def librdkafka_options(client_options: Mapping[str, object]) -> dict[str, str | int | bool]:
-    """Convert the result of `client_options` of kiln.conf.settings.model.Kafka. Both contain the password in clear
-    text, so never print them.
+    """Convert the result of `client_options` of kiln.conf.settings.model.Kafka. Argument and result contain the
+    password in clear text, so never print them.
 
     Raises:
         KeyError: An option is not one of those that `client_options` returns.

@@ -1,6 +1,7 @@
 """Identities of Kafka topics: a topic that was deleted and created again has the same name and another id (KIP-516).
 
-An offset means nothing in another topic. Every consumer that keeps offsets therefore keeps the topic's id next to them.
+An offset of the deleted topic means nothing in the new one. So every consumer that stores offsets stores the topic's id
+next to them.
 Every room may import this file.
 """
 

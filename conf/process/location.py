@@ -1,7 +1,7 @@
 """Locations of tables and checkpoints: a folder of this machine, or a prefix in an object store (`s3://BUCKET/PREFIX`).
 
-Callers use both in the same way. A file made by `write` or `create` is complete once it has its name, and survives a
-power cut: on a disk because it is synced, in a store because a PUT is answered once it is durable.
+Callers use folders and prefixes in the same way. A file made by `write` or `create` is complete once it has its name,
+and survives a power cut: on a disk because it is synced, in a store because a PUT is answered once it is durable.
 
 Every room may import this file.
 """
@@ -175,7 +175,7 @@ class LocalFolder(Location):
 
     @property
     def spark_uri(self) -> str:
-        # with its scheme: a path alone would be one of Hadoop's default file system, which may be HDFS
+        # with a scheme: Hadoop looks up a bare path in its default file system, which may be HDFS
         return f"file://{self.folder.absolute()}"
 
     def exists(self) -> bool:
@@ -238,7 +238,7 @@ class _SyncedFile(io.BufferedWriter):
 class StorePrefix(Location):
     """The objects of a bucket with a common key prefix.
 
-    delta-rs accesses the store here too, so that options and credentials are the same for a table's log and its files.
+    The store is accessed by delta-rs, so that options and credentials are the same as for the tables' logs.
     """
 
     @property
@@ -307,7 +307,7 @@ class StorePrefix(Location):
         with self._translate_errors():
             infos = store.get_file_info_selector(selector)
         for info in infos:
-            if info.path != self._key:  # the marker of an empty folder, which Hadoop's file system makes
+            if info.path != self._key:  # not the marker that Hadoop's file system creates for an empty folder
                 yield info
 
     @contextmanager

@@ -31,16 +31,16 @@ def log_event(log: logging.Logger, event: str, level: int = logging.INFO, **fiel
 
 
 def identify_problem(text: str) -> str:
-    """Return the part of a text that stays the same while the problem lasts: what precedes the reason, without numbers.
+    """Return the part of a text that stays the same while the problem lasts: the subject, without numbers.
 
     A problem reads `SUBJECT: reason`, such as `frames wait for Kafka, topic kiln.frames: no acknowledgement for 5 s`.
-    The wording of its reason changes over time, and with each attempt that fails in another way.
+    The reason changes over time, and if an attempt fails in another way than the one before.
     """
     return _NUMBER.sub("N", text.partition(": ")[0])
 
 
 _NUMBER: Final = re.compile(r"(?<![\w./:-])\d[\d,.]*(?![\w./:-])")
-"""A number that is a word of its own, and no part of an address or a name."""
+"""A number that is a word of its own, not part of an address or a name."""
 
 
 class ProblemLog:
@@ -50,7 +50,7 @@ class ProblemLog:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._known: dict[str, str] = {}
-        """the first text of each problem, by its identity"""
+        """the first text of each problem, by `identify_problem`"""
 
     def see(self, problems: Iterable[str]) -> None:
         """Log the problems that are new or resolved. `problems` describes all current problems."""
@@ -89,8 +89,8 @@ def configure_logs(
 
 
 class LogFile(RotatingFileHandler):
-    """A rotated log file. Lines that cannot be written, such as on a full disk, are counted, and the next line that is
-    written gives their number."""
+    """A rotated log file. Lines that cannot be written, such as on a full disk, are counted, and the next line that can
+    be written states the count."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=_FILE_BYTES, backupCount=2, delay=True)
@@ -111,8 +111,8 @@ class LogFile(RotatingFileHandler):
 class RateLimitFilter:
     """A filter that passes 20 lines per event and minute.
 
-    The last of them states that more are dropped, and the first line of a later minute gives the number of dropped
-    lines. Events are distinguished by logger and text.
+    The last of the 20 states that more are dropped, and the first line of a later minute states how many were dropped.
+    Events are distinguished by logger and text.
     """
 
     def __init__(self) -> None:

@@ -25,8 +25,8 @@ STATE_VERSION: Final = 4
 
 _FILE = "version"
 _CONTENT = ("broker", "checkpoints")
-"""Folders that only Kiln fills; an empty one may be a mounted disk. Not among them are `bridge`, which a user may copy
-to keep a node's keys, and `lake`, whose tables have a version of their own."""
+"""Folders that only Kiln fills; an empty folder may be a mounted disk. `bridge` is left out because a user may copy it
+to keep a node's keys, and `lake` because its tables have a version of their own."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -94,8 +94,8 @@ def _read_version(state: Path) -> int | None:
         raise StateVersionError(
             f"the state folder {state} has {f'version {text[:20]}' if text else 'no version'}, and this Kiln reads "
             f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it and pass another folder with --state. "
-            "Frames that are still in Kafka or in captures can be processed again there, and those of its table "
-            f"{state / 'lake' / 'frames'} with kiln backfill run --source frames (RUNBOOK, Versions)"
+            "There, Kiln can process the frames again that are still in Kafka or in captures and, with kiln backfill "
+            f"run --source frames, those of the table {state / 'lake' / 'frames'} (RUNBOOK, Versions)"
         )
     return None
 
@@ -108,7 +108,7 @@ _RETRY_EVERY = 0.5  # s
 
 
 class StateInUseError(KilnError):
-    """Another process holds the lock; two processes would write the same checkpoint, or use the same key."""
+    """Another process holds the lock. Without it, two processes would write the same checkpoint or use the same key."""
 
 
 def read_lock_holders(state: Path) -> set[int]:

@@ -1,5 +1,5 @@
--- A node announced each tip of a batch. After a swap, batches that it replaced, and the batch at the
--- end of its range, may have other tips.
+-- A node announced each tip of a batch. After a swap, the replaced batches, and the batch at the end of the swapped
+-- range, may have other tips.
 -- grain: a row of batch_tips without its counterpart
 -- level: error
 -- owner: sink

@@ -1,7 +1,7 @@
 -- The batches are those that decision 1 derives from the updates. `windows` has the windows that the rule of
--- decision 1 makes of them, each with its batch; `is_closed`: a later update has closed it.
--- A missing or additional update shifts the windows after it until there is a pause. So nothing is said of a chain of
--- overlapping windows in which one cannot be judged: a batch of another length (other settings), a batch with tips that
+-- decision 1 builds from the updates, each with its batch; `is_closed`: a later update has closed the window.
+-- A missing or additional update shifts the windows after it until there is a pause. So a chain of overlapping windows
+-- is not checked if one of them cannot be judged: a batch of another length (other settings), a batch with tips that
 -- are not in updates (another check reports those), or a window at the start of a range that a swap replaced.
 -- grain: a batch without a window, or a window without its batch
 -- level: error

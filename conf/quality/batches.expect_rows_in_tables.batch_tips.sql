@@ -1,4 +1,4 @@
--- Each batch has all of its tips, as many as it counts.
+-- Each batch has as many tips in batch_tips as its tip_count states.
 -- grain: a batch without all of its tips
 -- level: error
 -- owner: batch

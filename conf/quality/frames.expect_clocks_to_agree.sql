@@ -1,5 +1,5 @@
--- In the last 10 minutes of the table, the fastest LIVE frame of each bridge shows how far its clock is
--- from the broker's: waiting for Kafka only delays frames.
+-- In the last 11 minutes of the table, the clocks of each bridge and of the broker differ by at most 60 s. The fastest
+-- LIVE frame of the bridge shows the difference, because waiting for Kafka only delays frames.
 -- grain: a bridge
 -- level: warn
 -- owner: bridge

@@ -1,4 +1,4 @@
--- If one direction of a connection has ended, so has the other one. An empty payload is the last frame.
+-- If one direction of a connection has ended, so has the other. The last frame of a direction has an empty payload.
 -- grain: a direction without its last frame
 -- level: warn
 -- owner: bridge

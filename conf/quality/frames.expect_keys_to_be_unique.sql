@@ -3,7 +3,7 @@
 -- grain: a key that occurs again
 -- level: error
 -- owner: bridge
--- hint: Two instances of the query archive wrote to the table, or its checkpoint was restored from an older copy: kiln recover finds one that is older than its tables. Read frames with DISTINCT ON (connection, direction, sequence).
+-- hint: Two instances of the query archive wrote to the table, or its checkpoint was restored from an older copy: kiln recover finds a checkpoint that is older than its tables. Read frames with DISTINCT ON (connection, direction, sequence).
 WITH repeated AS (
     SELECT hash(connection, direction, sequence) AS h FROM frames
     WHERE hash(connection, direction, sequence) IN (SELECT hash(connection, direction, sequence) FROM new_frames)

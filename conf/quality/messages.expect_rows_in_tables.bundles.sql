@@ -1,4 +1,4 @@
--- A topic that the wire named by its index is in a bundle.
+-- Each topic that was sent as an index is in a bundle.
 -- grain: a topic that no bundle has
 -- level: error
 -- owner: archive

@@ -1,4 +1,5 @@
--- Each received message has the copy from which it was made. A batch that our node published has none: nobody sent it.
+-- Each received message has the copy from which it was made. A batch that our node published has no copy, because no
+-- peer sent it.
 -- grain: a row of messages without its counterpart
 -- level: error
 -- owner: archive

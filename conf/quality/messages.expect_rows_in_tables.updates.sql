@@ -1,4 +1,5 @@
--- Each UPDATE whose separator is known at once is an update. A repeat is one of the same tip.
+-- Each UPDATE whose separator is known at once has a row in updates: its own or, if it is a repeat, an earlier one of
+-- the same tip.
 -- grain: a row of messages without its counterpart
 -- level: error
 -- owner: archive

@@ -1,5 +1,5 @@
 -- In the last full hour, the number of LIVE messages of each type was at most 5 times, and at least a fifth of,
--- the median for that hour on up to 7 days before. With fewer than 3 such days or 1,000 messages, nothing is said.
+-- the median of the same hour on up to 7 earlier days. With fewer than 3 such days or 1,000 messages, the check passes.
 -- grain: a type of message
 -- level: warn
 -- owner: archive

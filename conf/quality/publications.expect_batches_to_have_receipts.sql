@@ -1,5 +1,5 @@
--- Batches of a separator are announced in order: if one has a receipt, so has the one before it.
--- A swap puts other batches into its range, which are not announced.
+-- Batches of a separator are announced in order: if a batch has a receipt, so has the batch before it.
+-- A swap fills its range with other batches, which are not announced.
 -- grain: a batch without a receipt
 -- level: error
 -- owner: publishing

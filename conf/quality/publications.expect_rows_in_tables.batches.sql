@@ -1,4 +1,4 @@
--- Each receipt is of a batch. A swap keeps the tips of batches that it replaced.
+-- Each receipt belongs to a batch, or to tips of a batch: a swap keeps only the tips of the batches that it replaces.
 -- grain: a row of publications without its counterpart
 -- level: error
 -- owner: publishing

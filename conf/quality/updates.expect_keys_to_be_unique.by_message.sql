@@ -1,5 +1,5 @@
 -- No update is in the table twice within dedupe.signed_ttl.
--- The message is part of the key: a tip that came back is an update again.
+-- The message is part of the key, because an author that returns to an earlier tip makes a new update.
 -- grain: a row that repeats one of shortly before
 -- level: error
 -- owner: sink

@@ -1,4 +1,4 @@
--- Each record of kiln.updates has at most one row. Rows of backfill runs were never in the log.
+-- Each record of kiln.updates has at most one row. Rows of backfill runs were never in this topic.
 -- grain: a key that occurs again
 -- level: error
 -- owner: sink

@@ -1,1 +1,1 @@
-"""The settings: the model, its reading, its errors, its printing. Only entry points import this package."""
+"""The settings: their model, and how they are read, checked and printed. Only entry points import this package."""

@@ -1,7 +1,7 @@
 """Addresses, peer ids, topics and separators, checked where the settings are read.
 
-Each check raises ValueError, which says what is expected. The packages that read these formats take tenths of a second
-to import, so each check imports its own: a start with nothing to check is quick.
+Each check raises ValueError with a description of what is expected. The packages that read these formats take tenths of
+a second to import, so each check imports only the one that it needs, when it needs it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def check_servers(text: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """Check the path of a folder with Delta tables or a database. delta-rs and DuckDB make a URL of it, in which some
-    characters fail, and others name another folder."""
+    """Check the path of a folder with Delta tables or a database. delta-rs and DuckDB turn the path into a URL, in
+    which some characters fail and others lead to a different folder."""
     match = _UNUSABLE.search(path)
     if match is not None:
         raise ValueError(f"expected a path without {json.dumps(match[0])}, which delta-rs and DuckDB cannot open")
@@ -126,14 +126,14 @@ def check_author(text: str) -> None:
 def check_interest(text: str) -> None:
     """Check `*`, a separator key, or `key/value` (CIP-120) with the value in base36 multibase, as in a topic name.
 
-    A key may contain slashes. So without this check, `model/` and a StreamID or CID in another base would be taken for
-    a key, one that no topic has.
+    A key may contain slashes. So without this check, `model/` with a StreamID or CID in another base would count as a
+    key, although no topic has such a key.
     """
     from kiln.schemas.wire.topics import parse_interest
 
     interest = parse_interest(text)
     key, _, value = text.rpartition("/")
-    # an identifier has more characters than the words of a key
+    # an identifier is longer than the words that keys consist of
     if interest.value is None and key and re.fullmatch(r"[A-Za-z0-9]{40,}", value):
         base36 = _in_base36(value)
         if base36 is not None:
@@ -164,7 +164,7 @@ def _protocols(text: str, expected: str) -> list[str]:
         raise ValueError(f'expected {expected}: /ipfs/ is the old name of /p2p/. Write "{address}"')
     if not text.startswith("/"):
         raise ValueError(f"expected {expected}: it does not begin with a slash")
-    # first, as py-multiaddr says of a bad peer id only that it is not a CID
+    # before py-multiaddr, which reports a bad peer id only as "not a CID"
     for peer in re.findall(r"/p2p/([^/]*)", text):
         _check_peer_id(peer)
     try:

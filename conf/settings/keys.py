@@ -22,7 +22,7 @@ Keys = tuple[str, ...]
 
 
 def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
-    """List the keys, each with true if it is a free table, which accepts any key below it."""
+    """List the keys. The value is true for a free table, which accepts any key below it."""
     keys: dict[Keys, bool] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation

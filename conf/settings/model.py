@@ -204,7 +204,7 @@ class Kafka(Section):
         return self.model_copy(update={**how, "sasl_password_file": str(broker_dir / "password")})
 
     def partitions(self, of: Partitions) -> int:
-        """Return the number of partitions of the topics of a kind."""
+        """Return the number of partitions of each topic of a kind."""
         match of:
             case "frames":
                 return self.frames_partitions
@@ -214,7 +214,7 @@ class Kafka(Section):
                 return self.other_partitions
 
     def retention_bytes(self, of: Partitions) -> int:
-        """Return the retention size of a topic of a kind in bytes, over all partitions; 0 for no limit."""
+        """Return the retention size of the topics of a kind in bytes, over all partitions; 0 for no limit."""
         match of:
             case "frames":
                 return self.frames_retention_bytes
@@ -486,7 +486,7 @@ class _Jobs(Section):
     @classmethod
     def _once_each(cls, value: tuple[JobName, ...]) -> tuple[JobName, ...]:
         if len(set(value)) < len(value):
-            raise ValueError("each query once")
+            raise ValueError("expected each query once")
         return value
 
     def of(self, name: JobName) -> Job:
@@ -679,7 +679,7 @@ class Ipfs(Section):
     @field_validator("peers")
     @classmethod
     def _peers(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        # the bridge dials over TCP alone
+        # the bridge dials over TCP only
         cls._check_each(value, info, check_tcp_of_peer if info.data.get("api") == "self" else check_peer)
         return value
 

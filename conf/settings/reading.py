@@ -1,5 +1,5 @@
-"""Reading of the settings from file, environment and command line, descriptions of invalid ones, and the
-effective ones as TOML."""
+"""Reading of the settings from file, environment and command line, descriptions of invalid settings, and the
+effective settings as TOML."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
     """Describe each variable that has Kiln's prefix but is no setting."""
     names = [*map(name_variable, list_keys()), CONFIG_VARIABLE]
     for name in _nameless(environ):
-        # the nearest name is not that of the short variable
+        # the user means the short variable, whose name is not the most similar one
         is_long = name.upper() == f"{NETWORK_VARIABLE}__NAME"
         hint = f"; did you mean {NETWORK_VARIABLE}?" if is_long else suggest_key(name.upper(), names)
         if name.endswith(_SERVICE_LINKS):
@@ -107,7 +107,7 @@ class ValueSources:
                 return f"environment {name_variable(keys[:depth])}"
         line = line_of(self.text, keys)
         file = f"{self.path}:{line}" if line else str(self.path)
-        # an invalid section may come from the file or from variables of its keys
+        # an invalid section may come from the file, or from the variables of keys in the section
         within = sorted(name for name in self.variables if keys and name.startswith(f"{name_variable(keys)}__"))
         return ", environment ".join([file, *within])
 
@@ -248,7 +248,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
 def read_variables(environ: Mapping[str, str]) -> dict[str, object]:
     """Read the settings in environment variables as a tree, with values as text.
 
-    The variable of a section or of a free table is a JSON object, with which the variables of single keys are merged.
+    The variable of a section or of a free table is a JSON object. The variables of single keys are merged into it.
     Values of a free table may be JSON. Names of variables do not depend on case, and keys of free tables are lower
     case.
     """
@@ -328,7 +328,7 @@ def _parse_toml(path: Path, text: str) -> dict[str, object]:
     except RecursionError:
         raise SettingsError([f"{path}: nested too deeply"]) from None
     except ValueError as error:
-        # int() has a limit of its own
+        # int() limits the number of digits
         text = "a number has thousands of digits" if "digits" in str(error) else str(error)
         raise SettingsError([f"{path}: {text}"]) from None
     return tree
@@ -354,7 +354,7 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
 
 def format_settings(loaded: LoadedSettings) -> str:
     """Render the settings as TOML, with secrets masked and the source of each value that is not a default."""
-    head = f"# settings file: {loaded.file}; values that are not defaults have their source"
+    head = f"# settings file: {loaded.file}; each value that is not a default is followed by its source"
     return _render_toml(head, list_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
 
 

@@ -48,10 +48,10 @@ _MAX_DEPTH: Final = 8
 
 
 def check_depth(value: object, levels: int = _MAX_DEPTH) -> None:
-    """Check that tables and lists are not nested so deeply that code which walks through them fails.
+    """Check that tables and lists are not nested too deeply for recursive code.
 
     Raises:
-        ValueError: They are nested too deeply.
+        ValueError: The tables and lists are nested too deeply.
     """
     if isinstance(value, dict | list):
         if not levels:
@@ -114,7 +114,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(split_items)]
 
 
 def zero_or(least: _Number) -> AfterValidator:
-    """Validate that a value is zero, which has a meaning of its own, or at least this much."""
+    """Validate that a value is at least `least`, or zero, which has a meaning of its own."""
 
     def check(value: _Number) -> _Number:
         if value and value < least:

@@ -1,1 +1,1 @@
-"""The lake: opening and creating the Delta tables, and appending to them."""
+"""The lake: Delta tables are opened, created, read and appended to here."""

@@ -27,7 +27,7 @@ _BYTES = 16 << 20
 
 
 _CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
-"""errors of Arrow on values that a column cannot store. Only the rows cause these errors: nothing here does I/O."""
+"""errors of Arrow for values that a column cannot store. Only rows can cause them here, as nothing does I/O."""
 
 RejectRow = Callable[[Sequence[object], Exception], None]
 """Receives a row that no record batch can store, and the error."""
@@ -44,7 +44,7 @@ def build_arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa
 
 
 def build_ddl(columns: Iterable[Column]) -> str:
-    """Build Spark's schema of the same columns, as for `mapInArrow`."""
+    """Build Spark's schema of table columns as DDL, for `mapInArrow`."""
     return ", ".join(f"{column.name} {column.type}" for column in columns)
 
 

@@ -38,7 +38,7 @@ def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
     """Add the bundles that the table lacks, and return all bundles, `given` first.
 
     Raises:
-        BundleError: A given bundle has the hash of a known bundle and other topics. Nothing is added.
+        BundleError: A given bundle has the hash of a known bundle, but other topics. Nothing is added.
     """
     known = read_bundles(lake)
     merged = given.merge(known)

@@ -1,5 +1,5 @@
-"""Identity of a commit: a write of a micro-batch, which a table has once (decisions 7 and 18); and the progress of the
-query that the commit carries (decision 19)."""
+"""Identity of a commit: a write of a micro-batch, which a table has only once (decisions 7 and 18). Also the progress
+of the query, which each commit carries (decision 19)."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class BatchProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The micro-batch that a commit belongs to."""
 
     generation: int = 0
-    """number of times that the query was recovered before, each with a new id"""
+    """number of times that the query was recovered before; each recovery gives it a new id"""
     query_id: str
     batch: int
     writes: Sequence[str] = ()
-    """all writes of the micro-batch, as "table:name": a table that lacks one of them lacks rows"""
+    """all writes of the micro-batch, as "table:name". A table that lacks one of its writes lacks rows."""
     starts: log.Offsets
     """offsets at which the micro-batch begins, by full topic name"""
     ends: log.Offsets
     topics: dict[str, str] = {}
-    """topic ids, to which the offsets belong"""
+    """ids of the topics to which the offsets belong"""
 
 
 class SecondWriterError(KilnError):
-    """Another driver committed under the same application id: it runs the same query."""
+    """Another driver committed under the same application id, so it runs the same query."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class WriteId:
 
 
 def build_second_writer_error(table: str, write_id: WriteId) -> SecondWriterError:
-    """Build the error."""
+    """Build the error for a query that two drivers run."""
     return SecondWriterError(
         f"cannot commit to table {table}: another driver runs the query {write_id.query_id} and has just written to "
-        "it. This one has stopped, and the rows of its micro-batch are in no table. Stop one of the two drivers"
+        "it. This driver has stopped, and the rows of its micro-batch are in no table. Stop one of the two drivers"
     )

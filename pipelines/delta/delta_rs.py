@@ -18,7 +18,7 @@ from kiln.pipelines.delta.table_history import read_commit
 
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """By default delta-rs checks the whole log after each commit for entries to remove, which costs more than the commit.
-`kiln.pipelines.maintenance` removes them."""
+Here `kiln.pipelines.maintenance` removes old entries."""
 
 
 class DeltaRsCommits:
@@ -38,7 +38,7 @@ class DeltaRsCommits:
         """Append files to a table in one commit, which carries the progress of its query.
 
         Returns:
-            False if the `WriteId` was committed before; these files are then no part of the table.
+            False if the `WriteId` was committed before; the files are then not part of the table.
 
         Raises:
             SecondWriterError: Another driver commits under the same query.
@@ -51,7 +51,7 @@ class DeltaRsCommits:
         if newest is not None and newest >= write_id.batch_id:
             return False
         if self._durable:
-            self._lake.folder(table).sync()  # the files are named before a commit names them
+            self._lake.folder(table).sync()  # so that the files have their names on disk before a commit refers to them
         followed = opened.version()
         now = int(time.time() * 1000)  # the log tells readers when a commit was made
         adds: list[AddAction | RemoveAction] = [
@@ -82,8 +82,8 @@ class DeltaRsCommits:
                     raise build_second_writer_error(table, write_id) from error
                 if not since:
                     raise
-                # delta-rs refuses an append next to a commit that removes files or changes the table, and gives up when
-                # 15 were faster. An append reads nothing, so it is repeated on top of them.
+                # delta-rs refuses an append if a concurrent commit removes files or changes the table, and gives up
+                # after 15 concurrent commits. An append reads nothing, so it is repeated on top of these commits.
         opened.update_incremental()
         self._newest[app_id] = write_id.batch_id
         if self._durable:
@@ -91,7 +91,7 @@ class DeltaRsCommits:
         return True
 
     def _open(self, table: str, write_id: WriteId) -> DeltaTable:
-        """Return the table as this driver follows it, or open it again if maintenance has removed its version's commit.
+        """Return the table that this driver keeps open; reopen it if maintenance has removed its version's commit.
 
         Raises:
             SecondWriterError: Another driver has committed for the same query since the table was read.

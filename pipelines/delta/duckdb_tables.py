@@ -84,8 +84,8 @@ def create_views(
         connection: The DuckDB connection.
         lake: The lake.
         tables: Open tables by name.
-        reads_rows: If false, the views only list tables and columns. DuckDB then opens one file of each table, and a
-            query of rows fails on a table whose files have several schemas.
+        reads_rows: If false, the views serve only to list tables and columns. DuckDB then opens one file of each table,
+            and a query of rows fails on a table whose files have several schemas.
 
     Raises:
         LakeError: A table cannot be read.
@@ -112,7 +112,7 @@ def create_views(
 
 
 def find_reading_faults(lake: Lake) -> list[str]:
-    """Find the tables that can be opened and not be read, as error messages."""
+    """Find the tables that can be opened but not read; return an error message for each."""
     faults: list[str] = []
     with duckdb.connect() as connection:
         for name in lake.tables():
@@ -160,7 +160,7 @@ def build_files_query(table: DeltaTable, paths: Sequence[str]) -> str:
     columns = read_columns(table)
     if columns is None:
         raise LakeError(
-            f"cannot read the table {table.table_uri}: it has partitions or newer Delta features, and is not Kiln's own"
+            f"cannot read the table {table.table_uri}: it has partitions or newer Delta features. Kiln did not write it"
         )
     return build_columns_query(columns, paths)
 
@@ -169,7 +169,7 @@ def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
     """Read the columns of a table and their DuckDB types.
 
     Raises:
-        LakeError: The table needs more than a read of its files, or one of them is missing.
+        LakeError: The table needs more than a read of its files, or one of its files is missing.
     """
     columns = read_columns(table)
     if columns is None:
@@ -197,7 +197,7 @@ def _build_empty_query(name: str) -> str:
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
-    """Restrict a connection irrevocably to these files: it can read no other file, and no variable of this process."""
+    """Restrict a connection irrevocably to these files: its queries cannot read other files, nor Python variables."""
     connection.execute("SET python_enable_replacements = false")
     connection.execute(f"SET allowed_paths = {_format_list(files)}")
     connection.execute("SET enable_external_access = false")
@@ -253,7 +253,7 @@ def read_columns(table: DeltaTable) -> dict[str, str] | None:
 
 
 def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
-    """List the paths of a table's files. The log has URIs relative to the folder (PROTOCOL.md, Add File).
+    """List the paths of a table's files, which the log has as URIs relative to the folder (PROTOCOL.md, Add File).
 
     Returns:
         None if a file is outside the folder, or DuckDB would read its path as a pattern.
@@ -271,7 +271,7 @@ _ROW_POSITION: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_numb
 def build_columns_query(
     columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True, with_positions: bool = False
 ) -> str:
-    """Build a SELECT of columns over files. A column that is newer than a file is null there.
+    """Build a SELECT of columns over files. A column that a file lacks is null in the rows of the file.
 
     Args:
         columns: DuckDB types by name.

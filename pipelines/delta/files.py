@@ -1,5 +1,5 @@
-"""Parquet files of a table, written by the task that has the rows. A file becomes part of the table when a commit names
-it (decision 18)."""
+"""Parquet files of a table, written by the task that has the rows. A file becomes part of the table once a commit names
+the file (decision 18)."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TableFiles:
 
         Args:
             lake: The lake of the table.
-            table: Its name.
+            table: Name of the table.
             file_bytes: Size at which a file is closed, bytes; `FILE_BYTES` by default.
             refuse: Called with each row that the table cannot store; by default `add` or `close` raises.
         """
@@ -84,7 +84,7 @@ class TableFiles:
         self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def gather(self, batch: pa.RecordBatch) -> None:
-        """Add a record batch in the table's columns. Small ones become one row group."""
+        """Add a record batch in the table's columns. Small record batches are combined into one row group."""
         if batch.num_rows:
             self._gathered.append(batch)
             if sum(gathered.num_rows for gathered in self._gathered) >= _GROUP_ROWS:
@@ -138,7 +138,7 @@ class _OpenFile:
         self._ranges = {name: _Range() for name in list_stats_columns(TABLES[table])}
         self._rows = 0
         self._out = (folder / self._name).create()
-        # A dictionary of bytes that hardly repeat is wasted work.
+        # Values of binary columns hardly repeat, so a dictionary would be wasted work.
         repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
         self._writer = pq.ParquetWriter(
             self._out,
@@ -179,7 +179,7 @@ class _Range:
         bounds = pc.min_max(column)
         if not bounds["min"].is_valid:
             return
-        # timestamps as numbers: a Python datetime for each would dominate the cost
+        # timestamps as numbers, because converting each to a Python datetime would dominate the cost
         low, high = (bound.value if pa.types.is_timestamp(column.type) else bound.as_py() for bound in bounds.values())
         self.least = low if self.least is None else min(self.least, low)
         self.greatest = high if self.greatest is None else max(self.greatest, high)

@@ -1,6 +1,6 @@
 """Ranges of frames: a frame is identified by (connection, direction, sequence), and stored once (contracts, Frame).
 
-delta-rs reads the ranges of the table `frames`: with Spark, each start would load all of Delta's classes.
+The ranges of the table `frames` are read with delta-rs: with Spark, each start would load all of Delta's classes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Ranges = list[tuple[int, int]]
 """Sequence numbers as ascending closed ranges that are not adjacent: a connection without loss is one range."""
 
 FrameRanges = dict[bytes, Ranges]
-"""The ranges by connection and direction; `build_range_key` builds the key."""
+"""Ranges of sequence numbers by connection and direction; `build_range_key` builds the key."""
 
 _LAST = 2**63
 
@@ -30,7 +30,7 @@ def build_range_key(connection: bytes, direction: int) -> bytes:
 
 
 def insert(ranges: Ranges, low: int, high: int) -> bool:
-    """Insert low…high into `ranges` in place. Returns False if `ranges` already has all of it."""
+    """Insert low…high into `ranges` in place. Return False if `ranges` already contains this whole range."""
     if ranges and low == ranges[-1][1] + 1:  # nearly always
         ranges[-1] = (ranges[-1][0], high)
         return True
@@ -55,7 +55,7 @@ def contains(ranges: Ranges, sequence: int) -> bool:
 
 
 class FrameRangeFilter:
-    """Filter that accepts each frame once, unless it is in `stored`."""
+    """Filter that accepts each frame once, and no frame that is in `stored`."""
 
     def __init__(self, stored: Mapping[bytes, Ranges]) -> None:
         self._stored = stored
@@ -66,7 +66,7 @@ class FrameRangeFilter:
         return self.accept_key(build_range_key(connection, direction), sequence)
 
     def accept_key(self, key: bytes, sequence: int) -> bool:
-        """Accept a frame as `accept` does, given its key of `FrameRanges`."""
+        """Accept a frame as `accept` does, by its key in `FrameRanges`."""
         stored = self._stored.get(key)
         if stored is not None and contains(stored, sequence):
             return False
@@ -121,7 +121,7 @@ class StoredFrameRanges:
         )
 
     def find_near(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
-        """Return the ranges that overlap a range of `frame_ranges`, or are adjacent to one."""
+        """Return the stored ranges that overlap a range of `frame_ranges` or are adjacent to it."""
         all_near: FrameRanges = {}
         with _wrap_errors():
             for key, ranges in frame_ranges.items():
@@ -145,7 +145,7 @@ class StoredFrameRanges:
             self._file.executemany("INSERT INTO ranges VALUES (?, ?, ?)", rows)
 
 
-# From the last range that begins at `low` or before, to the last one that begins at `high` or before.
+# From the last range that begins at `low` or before, to the last range that begins at `high` or before.
 _NEAR = """
 SELECT low, high FROM ranges WHERE side = ?1 AND low <= ?3 AND high >= ?2
 AND low >= ifnull((SELECT max(low) FROM ranges WHERE side = ?1 AND low <= ?2), ?2)
@@ -164,7 +164,7 @@ def _wrap_errors() -> Iterator[None]:
 
 
 def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameRanges:
-    """Read the frames in the table as ranges, without the frames from the records in `excluded`.
+    """Read the frames in the table as ranges, without frames that came from the Kafka records in `excluded`.
 
     Raises:
         LakeError: The table cannot be read, or there is no room on disk.

@@ -1,7 +1,7 @@
-"""The lake: the only class that locates, opens and creates the Delta tables, and reasons why rows cannot be read.
+"""The lake: the only class that locates, opens and creates the Delta tables, and errors for tables that cannot be read.
 
-Everything here goes through delta-rs, so that no caller needs Java or Spark. delta-rs is imported where a table is
-opened: a tenth of the CPU time of a short query goes into its import.
+Everything here goes through delta-rs, so that no caller needs Java or Spark. delta-rs is imported only where a table is
+opened, because its import takes a tenth of the CPU time of a short query.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Lake:
         return self.folder(name).uri
 
     def locate_run(self, name: str) -> Lake:
-        """Return the lake of a backfill run: a folder in this one, with tables of the same names."""
+        """Return the lake of a backfill run: a folder in this lake, with tables of the same names."""
         return Lake(f"{self.path}/backfill/{name}", self.options)
 
     def tables(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Lake:
         """Open a version of a table, by default the newest.
 
         Raises:
-            LakeError: The table cannot be read, or it is one of Kiln's and an older or a newer Kiln wrote it.
+            LakeError: The table cannot be read, or is a table of Kiln that an older or a newer Kiln wrote.
             ForkedProcessError: This process was forked after its parent had read a lake.
         """
         refuse_fork()
@@ -127,7 +127,7 @@ class Lake:
         """Create the named tables (`kiln.schemas.delta.tables`) that are missing, with column comments, and add missing
         columns to the existing tables.
 
-        delta-rs creates a table in milliseconds, Spark in a second. Either writes the base reader and writer protocol.
+        delta-rs creates a table in milliseconds, Spark in a second. Both write the base reader and writer protocol.
 
         Raises:
             LakeError: An existing table cannot be read, or an older or a newer Kiln wrote it.
@@ -160,7 +160,7 @@ class Lake:
                 folder.sync()
 
     def _add_columns(self, name: str) -> None:
-        """Add the columns that an existing table lacks. They are nullable: other changes raise the version."""
+        """Add the columns that an existing table lacks. All are nullable, because other changes raise the version."""
         from deltalake.exceptions import CommitFailedError
 
         for _ in range(_COMMIT_ATTEMPTS):
@@ -175,7 +175,7 @@ class Lake:
                 newest = self.open(name).version()
                 self.sync_commits(name, newest, newest)
                 return
-        raise LakeError(f"columns cannot be added to table {name} in {self.path}: others commit to it. Start again")
+        raise LakeError(f"cannot add columns to table {name} in {self.path}: other processes commit to it. Start again")
 
     def check_columns(self, name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> None:
         """Check that Kiln's files fit a table. Columns that Kiln does not know are allowed if they are nullable.
@@ -192,7 +192,7 @@ class Lake:
         if fault := find_column_fault(name, schema, added_later=added_later, exact=exact):
             raise SchemaChangedError(
                 f"cannot write to table {name} in {self.path}: {fault}. Another program has changed the columns. "
-                f"Change them back, or restore version N of the table from before that ({self.table(name)})"
+                f"Change the columns back, or restore a version from before the change ({self.table(name)})"
             )
 
     def sync_commits(self, name: str, first: int, last: int) -> None:
@@ -221,7 +221,7 @@ class Lake:
 
 
 def _describe_log_fault(table: Location) -> str:
-    """Describe the files that the log of a table lacks; empty if it lacks none (PROTOCOL.md, Delta Log Entries)."""
+    """Describe the files that are missing in the log of a table; empty if none is (PROTOCOL.md, Delta Log Entries)."""
     log = locate_log(table)
     names = [file.name.split(".") for file in log.files()]
     commits = sorted(int(name[0]) for name in names if name[1:] == ["json"] and name[0].isdecimal())
@@ -285,7 +285,7 @@ def list_delta_fields(table: Table) -> list[tuple[str, object]]:
 
 def find_column_fault(name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> str:
     """Find the first relevant difference between a table's schema and Kiln's columns; empty if there is no difference,
-    or if it is not a table of Kiln. The arguments are as for `Lake.check_columns`."""
+    or if the table is not one of Kiln's. The arguments are those of `Lake.check_columns`."""
     if name not in TABLES:
         return ""
     fields = {field["name"]: field for field in json.loads(schema)["fields"]}
@@ -337,9 +337,9 @@ _BATCH_ROWS: Final = 65_536
 def read_rows(table: DeltaTable, columns: Sequence[str], where: str = "true") -> Iterator[pa.RecordBatch]:
     """Read columns of the rows that match an SQL condition, at the open version. Text has type string_view.
 
-    Unlike `DeltaTable.to_pyarrow_table`, this reads nothing through Python on Arrow's threads: if Python exits while
+    Unlike `DeltaTable.to_pyarrow_table`, this reads nothing through Python on Arrow's threads. If Python exits while
     such a thread still closes a file, the process ends in SIGABRT ("terminate called without an active exception"),
-    although all its work is done.
+    although all work is done.
 
     Raises:
         LakeError: A file cannot be read.
@@ -367,7 +367,8 @@ class MissingFilesError(LakeError):
 def list_reader_features(table: DeltaTable) -> list[str]:
     """List the Delta features that a reader of a table needs.
 
-    Reader version 3 names them. Version 2 implies column mapping, if the table uses it (PROTOCOL.md, Table Features).
+    Reader version 3 names the features. Version 2 implies column mapping, if the table uses it (PROTOCOL.md, Table
+    Features).
     """
     protocol = table.protocol()
     if protocol.reader_features is not None:
@@ -385,7 +386,7 @@ def build_features_error(lake: Lake, name: str, features: list[str]) -> LakeErro
 
 
 def find_missing_files(lake: Lake, name: str, table: DeltaTable) -> list[str]:
-    """List the files of an open table that do not exist, relative to its folder. Files elsewhere are not checked."""
+    """List the missing files of an open table, relative to the table's folder. Files elsewhere are not checked."""
     folder = lake.folder(name)
     listed = {file.name for file in folder.files()}
     paths = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
@@ -394,7 +395,7 @@ def find_missing_files(lake: Lake, name: str, table: DeltaTable) -> list[str]:
 
 
 def build_missing_files_error(lake: Lake, name: str, table: DeltaTable) -> MissingFilesError | None:
-    """Build the error for the files that an open table lacks, or return `None` if it lacks none."""
+    """Build the error for the missing files of an open table, or return `None` if no file is missing."""
     missing = find_missing_files(lake, name, table)
     if not missing:
         return None
@@ -407,6 +408,6 @@ def build_missing_files_error(lake: Lake, name: str, table: DeltaTable) -> Missi
             f"a later version, up to {newest}"
         )
     return MissingFilesError(
-        f"{what}. Another program has removed what Kiln had committed. Restore {lake.table(name)} from a backup; the "
-        "runbook has what to do without one (A table cannot be read)"
+        f"{what}. Another program has removed files that Kiln had committed. Restore {lake.table(name)} from a backup; "
+        "without a backup, see RUNBOOK, A table cannot be read"
     )

@@ -30,13 +30,13 @@ class TableLog:
 
     newest: int = -1
     torn: list[int] = field(default_factory=list)
-    """the newest commits, newest first, if they cannot be read or name missing files"""
+    """torn commits at the end of the log, newest first: they cannot be read, or name missing files"""
     within: list[int] = field(default_factory=list)
     """torn commits that are followed by intact ones"""
     files: list[str] = field(default_factory=list)
-    """missing or truncated files that these commits name"""
+    """missing or truncated files that the torn commits name"""
     checkpoints: list[Path] = field(default_factory=list)
-    """unreadable checkpoints of the log that the log itself can replace"""
+    """unreadable checkpoints that can be rebuilt from the rest of the log"""
 
 
 def inspect_log(lake: Lake, table: str) -> TableLog:
@@ -91,7 +91,7 @@ def _list_batches(actions: list[dict[str, dict[str, object]]], query_id: str, ta
 
 
 def restore_version(lake: Lake, table: str, version: int) -> None:
-    """Restore a table to a version, by one more commit."""
+    """Restore a table to a version, by a further commit."""
     opened = lake.open(table)
     if opened.version() == version:
         return
@@ -110,8 +110,8 @@ def _is_intact(folder: Path, add: dict[str, object]) -> bool:
 
 
 def _list_torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
-    """List the unreadable checkpoints of a log that is complete without them: from the first commit on, or from an
-    older checkpoint that can be read."""
+    """List the unreadable checkpoints that the log does not need, because it is complete from the first commit on, or
+    from an older checkpoint that can be read."""
     torn = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
     if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in torn]):
         return []

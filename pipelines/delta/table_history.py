@@ -1,7 +1,7 @@
 """Commit times of a table, from its log.
 
-delta-rs loads a version by the modification time of the log's files, which a copy of the table changes. Here a commit
-has the time that it states (PROTOCOL.md, In-Commit Timestamps and Commit Provenance Information).
+delta-rs selects the version at a time by the modification times of the log's files, which change when a table is
+copied. Here a commit has the time that it states (PROTOCOL.md, In-Commit Timestamps and Commit Provenance Information).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class CommitTime(NamedTuple):
 def find_commit_at(table: Location, at: int) -> CommitTime | None:
     """Find the newest commit of a table at a time, ms.
 
-    Reads the log backwards from its newest commit. A commit that states no time has the time of the commit after it.
+    The log is read backwards from its newest commit. A commit that states no time has the time of the next commit.
 
     Returns:
-        `None` if the log has no commit of that time or before.
+        The commit, or `None` if the log has no commit at this time or before.
     """
     for version in reversed(list_commits(table)):
         time = get_commit_time(read_commit(table, version))

@@ -1,4 +1,4 @@
-"""Newest micro-batch that all tables of a query have, by what their commits carry (decision 19)."""
+"""Newest micro-batch that all tables of a query have, by the progress in their commits (decision 19)."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ _Key = tuple[int, int]
 
 
 class RestoreError(KilnError):
-    """The tables do not tell where their query can continue."""
+    """The tables do not show from which offsets their query can continue."""
 
 
 class RestorePoint(NamedTuple):
     """A state of all tables of a query between two of its micro-batches."""
 
     offsets: Mapping[str, Mapping[int, int]]
-    """up to which the rows of the records are in the tables, by full topic name"""
+    """end offsets, by full topic name: the rows of all earlier records are in the tables"""
     topics: Mapping[str, str]
-    """ids of these topics"""
+    """ids of the topics in `offsets`"""
     versions: Mapping[str, int]
-    """version of each table, by table"""
+    """version to restore, by table"""
     generation: int
     """greatest generation in the logs"""
 
 
 @dataclass
 class _History:
-    """The commits of a table that count. A RESTORE has undone the commits after the version that it restored."""
+    """The commits of a table, except those that a later RESTORE has undone."""
 
     newest: int
     is_truncated: bool
     """true if the log has lost older commits"""
     writes: dict[_Key, dict[str, BatchProgress]] = field(default_factory=dict)
-    """by micro-batch, and then by write"""
+    """progress by micro-batch, and then by write"""
     versions: list[tuple[int, _Key | None]] = field(default_factory=list)
-    """from the newest on: the micro-batch of each commit that adds or removes rows, None if it is not of the query"""
+    """from the newest on: each commit that adds or removes rows, and its micro-batch; None if the query did not make
+    the commit"""
     generation: int = 0
 
     def has(self, lake: Lake, progress: BatchProgress, write: str) -> bool:

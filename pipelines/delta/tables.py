@@ -25,7 +25,7 @@ Per-file Statistics)."""
 
 
 class TimeBounds(NamedTuple):
-    """Half-open range [low, high) of a timestamp column, µs; `None` is no bound."""
+    """Half-open range [low, high) of a timestamp column, µs; `None` means no bound."""
 
     column: str = "observed_at"
     low: int | None = None
@@ -33,7 +33,7 @@ class TimeBounds(NamedTuple):
 
     @property
     def condition(self) -> Column:
-        """Condition that a row is in the range."""
+        """Spark condition that selects the rows in the range."""
         time, condition = F.col(self.column), F.lit(True)
         if self.low is not None:
             condition &= time >= F.timestamp_micros(F.lit(self.low))
@@ -42,9 +42,9 @@ class TimeBounds(NamedTuple):
         return condition
 
     def select_files(self, files: pa.Table) -> pa.ChunkedArray:
-        """Build a mask of the files, as delta-rs lists them, that may have a row in the range.
+        """Build a mask over `files`, as delta-rs lists them: true for a file that may have a row in the range.
 
-        A file without statistics counts as one that may.
+        A file without statistics may have such a row.
         """
         least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
         mask = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
@@ -67,13 +67,14 @@ def _read_statistic(files: pa.Table, name: str) -> pa.ChunkedArray:
 def create_empty(spark: SparkSession, table: str) -> DataFrame:
     """Create an empty DataFrame with the columns of a table.
 
-    The filter lets Spark's optimizer see that it is empty, and drop unions and joins with it without a job.
+    The constant filter shows Spark's optimizer that the DataFrame is empty, so that it drops unions and joins with the
+    DataFrame without a job.
     """
     return spark.createDataFrame([], build_ddl(TABLES[table].columns)).where(F.lit(False))
 
 
 def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
-    """Read a version of a table, by default the newest, by Delta's connector, which reads every kind of table."""
+    """Read a version of a table (by default the newest) with Delta's connector, which reads every kind of table."""
     path = lake.folder(table).spark_uri
     if version is not None:
         return spark.read.format("delta").option("versionAsOf", str(version)).load(path)
@@ -86,8 +87,8 @@ def read_rows(
 ) -> DataFrame:
     """Read the rows of a table in a range of times.
 
-    delta-rs lists the files, and Spark reads the files that may have such rows: Delta's connector takes a second or two
-    for each table. The connector is used for tables with deletion vectors or column mapping.
+    delta-rs lists the files, and Spark reads the files that may have such rows, because Delta's connector takes a
+    second or two for each table. The connector is used only for tables with deletion vectors or column mapping.
     """
     opened = lake.open(table, version)
     paths = _list_files(opened, times)["path"].to_pylist()
@@ -109,10 +110,10 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:
-    """Count the rows in the files that `read_rows` reads, from their statistics. It is an upper bound of the rows that
-    `read_rows` returns.
+    """Count the rows in the files that `read_rows` reads, from the files' statistics: an upper bound of the number of
+    rows that `read_rows` returns.
 
-    A file without statistics counts as a table beyond all sizes.
+    If a file has no statistics, the result is `sys.maxsize`.
     """
     counts = _list_files(lake.open(table, version), times)["num_records"]
     return sys.maxsize if counts.null_count else int(pc.sum(counts, min_count=0).as_py())
@@ -126,7 +127,7 @@ def _list_files(table: deltalake.DeltaTable, times: TimeBounds) -> pa.Table:
 _GLOB: Final = frozenset("*?[]{}\\")
 """characters of Spark's glob patterns"""
 _NO_NAME: Final = _GLOB | frozenset("%:")
-"""characters that the log escapes, or by which a path is more than a name in the table's folder"""
+"""Spark's glob characters, characters that the log escapes, and the colon of a URI"""
 
 
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:

@@ -23,19 +23,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SMALLEST_TIER = 64 << 10
 _TIER = 8
 _FILES_PER_REWRITE = 8
-"""number of files of a tier that are worth a rewrite while the period still grows"""
+"""number of files of a tier that are worth a rewrite while the period still gets new files"""
 _FILES_PER_REWRITE_AT_REST = 2
-"""the same for past periods"""
+"""number of files of a tier that are worth a rewrite in past periods"""
 _FULL_FRACTION = 0.5
-"""fraction of the target size from which a file is not rewritten; any two smaller files fit into one"""
+"""fraction of the target size from which a file is not rewritten; any two smaller files fit into one file"""
 
 _MIN_ENTRIES = 100
-"""newest log entries, which always stay: recovery after a power cut reads them (decision 19)"""
+"""number of newest log entries that always stay: recovery after a power cut reads them (decision 19)"""
 _MAX_ENTRIES = 5_000
-"""maximum number of log entries in addition to those that `MaintenancePolicy.readers` protects, because each commit
-lists them all"""
+"""maximum number of log entries, besides the entries that `MaintenancePolicy.readers` protects, because each commit
+lists the whole log"""
 _MIN_TRIMMED_ENTRIES = 25
-"""removable log entries from which shortening the log is worthwhile"""
+"""number of removable log entries from which shortening the log is worthwhile"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class MaintenancePolicy:
     keep: int
     """time for which a version stays readable after the next version was committed"""
     readers: int = _HOUR
-    """this time if `keep` would make the log too long"""
+    """time for which a version stays readable if `keep` would make the log too long"""
     unnamed: int = _DAY
     """age from which a file that no commit names is garbage"""
     retention: int | None = None
@@ -85,9 +85,9 @@ class RemovedFiles:
     """Files that log entries remove."""
 
     before_start: frozenset[str] = frozenset()
-    """removed before the new start of the log"""
+    """files removed before the new start of the log"""
     after_start: frozenset[str] = frozenset()
-    """removed later, so versions in the log still need them"""
+    """files removed later, which versions in the log still need"""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class ExpireFiles:
 
 @dataclass(frozen=True)
 class RewriteFiles:
-    """Files to rewrite in one commit. If `before` is set, the rewrite drops rows that are older."""
+    """Files to rewrite in one commit. If `before` is set, the rewrite drops rows older than this time."""
 
     files: tuple[TableFile, ...]
     before: int | None = None
@@ -131,7 +131,7 @@ def plan_trims(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -
 
 
 def plan_compaction(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
-    """Plan the compaction of small files by period, so that retention can still remove whole files."""
+    """Plan the compaction of small files, separately by period so that retention can still remove whole files."""
     periods: dict[int, list[TableFile]] = {}
     for file in files:
         if file.size < rules.target * _FULL_FRACTION:
@@ -153,7 +153,7 @@ def choose_log_start(
 ) -> int | None:
     """Choose the checkpoint at which the log is to begin, or `None` if shortening is not worthwhile.
 
-    `entries` are sorted by version. All versions from that checkpoint on stay readable.
+    `entries` are sorted by version. All versions from the checkpoint on stay readable.
     """
     removable = 0
     for entry in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
@@ -177,7 +177,7 @@ def select_abandoned(
 ) -> list[FileEntry]:
     """Select the untracked files that no task will commit any more: older than `rules.unnamed` at the newest append.
 
-    A query commits its files before it begins the next ones. So a file that is yet to be committed is younger than the
+    A query commits its files before it begins further files. So a file that is yet to be committed is younger than the
     last commit, however long the micro-batch takes or the machine sleeps.
     """
     if newest_append is None:
@@ -214,7 +214,7 @@ def _compute_period(at: int, rules: MaintenancePolicy) -> int:
         return at // _DAY
     try:
         day = _EPOCH + timedelta(microseconds=at)
-    except OverflowError:  # a clock that is far off
+    except OverflowError:  # from a clock that is far off
         return 12 * (1970 + (1 if at > 0 else -1) * 10_000)
     return day.year * 12 + day.month
 
@@ -229,7 +229,7 @@ def _compute_tier(size: int) -> int:
 def _select_worthwhile(files: Sequence[TableFile], minimum: int) -> list[TableFile]:
     """Select the files of the highest tier that has at least `minimum` files, and of all lower tiers.
 
-    The files of the lower tiers count as one file of a tier if their sum is large enough for it.
+    The files of all lower tiers together count as one file of a tier if their total size is large enough for this tier.
     """
     tiers = [_compute_tier(file.size) for file in files]
     highest = -1

@@ -1,4 +1,4 @@
-"""Reader of the state of a table and its folder."""
+"""Reader of the state of a table and of the table's folder."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | Non
 
 
 def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
-    """List the files of a version with the bounds of the column `age`, or with their commit time if there is none."""
+    """List the files of a version with the bounds of the column `age`; if `age` is `None`, with their commit times."""
     adds = pa.table(opened.get_add_actions(flatten=True))
     unknown = [None] * adds.num_rows
     bounds = [
@@ -99,7 +99,7 @@ def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
 
 
 def read_removed_files(table: Location, entries: Iterable[LogEntry], log_start: int | None) -> RemovedFiles:
-    """Read the files that the entries remove, separately up to the version `log_start` and after it."""
+    """Read the files that the entries remove, up to the version `log_start` and after it."""
     before_start: set[str] = set()
     after_start: set[str] = set()
     for entry in entries:
@@ -109,7 +109,7 @@ def read_removed_files(table: Location, entries: Iterable[LogEntry], log_start: 
 
 
 def _read_removals(entry: Location) -> set[str]:
-    """Read the files that a commit removes. Most commits remove none, and need no parsing."""
+    """Read the files that a commit removes. Most commits remove no files, and need no parsing."""
     data = entry.read()
     if b'"remove"' not in data:
         return set()

@@ -1,8 +1,8 @@
 """Execution of the steps of `kiln.pipelines.maintenance.plan`, while queries append and others read.
 
-Each change of a table is one commit on top of the version that was read, because delta-rs accepts a commit that removes
-files which another commit has just removed. After a concurrent append, the commit is retried. A kill at any moment
-leaves the table as it was before or after a step.
+Each change of a table is one commit directly on top of the version that was read, because delta-rs would also accept a
+commit that removes files which another commit has just removed. After a concurrent append, the commit is retried. A
+kill at any moment leaves the table as it was before or after a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
 
 ReportStep = Callable[[str], None]
-"""receives a line for each step"""
+"""callback that receives a line of text for each step"""
 
 _TRIES = 200
 """retries of a commit after concurrent commits"""
@@ -43,7 +43,7 @@ _VERSION_DIGITS = 20
 
 
 class MaintenanceError(KilnError):
-    """Maintenance of a table failed. Steps that were committed before stay."""
+    """Maintenance of a table failed. Steps that were committed before the failure stay."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class MaintenancePlan:
     expire: ExpireFiles | None = None
     rewrites: tuple[RewriteFiles, ...] = ()
     log_start: int | None = None
-    """checkpoint at which the log is to begin; `None` if it is not to be trimmed"""
+    """checkpoint at which the log is to begin; `None` if the log is not to be trimmed"""
     garbage: tuple[FileEntry, ...] = ()
 
 
@@ -63,7 +63,7 @@ class MaintenanceResult:
 
     table: str
     files: tuple[int, int] = (0, 0)
-    """before and after"""
+    """number of files, before and after"""
     size: tuple[int, int] = (0, 0)
     """bytes of the rows, before and after"""
     entries: tuple[int, int] = (0, 0)
@@ -199,7 +199,7 @@ class _TableMaintenance:
         )
 
     def _rewrite(self, step: RewriteFiles) -> int | None:
-        """Rewrite files, and return the number of expired rows, or `None` if another writer removed one of them."""
+        """Rewrite files; return the number of expired rows, or `None` if another writer removed one of the files."""
         paths = [file.path for file in step.files]
         try:
             files = rewrite_files(self._lake, self._state.name, paths, step.before, 2 * self._rules.target)
@@ -286,17 +286,17 @@ def replace_files(
     """Replace files of a table by one commit.
 
     Args:
-        opened: Version with the old files. It is at the new commit afterwards.
-        removes_rows: True if the new files lack rows of the old ones. Streaming readers then see a change of data.
+        opened: Version with the old files. Afterwards it is the version of the new commit.
+        removes_rows: True if the new files lack rows of the old files. Streaming readers then see a change of data.
 
     Returns:
-        False if another writer removed one of the files or changed the table. Nothing is changed then.
+        False if another writer removed one of the files or changed the table. This call then changes nothing.
 
     Raises:
         MaintenanceError: Other writers commit without pause.
         SchemaChangedError: Another program has changed the table's columns.
     """
-    now = int(time.time() * 1_000)  # the log states when a file was removed
+    now = int(time.time() * 1_000)  # time at which the files are removed, for the log
     added_at = max((file.modified for file in old), default=0) // 1_000
     actions: list[AddAction | RemoveAction] = [
         AddAction(file.name, file.size, {}, added_at, removes_rows, file.stats) for file in new
@@ -362,8 +362,8 @@ def _describe_count(files: Sequence[TableFile | FileEntry]) -> str:
 
 
 _SORTED_BYTES = 32 << 20
-"""bytes of rows in memory, whatever the amount to rewrite: a file consists of several sorted runs, and a reader that
-skips row groups reads one or two groups of each run"""
+"""bytes of rows in memory, however much is rewritten. So a file consists of several sorted runs, and a reader that
+skips row groups reads one or two groups of each run."""
 _GROUP_ROWS = 20_000
 """rows of a row group, the unit that a reader can skip"""
 _GROUP_BYTES = 16 << 20

@@ -1,1 +1,1 @@
-"""Data quality: suites of expectations over the lake's tables, checked by Great Expectations next to the streams."""
+"""Data quality: suites of expectations over the lake's tables, checked by Great Expectations and DuckDB."""

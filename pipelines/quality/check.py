@@ -79,12 +79,12 @@ def check_lake(
 ) -> list[CheckResult]:
     """Run the checks of the suites, and append the results to `quality_results`.
 
-    On a network that is not Ceramic's, the checks of tables that no query fills there are left out.
+    On a network that is not Ceramic's, checks that read tables which only a Ceramic network fills are left out.
 
     Args:
         every: Checks of all suites.
         tables: Run only the checks of these tables.
-        since: Check only rows of this time before `now`, without state.
+        since: Check only the rows of this long before `now`, without state.
         recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
             fault.
 
@@ -139,10 +139,10 @@ _DEFAULT_PAUSE = 600.0  # s, if `quality.interval` is 0
 def main() -> int:
     """Check the tables every `quality.interval` until SIGTERM or SIGINT.
 
-    Each check prints a line of JSON with the number of expectations and the failed ones.
+    Each check prints a line of JSON with the number of expectations and the failed expectations.
 
     Returns:
-        The exit status: 0 after a signal, or that of an error in a suite, a setting or a table.
+        The exit status: 0 after a signal, or the status of an error in a suite, a setting or a table.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

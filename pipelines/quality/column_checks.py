@@ -33,12 +33,12 @@ CHUNK_OF_VALUES: Final = 250_000
 """values of one column in a chunk for Great Expectations"""
 
 _NESTED: Final = ")]"
-"""Last characters of map and list types, whose values are not grouped."""
+"""Last characters of the names of map and list types, whose values are not grouped."""
 _INDEX: Final = "kiln_index"
 _VALUE: Final = "kiln_value"
 
 _MAX_KEYS: Final = 1_000
-"""faulty keys that are collected for a check"""
+"""maximum number of faulty keys that are collected for a check"""
 
 
 class QualityError(KilnError):
@@ -46,7 +46,7 @@ class QualityError(KilnError):
 
 
 def identity_columns(table: str) -> tuple[str, ...]:
-    """Return the columns that identify a row: the key of the table, or of `quarantine`."""
+    """Return the columns that identify a row: the key of the table or, for `quarantine`, a key defined here."""
     return TABLES[table].key or ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason")
 
 
@@ -113,7 +113,7 @@ class ColumnChecks:
         key: Sequence[str],
         totals: Mapping[str, _RowTotals],
     ) -> None:
-        """Validate each value once, and count the result for each row that has it."""
+        """Validate each value once, and count the result for each row with this value."""
         import pandas as pd  # slow to import: faults of a suite are reported before it
 
         faulty_values: dict[str, list[pa.Array]] = {check.id: [] for check in checks}

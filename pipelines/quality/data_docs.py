@@ -82,7 +82,7 @@ def _build_result(result: CheckResult) -> ExpectationValidationResult:
     check = result.check
     is_own = not check.sql and check.kind.rows
     kind, arguments = (check.expectation, dict(check.arguments)) if is_own else _BY_DUCKDB
-    # The page takes the text as HTML.
+    # The page inserts the text as HTML.
     faults = "" if result.success else escape(printable("; ".join(dict.fromkeys(result.words))))
     return ExpectationValidationResult(
         success=result.success,

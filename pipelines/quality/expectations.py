@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if "pyspark" not in sys.modules:
-    # Great Expectations imports much of PySpark where it is installed, for an engine of which these checks have no use.
-    # With None as the module, an import of it fails. The entry goes away after the imports below.
+    # Great Expectations imports much of PySpark if it is installed, for an engine that these checks do not use. With
+    # None as the module, this import fails. The entry is removed after the imports below.
     sys.modules["pyspark"] = None  # type: ignore[assignment]  # as the import system marks it
 if "rfc3987_syntax" not in sys.modules:
-    # jsonschema, which Great Expectations imports, builds a parser of each rule of RFC 3987 with it: 3 s of CPU.
+    # jsonschema, which Great Expectations imports, would build a parser of each rule of RFC 3987 with it: 3 s of CPU.
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as the import system marks it
 
 import great_expectations as gx
@@ -99,7 +99,7 @@ def _is_of_block(cid: object, block: object) -> bool:
     if not isinstance(cid, str) or not isinstance(block, bytes | bytearray):
         return False
     data = bytes(block)
-    if cid_text(compute_cid(data)) == cid:  # half the work of taking the CID apart
+    if cid_text(compute_cid(data)) == cid:  # half the work of parsing the CID
         return True
     try:
         return check_block(data, cid_bytes(cid)) is None
@@ -108,7 +108,7 @@ def _is_of_block(cid: object, block: object) -> bool:
 
 
 def _test_values(values: pd.Series, is_valid: Callable[[object], bool], usual: str = "") -> pd.Series:
-    """Test each value, and each distinct value once.
+    """Test values; each distinct value is tested only once.
 
     Args:
         values: The values.
@@ -189,7 +189,7 @@ class ExpectColumnValuesToBePeerIds(ColumnMapExpectation):
 
 
 class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
-    """The CID in `column_A` is that of the block in `column_B`."""
+    """The CID in `column_A` is the CID of the block in `column_B`."""
 
     ignore_row_if: Literal["either_value_is_missing"] = "either_value_is_missing"
 

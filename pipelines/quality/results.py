@@ -14,7 +14,7 @@ from kiln.schemas.delta.tables import TABLES
 SHOWN: Final = 20
 """maximum number of keys in a result"""
 ANY_RANGE: Final = "--from TIME --to TIME"
-"""Range of a command in a hint, if no key has a time."""
+"""Range for the commands in a hint, if no key has a time."""
 _MARGIN: Final = timedelta(minutes=1)
 
 Key = Mapping[str, object]
@@ -34,7 +34,7 @@ class CheckResult:
     words: Sequence[str] = ()
     """description of each key's fault"""
     pending: int = 0
-    """number of rows that are not judged yet, because the rows that they refer to may still arrive"""
+    """number of rows that are not checked yet, because rows to which they refer may still arrive"""
     span: tuple[datetime | None, datetime | None] = (None, None)
     """times of the first and the last faulty key, if keys have times"""
 

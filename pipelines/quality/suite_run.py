@@ -1,9 +1,9 @@
-"""Run of the checks over a lake. Each check covers the commits since its last success, up to those after which all
-queries have written everything that follows from them.
+"""Run of the checks over a lake. Each check covers the commits since its last success, except the newest, from which
+queries may still derive rows.
 
-The state is one JSON file: for each check, the version of each table up to which it has gone. A check that fails at
-level `error` covers the same commits again until the table is repaired, and a check that warns does so for a day. If
-rows were removed from a table, the checks that read it begin again.
+The state is one JSON file: for each check, the version up to which it has covered each table. A check that fails at
+level `error` covers the same commits again until the table is repaired; a check that warns covers them again for a day.
+If rows were removed from a table, the checks that read this table begin again.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.expectations import RowValidator
 
 MEMORY: Final = "2GiB"
-"""memory of DuckDB in a check; what needs more goes to the disk"""
+"""memory of DuckDB in a check; beyond it, DuckDB uses the disk"""
 
 _WARNING: Final = timedelta(days=1)
 """time for which a check that warns covers the same rows again"""
 
 
 class CheckPosition(msgspec.Struct):
-    """Versions of the tables up to which a check has gone, and when it got there, s since the epoch."""
+    """Versions of the tables up to which a check has covered them, and the time of that check, s since the epoch."""
 
     versions: dict[str, int]
     at: float
@@ -68,7 +68,7 @@ class SuiteRun:
             validator: Great Expectations.
             state_file: State of the checks. Without it, the checks cover all rows and store no state.
             since: Cover only rows from this time on, by the table's time column.
-            limits: Versions of tables up to which all queries have passed; the newest for the others.
+            limits: Versions of tables that all queries have passed; for other tables, the newest version applies.
             recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
                 fault.
 
@@ -81,7 +81,7 @@ class SuiteRun:
         self._passed: dict[str, DeltaTable] = {}
         self._columns = {name: {c.name: DUCKDB_TYPES[c.type] for c in table.columns} for name, table in TABLES.items()}
         self._unreadable: dict[str, str] = {}
-        """why a table cannot be read, by name"""
+        """reason why a table cannot be read, by table name"""
         for name in TABLES.keys() & set(lake.tables()):
             try:
                 opened = lake.open(name)
@@ -110,7 +110,7 @@ class SuiteRun:
     def run_checks(self, checks: Sequence[SuiteCheck]) -> list[CheckResult]:
         """Run the checks whose table exists, and return their results in order.
 
-        For a table that cannot be read, one result fails, and the other checks of the table have none.
+        For a table that cannot be read, one result fails, and the other checks of the table have no result.
 
         Raises:
             QualityError: A check cannot run.
@@ -149,8 +149,8 @@ class SuiteRun:
         return next((self._unreadable[name] for name in names if name in self._unreadable), "")
 
     def _select_unjudged(self, checks: Iterable[SuiteCheck], judged: Collection[str]) -> Iterable[SuiteCheck]:
-        """Select the checks that report the tables that cannot be read: for each such table its first check of level
-        error, and the checks of other tables that refer to it."""
+        """Select the checks that report unreadable tables: for each such table its first check, of level error if it
+        has one, and the checks of other tables that read it."""
         reported: set[str] = set()
         for check in sorted(checks, key=lambda check: check.level != "error"):
             if check.id not in judged and check.table not in reported:
@@ -201,7 +201,7 @@ class SuiteRun:
             self._create_view(f"new_{name}", name, new[name].files if name in new else {}, new=True)
         recent = self._recent and not begins_again
         count, first, last, keys, words = self._find_faults(check, new, passed, recent=recent)
-        if count and recent:  # what is missing may be older
+        if count and recent:  # a row that seems to be missing may be older
             count, first, last, keys, words = self._find_faults(check, new, passed, recent=False)
         observed = "nothing" if not count else words[0] if count == 1 else f"{count:,} keys: {words[0]}, …"
         waiting = self._count_waiting(check, passed)
@@ -210,7 +210,7 @@ class SuiteRun:
         return result
 
     def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
-        """Return the version after which a table's rows are new: `since`, or `passed` while that is older."""
+        """Return the version after which a table's rows are new: the older of `since` and `passed`."""
         if since is None or since > self._tables[name].version():  # the table was created again
             return since
         return min(since, passed.version())
@@ -285,7 +285,7 @@ class SuiteRun:
             self._views[view] = query
 
     def _count_waiting(self, check: SuiteCheck, passed: Mapping[str, DeltaTable]) -> int:
-        """Count the rows of the check's table that are not judged yet, because not all queries have passed them."""
+        """Count the rows of the check's table that are not checked yet, because not all queries have passed them."""
         newest, judged = self._tables[check.table], passed.get(check.table)
         if judged is None or judged.version() == newest.version():
             return 0
@@ -308,11 +308,11 @@ class SuiteRun:
             ) from error
 
     def _get_versions(self, check: SuiteCheck) -> Mapping[str, int]:
-        """Return the versions of the tables up to which a check has gone; none before its first."""
+        """Return the versions up to which a check has covered the tables; none before the first check."""
         return self._positions[check.id].versions if check.id in self._positions else {}
 
     def _advance(self, result: CheckResult, versions: dict[str, int]) -> None:
-        """Advance a check, unless it must report its faults again. A share or a mean of new rows always advances."""
+        """Advance a check, unless it must report its faults again. A check of a share or mean always advances."""
         check, now = result.check, self._context.now.timestamp()
         of_newest = not check.sql and (result.count == 0 or "mostly" in check.arguments)
         known = self._positions.get(check.id)
@@ -325,7 +325,7 @@ class SuiteRun:
 
 
 class NewFiles(NamedTuple):
-    """Files of rows, with the time of their commits, ms since the epoch."""
+    """Files of rows, and the time of each file's commit, ms since the epoch."""
 
     files: Mapping[str, int]
     is_all: bool = False
@@ -333,9 +333,9 @@ class NewFiles(NamedTuple):
 
 
 def find_new_files(lake: Lake, name: str, table: DeltaTable, since: int | None) -> NewFiles:
-    """Find the files of rows that an open table has and its version `since` has not, or all files if that is `None`.
+    """Find the files that an open table has and its version `since` lacks, or all files if `since` is `None`.
 
-    A commit that only rearranges rows (OPTIMIZE) adds none. After a commit that removed rows, all files are new.
+    Files of a commit that only rearranges rows (OPTIMIZE) are not new. After a commit that removed rows, all files are.
     """
     if since is None or since > table.version():
         return list_all_files(lake, name, table)

@@ -37,7 +37,8 @@ Kind = Literal["column", "number", "switch", "text", "list"]
 class Expectation:
     """An expectation that a suite may name, Great Expectations' own or Kiln's.
 
-    Nothing here imports Great Expectations, which takes seconds. A test compares the arguments with its classes.
+    Nothing here imports Great Expectations, because that takes seconds. A test compares the arguments with the classes
+    of Great Expectations.
     """
 
     name: str
@@ -47,11 +48,11 @@ class Expectation:
     rows: bool = True
     """true if Great Expectations reads each new row; else DuckDB does"""
     is_stock: bool = True
-    """true if it is Great Expectations' own"""
+    """true if the expectation is Great Expectations' own"""
 
     @property
     def by_value(self) -> bool:
-        """True if the value of one column decides."""
+        """True if the expectation depends on the value of a single column."""
         return self.rows and {"column", "mostly"} <= self.arguments.keys()
 
 
@@ -137,7 +138,7 @@ _KILN: Final = (
 )
 
 EXPECTATIONS: Final[Mapping[str, Expectation]] = {expectation.name: expectation for expectation in (*_STOCK, *_KILN)}
-"""by name, as suites write it"""
+"""Expectations by the name that suites use."""
 
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "conf" / "quality"
@@ -167,17 +168,17 @@ class SuiteCheck:
     location: str
     """file:line"""
     sql: str = ""
-    """a SELECT of faults over the tables and, as `new_TABLE`, their new rows; empty for an entry of a suite"""
+    """a SELECT of faults over the tables and over `new_TABLE`, the new rows of each; empty for an entry of a suite"""
     grain: str = ""
     """meaning of a row that `sql` returns"""
     expires: tuple[str, ...] = ()
-    """tables from which `lake.retention` may have removed the row that a fault misses"""
+    """tables from which `lake.retention` may have removed the row that seems to be missing"""
     after: timedelta = timedelta()
-    """least age of the commits that `sql` checks: rows that follow from them may come that much later"""
+    """least age of the commits that `sql` checks, because rows that follow from a commit may come that much later"""
     history: timedelta = timedelta(days=1)
-    """greatest age of the rows that the loop of a run compares with new ones"""
+    """greatest age of the rows with which the loop of a run compares new rows"""
     show: str = ""
-    """query that shows a fault, with values of its key in braces"""
+    """query that shows a fault; names in braces stand for the values of the fault's key"""
 
     @property
     def kind(self) -> Expectation:
@@ -212,7 +213,7 @@ class SuiteCheck:
 
 
 def find_tables(sql: str) -> frozenset[str]:
-    """Find the tables that a check in SQL names, new rows or all. The relation `windows` is made of `updates`."""
+    """Find the tables that a check in SQL reads, in full or new rows only. The table `windows` counts as `updates`."""
     words = set(re.findall(r"\w+", sql))
     return frozenset(
         name for name in TABLES if words & {name, f"new_{name}"} or (name == "updates" and "windows" in words)
@@ -225,7 +226,7 @@ def read_all_suites(user_paths: Iterable[str]) -> list[SuiteCheck]:
 
 
 def read_suites(paths: Iterable[Path]) -> list[SuiteCheck]:
-    """Read the checks in these files, and in the `*.yaml` and `*.sql` of these folders.
+    """Read the checks in these paths: files, or folders with `*.yaml` and `*.sql` files.
 
     Raises:
         SettingsError: A suite is invalid. The error names every fault.
@@ -321,7 +322,7 @@ def _find_sql_faults(sql: str) -> Iterator[str]:
 
 
 def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
-    """Read the checks of a file, or descriptions of its faults with their lines."""
+    """Read the checks of a file, or descriptions of the file's faults with their lines."""
     try:
         suite = YAML().load(read_small_file(file).decode("utf-8-sig"))
     except MarkedYAMLError as error:
@@ -334,7 +335,7 @@ def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
     except RecursionError:
         yield f"{file}: nested too deeply"
         return
-    except (ValueError, YAMLError) as error:  # text that is not UTF-8, characters or numbers that YAML cannot have
+    except (ValueError, YAMLError) as error:  # not UTF-8, or characters or numbers that YAML does not allow
         yield f"{file}: not YAML: {error}"
         return
     if not isinstance(suite, CommentedMap):
@@ -424,7 +425,7 @@ def _get_line(mapping: CommentedMap, key: object, otherwise: int = 1) -> int:
 
 
 def _to_plain(value: object) -> object:
-    """Convert from ruamel's classes, so that an id does not depend on the style of the YAML."""
+    """Convert from ruamel's classes, so that a check's id does not depend on the style of the YAML."""
     if isinstance(value, CommentedSeq):
         return [_to_plain(item) for item in value]
     if isinstance(value, bool | int | float | str) or value is None:

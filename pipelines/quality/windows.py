@@ -1,5 +1,5 @@
-"""Windows that the updates make by the rule of decision 1, independently of the code that builds
-the batches. And the context of the checks: settings and time."""
+"""Windows that follow from the updates by the rule of decision 1, computed independently of the code that builds the
+batches; and the context of the checks: settings and time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 
 _REPEATS: Final = timedelta(days=2)
-"""maximum age of an update or a message to which a row still refers: more than `dedupe.signed_ttl`"""
+"""maximum age of an update or a message to which a new row may refer: more than `dedupe.signed_ttl`"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ _PAGE: Final = 50_000
 """rows of `updates` in a page"""
 _COLUMNS: Final = ("network", "origin", "separator_key", "separator_value", "opened_at", "batch_cid", "is_closed")
 _WARM_UP: Final = 60_000_000
-"""least log time, µs, that is read before the first new update, to find where windows begin"""
+"""minimum log time, µs, that is read before the first new update, to find the start of a window"""
 
 
 class BatchedUpdate(NamedTuple):
@@ -83,7 +83,7 @@ def close_windows(
 
 
 def create_windows(db: duckdb.DuckDBPyConnection, context: CheckContext, *, all_new: bool) -> None:
-    """Create the table `windows` of the windows that are open at the first new update, and of all later ones.
+    """Create the table `windows` of the windows that are open at the first new update, and of all later windows.
 
     Args:
         db: A connection with the views `updates`, `new_updates` and `batches`.
@@ -130,7 +130,7 @@ def _insert(db: duckdb.DuckDBPyConnection, rows: list[tuple[object, ...]]) -> No
 
 
 def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, start: int) -> Iterator[BatchedUpdate]:
-    """Read the updates that go into batches, from a log time on and in its order, page by page."""
+    """Read the updates that go into batches, in the order of log time from `start` on, page by page."""
     authors = ", ".join("'" + author.replace("'", "''") + "'" for author in sorted(context.authors or ())) or "NULL"
     where = (
         f"separator_key IS NOT NULL AND epoch_us(log_time) >= {start}"
@@ -155,8 +155,8 @@ def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, star
 def _skip_unknown(
     reader: duckdb.DuckDBPyConnection, updates: Iterator[BatchedUpdate], start: int, span: int
 ) -> Iterator[BatchedUpdate]:
-    """Skip the updates of each separator up to one that certainly opens a window: after a pause that ends every window,
-    or because a batch that was stored begins with it."""
+    """Skip the updates of each separator before the first one that certainly opens a window: it follows a pause that
+    ends every window, or a stored batch begins with it."""
     stored = {
         (*owner, opened_at)
         for *owner, opened_at in reader.execute(

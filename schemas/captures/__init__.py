@@ -1,5 +1,4 @@
-"""Readers of files of other programs: bytes of a file in, Frames out, and the parts that cannot be read, each with its
-reason.
+"""Readers of captures and logs: the bytes of a file become Frames, and unreadable items with a reason.
 
 `formats.FORMATS` lists the readers. A reader takes an open file and yields, in file order, a `Frame` for each message
 in the file, and an `UnreadableItem` for everything else, so that nothing is lost silently. Readers are pure: the caller

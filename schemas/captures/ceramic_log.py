@@ -51,7 +51,7 @@ _Pairs = dict[str, str | None]
 
 
 def sniff(line: bytes) -> bool:
-    """Return true if a line is one of a js-ceramic service."""
+    """Return true if a line is from the log of a js-ceramic service."""
     match = _LINE.fullmatch(line[:4096].decode(errors="replace"))
     return match is not None and _parse_time(match[1]) is not None
 
@@ -124,7 +124,7 @@ def _parse_data(pairs: _Pairs, envelope: frozenset[str]) -> bytes:
         name = key.removeprefix(start)
         head, _, rest = name.partition(".")
         if name == key or value is None or (not before_2021_04 and head in envelope):
-            continue  # null was undefined in JavaScript, which JSON leaves out
+            continue  # undefined in JavaScript, which JSON leaves out
         if head == "tips" and rest:
             tips = content.setdefault("tips", {})
             if isinstance(tips, dict):

@@ -61,7 +61,7 @@ class Member(NamedTuple):
 
     name: str
     number: int
-    """from 0, over all entries of the archive: two may have one name"""
+    """position among all entries of the archive, from 0; two entries may have the same name"""
     modified_at: int | None
     """unix ns"""
 
@@ -83,8 +83,8 @@ def name_compression(file: BinaryIO) -> str:
 
 @contextmanager
 def describe_damage() -> Iterator[list[str]]:
-    """Catch the exceptions of damaged data, and append a description to the yielded list. Errors of the file are
-    raised."""
+    """Catch the exceptions of damaged data, and append a description to the yielded list. Errors of the file system
+    are raised."""
     damage: list[str] = []
     try:
         yield damage
@@ -162,7 +162,7 @@ def _check_number(number: int) -> None:
 
 
 def _check_size(opened: BinaryIO, member: tarfile.TarInfo) -> None:
-    """Check that a member ends within an uncompressed tar. In a compressed tar, its data ends early."""
+    """Check that a member ends within an uncompressed tar. In a compressed tar, reading the member shows the damage."""
     try:
         size = os.fstat(opened.fileno()).st_size if isinstance(opened, io.BufferedReader | io.FileIO) else None
     except io.UnsupportedOperation:
@@ -249,7 +249,7 @@ _COMPRESSIONS: Final = (
 def _read_begin(file: BinaryIO) -> bytes:
     begin = b""
     file.seek(0)
-    with describe_damage():  # of a member; its reader reaches the damage later
+    with describe_damage():  # damage in a member, which the reader of the member reaches later
         begin = file.read(_BEGIN)
     file.seek(0)
     return begin
@@ -281,7 +281,7 @@ def _is_wanted(member: zipfile.ZipInfo) -> bool:
 
 
 def _describe_zip_member(number: int, member: zipfile.ZipInfo) -> Member:
-    try:  # the times of a zip file have no zone, and may be none
+    try:  # times in a zip file have no zone, and may be invalid
         at = int(datetime(*member.date_time, tzinfo=UTC).timestamp()) * _NS
     except ValueError:
         return Member(member.filename, number, None)

@@ -39,7 +39,7 @@ class CaptureFormat:
     """true if a file has times of messages; otherwise `FileSource.default_time` applies"""
 
     def split(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
-        """Split a file into parts of about `size` bytes. A file without lines is one part, and so are some others."""
+        """Split a file into parts of about `size` bytes. Without lines, a file is one part; so are some with lines."""
         return split_lines(file, size) if self.has_lines else iter((WHOLE,))
 
 
@@ -88,10 +88,10 @@ READABLE: Final = (
     f"Kiln reads {', '.join(FORMATS)}: lines of UTF-8, bare or as Docker, CRI and PM2 write them, one JSON object a "
     "line, in files that may be compressed (gzip, bzip2, xz, zstd) or in zip and tar archives"
 )
-"""description of the files that can be read, for the error about a file that cannot"""
+"""description of the files that can be read, for the error about any other file"""
 
 _ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
-"""start of a JSON array, of whose lines only the last one is an object"""
+"""start of a JSON array of objects, which is not one JSON object a line"""
 
 
 def detect_format(file: BinaryIO) -> CaptureFormat | None:

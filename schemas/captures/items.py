@@ -124,7 +124,7 @@ def _find_fault(logged: LoggedMessage, at: int) -> Rejected | None:
     if len(logged.author) > MAX_PEER:
         return Rejected(LINE_MALFORMED, f"the author's peer id has {len(logged.author)} bytes; at most {MAX_PEER}")
     if (longest := max(len(logged.node), len(logged.sender))) > MAX_FRAME_PEER:
-        return Rejected(LINE_MALFORMED, f"a peer id of {longest} bytes; a node has one of at most {MAX_FRAME_PEER}")
+        return Rejected(LINE_MALFORMED, f"a node's peer id has {longest} bytes; at most {MAX_FRAME_PEER} are read")
     if len(logged.seqno) > MAX_SEQNO:
         return Rejected(LINE_MALFORMED, f"a seqno of {len(logged.seqno)} bytes; at most {MAX_SEQNO} are read")
     try:

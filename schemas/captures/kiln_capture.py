@@ -44,7 +44,7 @@ _MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
 class CaptureError(ValueError):
-    """The file is no capture, or truncated or corrupt. The text names the record, from 1, and its byte offset."""
+    """The file is not a capture, or is truncated or corrupt. The message has the record's number and byte offset."""
 
 
 class CaptureRecord(NamedTuple):
@@ -199,7 +199,7 @@ class CaptureSurvey(NamedTuple):
         return len({(local, remote, number) for (local, remote, _), number in self.streams})
 
     def select_network(self, fallback: str) -> str:
-        """Select the Ceramic network that is named most often (if several are, the first in alphabetical order), else
+        """Select the Ceramic network that is named most often (of several, the first in alphabetical order), or else
         the fallback."""
         return min(self.networks, key=lambda name: (-self.networks[name], name), default=fallback)
 
@@ -222,7 +222,7 @@ class _Lanes:
         self._memory = 0
 
     def locate(self, record: CaptureRecord, rpc: rpc_pb2.RPC | None) -> _StreamPosition:
-        """Locate the stream of a record. An RPC that does not parse is a hello only if it is the first.
+        """Locate the stream of a record. An RPC that does not parse is a hello only if it is its direction's first.
 
         Raises:
             CaptureError: The connections and subscriptions exceed MAX_SURVEY_BYTES.

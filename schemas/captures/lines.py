@@ -1,9 +1,9 @@
 """Reader of files of lines: decompresses files, divides them at line ends, and reads lines within bounded memory.
 
-It removes the wrappers that log drivers and terminals put around the lines of a program. Known are the JSON objects of
-Docker and PM2; the prefixes of CRI, `docker logs -t`, `kubectl logs --timestamps --prefix`, Docker Compose, PM2 and
-`ts`; ANSI colors, blanks and byte order marks of UTF-8. They nest: Compose prefixes lines that may begin with a time. A
-prefix is only removed at the start of a line, because peers may have chosen the rest of the line.
+It removes layers: what log drivers and terminals put around the lines of a program. Known layers are the JSON objects
+of Docker and PM2; the prefixes of CRI, `docker logs -t`, `kubectl logs --timestamps --prefix`, Docker Compose, PM2 and
+`ts`; ANSI colors, blanks and byte order marks of UTF-8. Layers nest: Compose prefixes lines that may begin with a time.
+A prefix is only removed at the start of a line, because peers may have chosen the rest of the line.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ _BLOCK: Final = 1024 * 1024
 _BEGIN: Final = 64 * 1024
 """Number of bytes at the start of a file that decide how to read it."""
 _SNIFFED_LINES: Final = 1_000
-"""Maximum number of lines in these bytes that are read to decide, because a line costs more than its bytes."""
+"""Maximum number of lines in these bytes that are examined, because each line has a cost besides that of its bytes."""
 
 
 class FileRange(NamedTuple):
@@ -177,7 +177,7 @@ class Line(NamedTuple):
     length: int
     """bytes of the whole line"""
     ended: bool
-    """false if the file ends before the line does"""
+    """false if the file ends before the line end"""
 
 
 ParseLine: TypeAlias = Callable[[bytes], LoggedMessage | Rejected]
@@ -207,9 +207,9 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
 
 
 def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
-    """Split a file into parts of `size` bytes and the rest of the last line.
+    """Split a file into parts of `size` bytes, each extended to the end of its last line.
 
-    A file is one part if it is compressed, or if its lines may be in pieces.
+    A file is one part if it is compressed, or if a runtime may have cut its lines into pieces.
     """
     file.seek(0)
     begin = file.read(_BEGIN)
@@ -283,7 +283,7 @@ class _PiecedLine:
 def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, part: FileRange) -> Iterator[Item]:
     """Read the items of a log with at most one message a line. Empty lines are skipped.
 
-    A line's layers (`kiln.schemas.captures.lines`) are removed first, and their time applies if the line has none.
+    The layers of a line are removed first. If the line itself has no time, the time of its layers applies.
 
     Raises:
         DamagedError: The compressed data is damaged after the last line.

@@ -113,7 +113,7 @@ def sniff_pb(first: bytes) -> bool:
     if head is None:
         return False
     length, start = head
-    # A shorter record is no event; a longer one is no first event, which is of a peer or a topic.
+    # A shorter record is no event. A longer one cannot be the first event, which is about a peer or a topic.
     if not 30 <= length <= min(4096, len(first) - start):
         return False
     event = _decode_event(first[start : start + length])
@@ -219,7 +219,7 @@ def _build_message(kind: int, node: bytes, at: int, copy: _Copy | None) -> Logge
     identity = split_peer(copy.messageID)
     if identity is None or not identity[1]:
         message_id = copy.messageID[:64].hex()
-        detail = f"an event {name} without the data, and the message id 0x{message_id} is not author and seqno"
+        detail = f"an event {name} without the data, and the message id 0x{message_id} has no author and seqno"
         return Rejected(METADATA_ONLY, detail)
     author, seqno = identity
     return LoggedMessage(copy.topic, None, author, seqno, node, copy.receivedFrom, at)

@@ -11,7 +11,7 @@ class Layout(NamedTuple):
     order: tuple[str, ...] = ()
     """sort columns within a file; empty to keep the order of arrival"""
     age: str | None = None
-    """timestamp column of a row's age, or `None` to use the commit time of its file"""
+    """timestamp column from which a row's age counts, or `None` for the commit time of the row's file"""
     expires: bool = True
     """true if retention applies; tables that Kiln itself needs are exempt"""
 

@@ -119,7 +119,7 @@ _ENTRY_TOPIC: Final = (
     _may(
         "topic_source",
         "string",
-        "name: the wire had the topic. index: the wire had an index into the topic table. Null: neither",
+        "name: sent as a name. index: sent as an index into the topic table. Null: neither",
         "name",
     ),
     _may("topic_index", "bigint", "Index on the wire, if there was no name", "17"),
@@ -181,7 +181,7 @@ _ALL: Final = (
                 "binary",
                 "Verdicts of our node at capture, one byte per message in the payload: 0 not_checked, 1 valid, "
                 "2 invalid, 3 unsigned, 4 against_policy, 5 unverifiable. Empty: not checked. In an OUT frame, only "
-                "messages that our node publishes have one",
+                "messages that our node publishes have a verdict",
                 "0x01",
             ),
             _ORIGIN,
@@ -284,13 +284,13 @@ _ALL: Final = (
             _may(
                 "topic_source",
                 "string",
-                "name: the wire had the topic. index: the wire had an index into the topic table",
+                "name: sent as a name. index: sent as an index into the topic table",
                 "name",
             ),
             _must(
                 "type",
                 "string",
-                "UPDATE, QUERY, RESPONSE, KEEPALIVE or BATCH_UPDATE; DATA on any network that is not a Ceramic one",
+                "UPDATE, QUERY, RESPONSE, KEEPALIVE or BATCH_UPDATE; DATA on any network that is not Ceramic's",
                 "UPDATE",
             ),
             _may("from_peer", "string", "Peer id of the author; null: unsigned", _AN_AUTHOR),
@@ -344,9 +344,9 @@ _ALL: Final = (
     ),
     Table(
         "updates",
-        "Every new update of a stream, with its separator and its offset in kiln.updates, from which the batches are "
-        "built. If an update is announced again, the repeat is only in messages and copies, unless its author has "
-        "announced another tip of the stream since",
+        "Every new update of a stream, with its separator and its offset in kiln.updates. Batches are built from "
+        "these updates. If an update is announced again, the repeat is only in messages and copies, unless its author "
+        "has announced another tip of the stream since",
         (
             _NETWORK,
             _ORIGIN,
@@ -537,7 +537,7 @@ _ALL: Final = (
             _may(
                 "detail",
                 "string",
-                "Human-readable reason. If data has only a part of the bytes, it also states which part",
+                "Human-readable reason. If data has only a part of the bytes, detail also states which part",
                 "the tip is not a CID",
             ),
             _must(
@@ -558,7 +558,7 @@ _ALL: Final = (
     ),
     Table(
         "quarantine_dropped",
-        "Rows that kiln quarantine drop removed from quarantine, without their bytes, and when and why",
+        "Rows that the command kiln quarantine drop has removed from quarantine, without their bytes; when and why",
         (
             _must(
                 "drop_id", "string", "Id of the drop, shared by all rows that one command removed", "1f0c9a7e5b3d4c21"

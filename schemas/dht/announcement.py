@@ -4,7 +4,7 @@ There is no standard for it; this layout is Kiln's::
 
     batch   CID of the batch, bytes
     n       number of its tips (optional, a hint)
-    prev    CIDs of the batches announced before it under this topic, newest first, one after the other (optional)
+    prev    CIDs of the earlier batches announced under this topic, newest first, concatenated (optional)
     sep     "<key>/<value in base36>", as in BATCH_UPDATE
     ts      time of the announcement, ms since the epoch
     typ     BATCH_UPDATE's number, 3
@@ -37,13 +37,13 @@ eight nodes is one datagram."""
 
 REASONS: Final = (
     "not_bencoded",  # not one canonical value
-    "not_an_announcement",  # no dictionary, or another `typ`
+    "not_an_announcement",  # not a dictionary, or with another `typ`
     "bad_batch",  # `batch` is not one CID
-    "bad_prev",  # `prev` is not CIDs one after the other
+    "bad_prev",  # `prev` is not concatenated CIDs
     "bad_separator",  # `sep` is not "<key>/<value in base36>"
     "bad_ts",  # `ts` is not a number of ms, 0 to 2^63 - 1
     "bad_n",  # `n` is not a number, 0 to 2^63 - 1
-    "wrong_salt",  # the item's salt is not that of the separator which it claims
+    "wrong_salt",  # the item's salt is not the salt of the separator in `sep`
     # Of a datagram only:
     "not_krpc",  # no message of the DHT
     "no_item",  # a message without a mutable item: `k`, `seq`, `sig` and `v`
@@ -134,8 +134,8 @@ def write_announcement(announcement: Announcement, typ: int = BATCH_UPDATE) -> b
 def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_UPDATE) -> Announcement | Rejected:
     """Read the bencoded value of an item that was stored under ``salt``.
 
-    A byte string of the same dictionary is read too: libtorrent's Python binding and the crate mainline can put nothing
-    else. Unknown keys are ignored.
+    A byte string that contains this dictionary is read too: libtorrent's Python binding and the crate mainline can put
+    only byte strings. Unknown keys are ignored.
 
     Returns:
         The announcement, or a rejection with one of REASONS.
@@ -148,7 +148,7 @@ def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_
         return announcement
     claimed = compute_salt(network, announcement.separator)
     if claimed != salt:
-        return Rejected("wrong_salt", f"of {format_separator(announcement.separator)[:80]}: {claimed.hex()}")
+        return Rejected("wrong_salt", f"{format_separator(announcement.separator)[:80]} has the salt {claimed.hex()}")
     return announcement
 
 
@@ -163,8 +163,8 @@ class ReceivedAnnouncement(NamedTuple):
 def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> ReceivedAnnouncement | Rejected:
     """Read and verify the announcement in a captured datagram: a put query or a get response, with ``c`` or without.
 
-    A get response has no salt, so the salt is that of the separator which the value claims. Signature and ``c`` refute
-    a false claim. One datagram cannot show whether its sequence number is the newest.
+    A get response has no salt, so the salt is computed from the separator in the value. If that separator is false,
+    the signature or ``c`` does not match. One datagram cannot show whether its sequence number is the newest.
 
     Returns:
         The announcement, or a rejection with one of REASONS.
@@ -187,9 +187,9 @@ def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Rec
     if unsalted:
         item = Item(item.key, salt, item.sequence, item.value, item.signature)
     elif item.salt != salt:
-        return Rejected("wrong_salt", f"of {format_separator(announcement.separator)[:80]}: {salt.hex()}")
+        return Rejected("wrong_salt", f"{format_separator(announcement.separator)[:80]} has the salt {salt.hex()}")
     if message.topic is not None and message.topic != item.target:
-        return Rejected("wrong_topic", f"{message.topic.hex()}, not {item.target.hex()}")
+        return Rejected("wrong_topic", f"the topic is {message.topic.hex()}, not {item.target.hex()}")
     refusal = find_exceeded_limit(item)
     if refusal is not None:
         return Rejected("beyond_limits", refusal.text.decode())
@@ -246,9 +246,10 @@ class MissedBatches(NamedTuple):
 
 
 def find_missed_batches(announcement: Announcement, last: bytes | None) -> MissedBatches:
-    """Find the batches announced after ``last``, the newest one the reader has, including the announced one.
+    """Find the batches after ``last``, the newest batch that the reader has, up to the one being announced.
 
-    A reader without ``last`` takes all named batches, without a gap. If ``last`` is not among them, there is a gap.
+    Without ``last``, all batches in the announcement are missed, without a gap. If ``last`` is not among them, there is
+    a gap.
     """
     if last == announcement.batch:
         return MissedBatches((), False)

@@ -25,8 +25,8 @@ KEY_SIZE: Final = 32
 SIGNATURE_SIZE: Final = 64
 MAX_SALT: Final = 64
 MAX_VALUE: Final = 1000
-"""Largest bencoded value that may be stored. BEP 44 also says "less than 1000 bytes" of a put, and npm's client refuses
-a value of 1000: write at most 999."""
+"""Largest bencoded value that may be stored. For a put, BEP 44 also says "less than 1000 bytes", and npm's client
+refuses a value of 1000: write at most 999."""
 MAX_SEQUENCE: Final = 2**63 - 1
 
 

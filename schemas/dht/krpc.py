@@ -183,7 +183,7 @@ REASONS: Final = (
     "not_bencoded",  # not one canonical dictionary
     "bad_transaction",  # `t` absent, not a string, or longer than MAX_TRANSACTION
     "bad_topic",  # `c` present and not 20 bytes
-    "bad_message",  # unknown `y`, or what it promises is absent
+    "bad_message",  # unknown `y`, or the part that `y` announces is absent
     "bad_id",  # no node id of 20 bytes
 )
 
@@ -230,7 +230,7 @@ def read_message(data: bytes) -> Message | MalformedDatagram:
 
 
 def _read_malformed(data: bytes) -> MalformedDatagram:
-    """Read enough of a query that is not canonical to refuse it with an error, as BEP 44 requires."""
+    """Read a non-canonical query as far as is needed to refuse it with an error, as BEP 44 requires."""
     try:
         fields = bencode.fields(data)
         transaction = bencode.decode(fields.get(b"t", b""))

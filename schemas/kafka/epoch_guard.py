@@ -63,7 +63,7 @@ class Epoch:
     def __init__(self, number: int, digests: Iterable[bytes] = ()) -> None:
         self.number = number
         self._digests = set(digests)  # of the messages in the state
-        # Messages since then. Few epochs live to the end of a micro-batch, so digests can wait until then.
+        # Messages added since the state was loaded. Digests can wait: few epochs live to the end of a micro-batch.
         self._messages: set[str] = set()
 
     def add(self, message: str) -> bool:

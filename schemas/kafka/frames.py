@@ -152,7 +152,7 @@ CONNECTION_BYTES: Final = 16
 # CUT_PAYLOAD bytes and the declared_length.
 MAX_RPC: Final = 4 * 1024 * 1024
 CUT_PAYLOAD: Final = 64 * 1024
-# Messages of one RPC that are read. An empty message takes two bytes of an RPC, and hundreds of everything after it.
+# Messages of one RPC that are read. An empty message takes two bytes in the RPC, and hundreds in each later step.
 MAX_MESSAGES: Final = 5000
 MAX_NETWORK: Final = 256
 # A peer id is in a row of each message of a frame. libp2p's have 34 to 42 bytes (peer-ids.md), a DHT node id has 20.

@@ -79,7 +79,7 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     separator: SeparatorRecord | None
     separator_source: SeparatorSource | None
     """source of the separator; `None` if it is not known yet. "genesis" without a separator means that the stream has
-    none (decision 4)"""
+    no separator (decision 4)"""
     stream: StreamText
     tip: CidText
     from_: Author | None = msgspec.field(name="from")
@@ -126,7 +126,7 @@ class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.streams`: the separator that a verified genesis names, or in `without` the reason why it names none.
+    """`kiln.streams`: the separator in a verified genesis, or the reason (`without`) why it has none.
 
     `waited`: tips that have waited for the genesis. A later announcement of such a tip is no new update (decision 20).
     """
@@ -164,7 +164,7 @@ MAX_DETAIL: Final = 1024
 def build_quarantine_records(
     stage: str, reason: str, detail: str, data: bytes, observed_at: int
 ) -> Iterator[QuarantineRecord]:
-    """Build the records that hold `data`. If one record is too small, `detail` names the part that each holds."""
+    """Build the records that hold `data`. If it needs several, the `detail` of each names its part of `data`."""
     size, observed_at = len(data), clamp_micros(observed_at)
     for start in range(0, size or 1, MAX_QUARANTINED):
         part = data[start : start + MAX_QUARANTINED]
@@ -196,11 +196,11 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.reason == "batch":
             if self.separator is None or any((self.update, self.topic, self.model)):
-                raise ValueError("a batch is wanted with its separator, and with no update and no claim")
+                raise ValueError("a wanted batch must have a separator, and neither an update nor a claim")
         elif self.separator is not None or self.update is None:
-            raise ValueError("a genesis is wanted with an update, and with no separator of a batch")
+            raise ValueError("a wanted genesis must have an update, and no separator of a batch")
         elif (self.update.separator is None) != (self.reason == "genesis"):
-            raise ValueError("an update waits for its genesis if it has no separator; a claim comes with one that has")
+            raise ValueError("the update must have no separator if the reason is genesis, and one if it is claim")
 
 
 class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
@@ -249,7 +249,7 @@ def build_update_key(network: str, separator: SeparatorRecord | None, stream: st
 
 
 def build_batch_key(network: str, separator: SeparatorRecord) -> bytes:
-    """Build the key on kiln.batches: "network/key/value", as of the updates in the batch."""
+    """Build the key on kiln.batches: "network/key/value", the key of the updates in the batch."""
     return f"{network}/{separator.key}/{separator.value}".encode()
 
 
@@ -281,8 +281,8 @@ def build_quarantine_record_key(topic: str, partition: int, offset: int) -> byte
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
     """Parse a key on kiln.quarantine.
 
-    A key is either coordinates in `kiln.frames`, or a CID. The key of a record of another topic, and a key that is
-    longer than a CID, gives neither.
+    A key is either coordinates in `kiln.frames`, or a CID. The key of another topic's record, or one longer than any
+    CID, gives an empty subject.
 
     Raises:
         ValueError: The key is not UTF-8.

@@ -29,9 +29,9 @@ MAX_BLOCK = 256_000
 _MAX_INVALID = 1_000  # invalid entries of one block that are listed
 _ITEMS_OF_ANY_BLOCK = 16_000  # CBOR items that a block of any size may have, and one more for each _BYTES_PER_ITEM
 _BYTES_PER_ITEM = 8  # a stream with one tip has four items in over 100 bytes, and each further tip two in 41
-_KEY_END = b"\n"  # no StreamID text has it
+_KEY_END = b"\n"  # occurs in no StreamID text
 _MAX_LIBIPLD_CID = 64  # bytes. libipld writes a CID whose digest alone is longer as plain bytes
-_ITEMS_PER_INVALID = 8  # an invalid entry costs as much time as so many items, in addition to its own
+_ITEMS_PER_INVALID = 8  # an invalid entry costs as much time as this many items, in addition to its own items
 
 _TEXT, _BYTES, _ARRAY, _MAP, _TAG, _SIMPLE = 3, 2, 4, 5, 6, 7
 _MAJOR = {
@@ -174,7 +174,7 @@ def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[tuple[l
     """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts, each as large as fits.
 
     Returns:
-        Each part, with the size that it and its stream have in a block, in bytes.
+        Each part, and the size in bytes of the stream with this part in a block.
     """
     size = _compute_stream_size(stream, tips)
     if size <= room:
@@ -208,7 +208,7 @@ def _compute_stream_size(stream: str, tips: list[bytes]) -> int:
 
 @cache
 def _compute_link_size(size: int) -> int:
-    """Compute the size of a link to a CID of so many bytes: tag 42, and the head of 00 ‖ CID."""
+    """Compute the size of a link to a CID of ``size`` bytes: tag 42, the head of the byte string, 00 ‖ CID."""
     return 3 + _compute_head_size(size + 1) + size
 
 
@@ -322,7 +322,7 @@ class _Reader:
         return data
 
     def require_items(self, count: int) -> None:
-        """Require that so many more items may follow."""
+        """Require that the limit of items allows ``count`` more."""
         if count > self.items_left:
             raise self.error(f"more items than the streams and tips of a block of {len(self.data)} bytes have")
 

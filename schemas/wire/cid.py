@@ -48,7 +48,7 @@ USUAL_TEXT: Final = "bafyrei[a-h][a-z2-7]{50}[aeimquy4]|bagcqcera[a-z2-7]{51}[aq
 """A regular expression that matches the usual text, base32, of sha2-256 CIDs of DAG-CBOR and DAG-JOSE. The CIDs have 36
 and 37 bytes, and the unused bits at the end of the text are 0."""
 
-# libipld also knows the identity "base" (a NUL, then the bytes as they are); no CID is written so.
+# libipld also knows the identity "base" (a NUL, then the bytes as they are); no CID is written in it.
 _MULTIBASES = frozenset("079fFvVtTbBcCkKzZmMuUh")
 
 
@@ -124,8 +124,8 @@ def is_cid(raw: bytes) -> bool:
 def cid_bytes(text: str) -> bytes:
     """Return the bytes of a CID from its text: v0 ``Qm…``, or v1 in any usual multibase.
 
-    Case follows the multibase table: a base that uses one case is read in either case, because host names may change it
-    for base32 and base36. A v0 CID with a multibase prefix is refused (CID specification, decoding algorithm).
+    Case follows the multibase table: a base that uses one case is read in either case, because base32 and base36 may
+    change case in host names. A v0 CID with a multibase prefix is refused (CID specification, decoding algorithm).
 
     Raises:
         CidError: The text is not a CID.
@@ -146,7 +146,7 @@ def cid_bytes(text: str) -> bytes:
     if find_cid_end(raw) != size:
         raise CidError(f"{text[:80]!r} has bytes after its CID")
     if plain != raw.startswith(b"\x12\x20"):
-        raise CidError(f"{text[:80]!r}: a version 0 CID is written without a multibase prefix, and only that one")
+        raise CidError(f"{text[:80]!r}: only a version 0 CID has no multibase prefix, and it never has one")
     return raw
 
 
@@ -191,10 +191,10 @@ def parse_cid(raw: bytes) -> CidParts:
 
 
 def read_sha2_256_digest(cid: bytes) -> bytes | Rejected:
-    """Extract the digest that a block must have, or the reason why none can be checked against the CID (REASONS).
+    """Extract the digest that the CID's block must have, or the reason why no block can be checked against the CID.
 
     Only sha2-256 is checked, because Ceramic uses another hash only for the metamodel, which has no block. A shortened
-    digest is no proof, and an identity CID contains its bytes itself: both are ``cid_hash_unsupported``.
+    digest is no proof, and an identity CID contains the block itself: both are ``cid_hash_unsupported``.
     """
     try:
         _, _, code, digest = parse_cid(cid)

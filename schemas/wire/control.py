@@ -158,7 +158,7 @@ def list_control_entries(
 
 
 def _has_no_unknown_fields(rpc: RPC) -> bool:
-    """Return true if the RPC has no field that `rpc.proto` does not declare. Messages do not count."""
+    """Return true if the RPC has no field that `rpc.proto` does not declare; its messages do not count."""
     rest = RPC()
     rest.CopyFrom(rpc)
     rest.ClearField("publish")

@@ -6,12 +6,12 @@ The CID of the first block is in the StreamID. Blocks, all named by sha2-256::
     unsigned   DAG-CBOR   {"data": null or …, "header": {"sep": "model", "model": <bytes>, "controllers": […], …}}
     signed     DAG-JOSE   {"payload": <bytes of the CID of a block as above>, "signatures": […]}
 
-``header.sep`` is the separator's key and names another field of the header, whose bytes are its value: for a model
-instance the model's StreamID, for a model the metamodel's. Tiles, CAIP-10 links and model instances from before 2023
-have no ``sep``. Signatures are not checked: the CID in the StreamID identifies the genesis, regardless of its signer.
+``header.sep`` is the separator's key. It names another field of the header, whose bytes are the separator's value: the
+model's StreamID in a model instance, the metamodel's StreamID in a model. Tiles, CAIP-10 links and model instances from
+before 2023 have no ``sep``. Signatures are not checked: the CID in the StreamID identifies the genesis, whoever signed.
 
-Nothing is fetched here: the caller provides the blocks, one after the other. `Claims` are those of a sender about the
-separator of an update; they are compared with a verified genesis.
+Nothing is fetched here: the caller provides the blocks, one after the other. `Claims` are what a sender claims about
+the separator of an update; they are compared with a verified genesis.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def describe_contradiction(claimed: Separator, verified: Separator) -> str:
 
 REASONS: Final = (
     *cids.REASONS,
-    "cid_codec_unsupported",  # a CID of another codec than an init event has
-    "genesis_malformed",  # not CBOR as DAG-CBOR has it, or an envelope without a payload's CID
-    "genesis_not_init",  # another block than an init event: it has no header, or something comes before it
+    "cid_codec_unsupported",  # the CID's codec is not that of an init event
+    "genesis_malformed",  # not CBOR as DAG-CBOR allows it, or an envelope without the CID of its payload
+    "genesis_not_init",  # not an init event: the event has no header, or refers to an earlier event
 )
 """Every reason that ``read_genesis`` rejects with."""
 
@@ -80,8 +80,8 @@ WITHOUT: Final = (
     "sep_missing",  # the header has no `sep`
     "sep_not_text",  # `sep` is not a string
     "value_missing",  # the header has no field of the name that `sep` gives
-    "value_not_bytes",  # that field is not a byte string; a link is none
-    "value_empty",  # it has no bytes
+    "value_not_bytes",  # the field that `sep` names is not a byte string; a link does not count as one
+    "value_empty",  # the field that `sep` names is empty
     "bad_separator",  # a key or value that no topic name can hold
 )
 """Every kind of genesis without a separator."""
@@ -111,7 +111,7 @@ def read_genesis(
     Args:
         root: CID of the genesis.
         blocks: Blocks by CID bytes.
-        implied_separator: Key for a header without ``sep``, if the header has that field. rust-ceramic uses "model".
+        implied_separator: Separator key for a header without ``sep`` but with that field. rust-ceramic uses "model".
 
     Returns:
         The genesis, `NeedsBlock` if a block is missing, or a rejection with one of REASONS.
@@ -130,7 +130,7 @@ def read_genesis(
     if codec is None:
         return Rejected("cid_malformed", f"{root[:40].hex()} is not a CID")
     if codec != DAG_CBOR:
-        return Rejected("cid_codec_unsupported", f"codec 0x{codec:x}; an event is DAG-CBOR, or DAG-JOSE around that")
+        return Rejected("cid_codec_unsupported", f"codec 0x{codec:x}; an event is DAG-CBOR, or that in DAG-JOSE")
     block = _get_block(payload, blocks)
     if not isinstance(block, bytes):
         return block
@@ -276,7 +276,7 @@ def _read_fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, in
             raise _MalformedError(f"a key that is not text at byte {at}")
         at = begin + size
         if fields.setdefault(data[begin:at], at) != at:
-            raise _MalformedError(f"a key twice, again at byte {begin}")
+            raise _MalformedError(f"a key that occurs twice, again at byte {begin}")
         at = _skip(data, at)
     return fields
 

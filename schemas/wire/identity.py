@@ -50,11 +50,11 @@ REASONS: Final = (
     BAD_SIGNATURE,  # INVALID: the signature is not the author's over this message
     BAD_KEY,  # INVALID: `from` is not a peer id, holds no usable key, or is not the peer id of `key`
     KEY_ALGORITHM,  # INVALID: the key is of another algorithm than its type, which no honest program makes
-    MISSING_SIGNATURE,  # AGAINST_POLICY: strict, and not signed
+    MISSING_SIGNATURE,  # AGAINST_POLICY: the policy is strict, and the message is not signed
     MISSING_FROM,  # AGAINST_POLICY: signed, but without `from`
     MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the number its id is made of
     INVALID_SEQNO,  # AGAINST_POLICY: signed, with a seqno longer than MAX_SEQNO (8 bytes in practice)
-    UNEXPECTED_AUTH,  # AGAINST_POLICY: none, and from, seqno, signature or key is there
+    UNEXPECTED_AUTH,  # AGAINST_POLICY: the policy is none, and the message has from, seqno, signature or key
 )
 
 MAX_SEQNO: Final = 64  # bytes
@@ -130,7 +130,7 @@ def peer_bytes(text: str) -> bytes:
     """Parse the multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…").
 
     Raises:
-        PeerIdError: The text is neither.
+        PeerIdError: The text is not a peer id.
     """
     if len(text) <= _USUAL_TEXT:
         return _usual_peer(text)
@@ -420,7 +420,7 @@ def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
 
 
 def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
-    """Return true if libsodium accepts an ed25519 signature. It takes half of OpenSSL's time.
+    """Return true if libsodium accepts an ed25519 signature, in half of OpenSSL's time.
 
     Go and OpenSSL accept every signature that libsodium accepts, but libsodium rejects some that they accept: it
     rejects points of small order and unusual encodings of a point, which RFC 8032 leaves open. So check a rejected

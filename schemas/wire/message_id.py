@@ -1,7 +1,7 @@
-"""Message ids by the rule of a network, by author and sequence number or by content, and as control messages have them.
+"""Message ids: by the rule of a network (author and sequence number, or content), and as in control messages.
 
-The bridge compares these ids with those in the control messages of peers, which differ between implementations, and
-the tables name messages by them.
+The bridge compares them with the ids in the control messages of peers, whose forms differ between implementations. The
+tables name messages by their ids.
 
 Sources: libp2p specs, pubsub/README.md, Message Identification; for ids by content Lotus (`HashMsgId`: blake2b-256 of
 the data) and go-waku and nwaku (`msgIDFn`, `defaultMessageIdProvider`: sha256 of the data).
@@ -112,7 +112,7 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
     if match is None:
         raise MessageIdRuleError(
             f'"{AUTHOR_SEQNO}", "sha256_data", "sha256_topic_data", "blake2b_data" or "blake2b_topic_data", the last '
-            'four perhaps with ":hex", ":20" or ":hex20"'
+            'four optionally with a suffix such as ":hex", ":20" or ":hex20"'
         )
     algorithm, with_topic, as_hex, number = match.groups()
     full = _DIGEST_BYTES * 2 if as_hex else _DIGEST_BYTES
@@ -123,7 +123,7 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
 
 
 _HASH_BYTES: Final = 32  # of the id of an unsigned message; those of signed messages are longer
-_MAX_HEX: Final = 128  # bytes of an id of another form that are in its text
+_MAX_HEX: Final = 128  # bytes of an id of unknown form that are in the id's text
 _IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256 (libp2p specs, peer-ids.md)
 _SHA256: Final = b"\x12\x20"  # prefix of the multihash
 _BASE58_LENGTHS: Final = (

@@ -66,10 +66,10 @@ REASONS = (
     "not_an_object",  # JSON, but no object at its top
     "unknown_typ",  # `typ` absent, not a number, or of no message type
     "missing_stream",  # none of `stream`, `doc`, or `id` with `doctype`
-    "bad_stream",  # the stream's id is not a string that is a StreamID; a CommitID is none
+    "bad_stream",  # the stream's id is not the text of a StreamID; a CommitID is refused too
     "unknown_doctype",  # 2020: a `doctype` other than tile and caip10-link; what StreamID it would have is not known
     "missing_tip",  # UPDATE without `tip`; 2020: UPDATE or RESPONSE without `cid`
-    "bad_tip",  # a tip that is not a string that is a CID
+    "bad_tip",  # a tip that is not the text of a CID
     "bad_model",  # `model` present and not a StreamID; also null
     "missing_id",  # QUERY or RESPONSE without `id`
     "bad_id",  # `id` of a QUERY or RESPONSE that is not a string
@@ -192,8 +192,8 @@ def _read_response(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
         return query_id
     if not isinstance(tips, dict):
         return Rejected("bad_tips", f"tips is {_format_value(tips)}")
-    # js-ceramic checks no key, but looks up the queried stream by key: a key that is not one is useless. An empty
-    # `tips` is well-formed there and here.
+    # js-ceramic checks no key, but looks up the queried stream by key: other keys are useless. An empty `tips` is
+    # well-formed in js-ceramic and here.
     canonical: dict[str, str] = {}
     for key in tips:
         try:
@@ -395,7 +395,7 @@ def write_response_2020(stream: str, tip: str) -> bytes:
 
 
 def write_keepalive(ts: int, ver: str | None = None, ipfs_ver: str | None = None) -> bytes:
-    """Write a KEEPALIVE; ``ts`` in ms since the epoch. Without ``ver``: 1.3.0; without ``ipfs_ver``: 2.0.4."""
+    """Write a KEEPALIVE; ``ts`` in ms since the epoch. js-ceramic 1.3.0 sends no ``ver``, 2.0.4 no ``ipfs_ver``."""
     fields: dict[str, int | str] = {"typ": KEEPALIVE, "ts": ts}
     if ver is not None:
         fields["ver"] = ver

@@ -51,7 +51,7 @@ REASONS = (
 
 INDEX_REASONS = (
     INDEX_OUT_OF_RANGE,  # 0, or more than the table has
-    NO_TABLE,  # the hellos share no bundle, or one was refused, or not there
+    NO_TABLE,  # the hellos share no bundle, or a hello was refused or is missing
     UNKNOWN_BUNDLE,  # in or after an agreed bundle with unknown topics
 )
 """Every reason that ``TopicTable.resolve`` rejects with."""
@@ -153,7 +153,7 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
             elif self._topics[known] != topics:
                 other = others._names[known]
                 raise BundleError(
-                    f"bundle {self._names[known]!r} has the hash {known.hex()}, which is that of {other!r} with other "
+                    f"bundles {self._names[known]!r} and {other!r} have the same hash, {known.hex()}, but different "
                     "topics: add or remove a topic"
                 )
         return BundleSet(merged)
@@ -212,8 +212,8 @@ def find_hello(rpc: RPC) -> bytes:
     """Find the hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
 
     Empty if the RPC has no topic table, or an invalid one. Unknown fields are left out: they do not affect the table,
-    and every later frame of the connection has these bytes. The bytes must be the same for live and captured frames,
-    and in all versions of Kiln.
+    and would be repeated in every later frame of the connection. The bytes must be the same for live and captured
+    frames, and in all versions of Kiln.
     """
     if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
         return b""

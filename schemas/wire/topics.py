@@ -55,7 +55,7 @@ class Topic(NamedTuple):
 
 
 def parse_topic(name: str) -> Topic | None:
-    """Parse a topic name; None if it is not one of Ceramic's.
+    """Parse a topic name; None if it is not a Ceramic topic.
 
     Any name below ``/ceramic/<network>`` belongs to that network. A name that is neither the network topic nor a
     well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,

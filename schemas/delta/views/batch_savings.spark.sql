@@ -2,7 +2,7 @@
 -- both. Rows without window_seconds are UPDATEs outside any window, which are sent in any case.
 -- Grain: a network, origin, separator and window length.
 -- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
--- in event time. A repeated UPDATE counts to the window that was open at its time.
+-- in event time. A repeated UPDATE counts for the window that was open at the time of the repeat.
 WITH opened AS (
     SELECT network, origin, separator_key, separator_value, opened_at, max(closed_at) AS closed_at,
            max(window_seconds) AS window_seconds

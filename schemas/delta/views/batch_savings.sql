@@ -2,7 +2,7 @@
 -- both. Rows without window_seconds are UPDATEs outside any window, which are sent in any case.
 -- Grain: a network, origin, separator and window length.
 -- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
--- in event time. A repeated UPDATE counts to the window that was open at its time.
+-- in event time. A repeated UPDATE counts for the window that was open at the time of the repeat.
 -- A number, `place`, stands for a network, origin and separator. Each large table is joined once: updates with messages
 -- to get lengths, and with batches to find the few updates that are in none. If all windows of a separator have one
 -- length, it does not matter which batch an update is in. The list in `separators` shows DuckDB that they are few.
@@ -86,7 +86,7 @@ repeated AS (
                  CASE WHEN u.origin = a.origin THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_source = 'genesis' THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_key IS NULL THEN 1 ELSE 0 END, u.log_partition, u.log_offset) = 1),
--- new updates that `heard` counts differently: in no batch yet, or of a separator with several window lengths
+-- new updates to which `heard` does not apply: in no batch yet, or of a separator with several window lengths
 odd AS MATERIALIZED (
     SELECT u.network, u.message_id, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes,
            NULL AS window_seconds

@@ -7,8 +7,8 @@ topic-table.md (working draft r0, 2025-11-11).
 
 Two deliberate differences from the printed specifications:
 * No `oneof` between a topic's name and its index. SubOpts field 3 is `topicIndex` in the topic table draft and
-  `requestsPartial` in merged partial-messages; a peer of the latter sends it beside the name, and a oneof would let it
-  overwrite the name. Rule: a name on the wire wins; the index counts only where the name is absent.
+  `requestsPartial` in merged partial-messages. A peer with partial messages sends field 3 next to the name, and with a
+  oneof it would replace the name. Rule: a name on the wire wins; the index counts only if there is no name.
 * The package name is Kiln's own: another libp2p implementation in the same process may register `pubsub.pb`.
 
 Everything not declared here (partial messages, peers' private inventions) stays in the unknown fields.
@@ -366,7 +366,7 @@ Global___TestExtension: _TypeAlias = TestExtension  # noqa: Y015
 
 @_typing.final
 class PublicKey(_message.Message):
-    """libp2p specs, peer-ids/peer-ids.md, Keys. `required` there; optional here, so that a field's absence is ours to report."""
+    """libp2p specs, peer-ids/peer-ids.md, Keys. `required` there; optional here, so that a reader can report a missing field."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

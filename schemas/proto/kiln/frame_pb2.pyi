@@ -3,8 +3,8 @@
 isort:skip_file
 The value of every record on the Kafka topic kiln.frames (docs/design/contracts.md). The record's key is `connection`.
 
-A frame is known by (connection, direction, sequence): it may be written twice and is held once. Both hellos travel with
-every frame, so that any frame can be resolved alone. Each direction of a connection ends with a frame of empty payload.
+A frame is identified by (connection, direction, sequence): it may be written twice and is stored once. Every frame
+contains both hellos, so that it can be read alone. Each direction of a connection ends with a frame of empty payload.
 """
 
 from google.protobuf import descriptor as _descriptor
@@ -88,7 +88,7 @@ class Frame(_message.Message):
     4 bytes, more than 256)
     """
     hello_out: _builtins.bytes
-    """ours"""
+    """ExtTopicTable bytes of our node's first hello on this connection; empty if none"""
     sequence: _builtins.int
     """1, 2, 3 … on this connection and direction: a gap is a lost frame"""
     verdicts: _builtins.bytes
@@ -96,18 +96,18 @@ class Frame(_message.Message):
     network), 5 unverifiable (from the log of another node, REPLAY only); empty = none checked
     """
     origin: Global___Frame.Origin.ValueType
-    """carried into updates, batches and Delta; windows never mix origins; the bridge publishes LIVE only"""
+    """copied to updates, batches and tables; windows never mix origins; the bridge publishes LIVE only"""
     remote_address: _builtins.bytes
     """multiaddr or compact socket address, if known"""
     declared_length: _builtins.int
-    """set where an RPC over 4 MiB was cut: payload then holds its first 64 KiB"""
+    """length of an RPC over 4 MiB that was cut: payload then has its first 64 KiB; otherwise 0"""
     agent: _builtins.str
-    """The bridge's record of a connection that has ended, in its closing frame of direction IN. The agent is that of
-    identify; 256 characters each.
+    """Facts about an ended connection, in its closing frame of direction IN: the agent version from identify, and why the
+    connection ended; at most 256 characters each.
     """
     end_reason: _builtins.str
     dialled: _builtins.bool
-    """set with the two: true if our node opened the connection"""
+    """set in the same frame: true if our node opened the connection"""
     def __init__(
         self,
         *,

@@ -23,9 +23,9 @@ from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 
 OLDER = (
     rf"^the state folder {{state}} has {{what}}, and this Kiln reads version {STATE_VERSION}\. "
-    r"Keep it for the older Kiln that wrote it and pass another folder with --state\. Frames that "
-    r"are still in Kafka or in captures can be processed again there, and those of its table "
-    r"{state}/lake/frames with kiln backfill run --source frames \(RUNBOOK, Versions\)$"
+    r"Keep it for the older Kiln that wrote it and pass another folder with --state\. There, Kiln can "
+    r"process the frames again that are still in Kafka or in captures and, with kiln backfill run --source frames, "
+    r"those of the table {state}/lake/frames \(RUNBOOK, Versions\)$"
 )
 NEWER = (
     rf"^the state folder {{state}} has version {STATE_VERSION + 1}, and this Kiln reads version {STATE_VERSION}\. "
