@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 import tomllib
@@ -12,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
-from typing import Final
 
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -38,23 +39,28 @@ from kiln.conf.settings.keys import (
     suggest_key,
 )
 from kiln.conf.settings.model import Settings
+from kiln.conf.settings.service_links import is_service_link
 from kiln.conf.settings.values import MASK, check_depth, is_secret_key, mask_secrets, parse_json
 
 _SEE_FILE = "; see conf/kiln.toml for all settings"
-_SERVICE_LINKS: Final = ("_SERVICE_HOST", "_SERVICE_PORT")
-"""ends of names that a kubelet sets for each Service, such as KILN_BRIDGE_SERVICE_HOST"""
+_LOG = logging.getLogger(__name__)
 
 
 def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    """Describe each variable that has Kiln's prefix but is no setting."""
+    """Describe each variable that has Kiln's prefix but is neither a setting nor a service link."""
     names = [*map(name_variable, list_keys()), CONFIG_VARIABLE]
     for name in _nameless(environ):
+        if is_service_link(name, environ[name]):
+            continue
         # the user means the short variable, whose name is not the most similar one
         is_long = name.upper() == f"{NETWORK_VARIABLE}__NAME"
         hint = f"; did you mean {NETWORK_VARIABLE}?" if is_long else suggest_key(name.upper(), names)
-        if name.endswith(_SERVICE_LINKS):
-            hint = "; if Kubernetes sets it for a Service, set enableServiceLinks: false in the pod"
         yield f"environment {name}: no such setting{hint or _SEE_FILE}"
+
+
+def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """List the variables that Kubernetes sets for a Service such as `kiln-bridge`, by name."""
+    return tuple(name for name in _nameless(environ) if is_service_link(name, environ[name]))
 
 
 def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
@@ -222,7 +228,9 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     problems = [*find_unknown_variables(os.environ), *unreadable_tables(os.environ)]
     if problems:
         raise SettingsError(problems)
-    environment = read_variables(os.environ)
+    links = service_links(os.environ)
+    _warn_of_links(links)
+    environment = read_variables({name: value for name, value in os.environ.items() if name not in links})
     command_line: dict[str, object] = {} if state is None else {"state": state}
     if network is not None:
         command_line["network"] = {"name": network}
@@ -283,6 +291,16 @@ def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:
         except ValueError as error:
             shown = json.dumps(str(folder), ensure_ascii=False)
             yield f"{loaded.source(keys)}: {join_key(keys)} = {shown}: {error}"
+
+
+@cache
+def _warn_of_links(names: tuple[str, ...]) -> None:
+    if names:
+        _LOG.warning(
+            "environment: ignored %s: these are service links of Kubernetes, not settings. To avoid them, set "
+            "enableServiceLinks: false in the pod",
+            ", ".join(names),
+        )
 
 
 def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:

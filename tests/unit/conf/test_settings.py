@@ -223,16 +223,6 @@ def test_the_name_of_the_network_has_a_short_variable_and_a_short_option(
     assert "environment KILN_NETWORK__NAME: no such setting; did you mean KILN_NETWORK?" in problems(path)
 
 
-def test_a_variable_that_kubernetes_sets_for_a_service_is_refused_with_what_turns_it_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KILN_BRIDGE_SERVICE_HOST", "10.96.0.7")
-    assert problems(write(tmp_path, "")) == (
-        "environment KILN_BRIDGE_SERVICE_HOST: no such setting; if Kubernetes sets it for a Service, set "
-        "enableServiceLinks: false in the pod"
-    )
-
-
 def test_settings_are_frozen_and_construct_without_reading_anything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KILN_NETWORK", "from-environment")
     settings = Settings()
