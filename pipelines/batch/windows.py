@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kiln.pipelines.batch.epoch_guard import Epoch, EpochGuard, SavedEpoch
+from kiln.pipelines.batch.epoch_guard import EpochGuard, SavedEpoch
 from kiln.pipelines.batch.offset_range import NO_UPDATE, UpdateRange, WindowKey
 from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
 
@@ -117,20 +117,19 @@ class PartitionWindows:
         """
         results: list[ClosedWindow | int] = []
         log_time, due = self.log_time, self._next_due()
-        distinct: dict[tuple[str, int], tuple[str, int]] = {}
-        writers = [distinct.setdefault(writer, writer) for writer in (owner[1:] for owner in records.owners)]
-        windows = [self._open.get(owner.key, _ENDED) for owner in records.owners]
-        writer: tuple[str, int] | None = None
-        epoch: Epoch | None = None
+        windows = [self._open.get(key, _ENDED) for key in records.owners]
+        last_epoch = -1
+        digests: set[bytes] | None = None  # of the messages of its epoch so far
         columns = zip(
             records.stamps,
             records.owner_indexes,
+            records.epoch_indexes,
             records.leaves,
             records.observed_at,
-            records.message_keys,
+            records.messages,
             strict=True,
         )
-        for index, (stamp, owner, leaf, event_time, message) in enumerate(columns):
+        for index, (stamp, owner, epoch, leaf, event_time, message) in enumerate(columns):
             if stamp > log_time:
                 log_time = stamp
                 if log_time >= due:
@@ -140,18 +139,19 @@ class PartitionWindows:
                 if owner != NO_UPDATE:
                     results.append(index)
                 continue
-            if writers[owner] is not writer:
-                writer = writers[owner]
-                epoch = self.guard.load_epoch(*writer)
-            if epoch is not None and not epoch.add(message):
-                continue
+            if epoch != last_epoch:
+                digests, last_epoch = self.guard.load_epoch(*records.epochs[epoch]), epoch
+            if digests is not None:
+                if message in digests:
+                    continue
+                digests.add(message)
             if event_time > log_time:
                 event_time = log_time
             if event_time < windows[owner].accepts_until:
                 windows[owner].leaves.add(leaf)
             else:
                 self.log_time = log_time
-                key = records.owners[owner].key
+                key = records.owners[owner]
                 results += self._add_leaf(key, leaf, event_time)
                 windows[owner] = self._open[key]
                 due = self._next_due()
