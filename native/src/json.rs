@@ -204,10 +204,8 @@ impl<'a> Parser<'a> {
 
     /// Takes text up to a quote, a backslash or a control character, all of which are whole characters.
     fn take_plain(&mut self) -> &'a str {
-        let start = self.at;
-        while self.at < self.bytes.len() && !matches!(self.bytes[self.at], b'"' | b'\\' | 0..=0x1f) {
-            self.at += 1;
-        }
+        let (start, rest) = (self.at, &self.bytes[self.at..]);
+        self.at += rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f)).unwrap_or(rest.len());
         &self.text[start..self.at]
     }
 

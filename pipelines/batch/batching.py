@@ -49,13 +49,8 @@ def batch_offset_ranges(
             if isinstance(result, int):
                 yield from _quarantine_unreadable(partition, records, result)
             else:
-                yield from build_outputs(result, limit)
-
-
-def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
-    """Build the Kafka records of one window."""
-    for record in build_batch_records(closed, limit):
-        yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
+                for record in build_batch_records(result, limit):
+                    yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
 
 
 def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:

@@ -7,9 +7,9 @@ commits: after a crash Kafka may have them twice.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from hashlib import blake2b
 from typing import NamedTuple
 
+from kiln.pipelines.batch.offset_range import compute_message_digest
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 
 
@@ -60,12 +60,3 @@ class EpochGuard:
     def save(self) -> list[SavedEpoch]:
         """Return the epochs, in the order of their last write."""
         return [SavedEpoch(writer, number, sorted(digests)) for writer, (number, digests) in self._epochs.items()]
-
-
-def compute_message_digest(message: str) -> bytes:
-    """Compute the digest of a message.
-
-    Args:
-        message: Network, origin and message id, in a line each.
-    """
-    return blake2b(message.encode(), digest_size=16).digest()

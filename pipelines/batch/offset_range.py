@@ -7,13 +7,13 @@ Decoding needs no order and no state, so many tasks can do it at once; the windo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 import msgspec
 
-from kiln.pipelines.batch.epoch_guard import compute_message_digest
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, describe
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
@@ -84,7 +84,7 @@ class UpdateRange(msgspec.Struct, array_like=True, gc=False):
     observed_at: list[int]
     """capture time, µs"""
     messages: list[bytes]
-    """digest of the message, or the error of a record that cannot be read, in UTF-8"""
+    """digest of the message (`compute_message_digest`), or the error of a record that cannot be read, in UTF-8"""
 
     def describe(self, index: int) -> tuple[object, ...]:
         """Return what a record is decoded to, for comparisons."""
@@ -119,6 +119,7 @@ def read_offset_range(
         order = sorted(range(len(offsets)), key=offsets.__getitem__)
         offsets, stamps = [offsets[index] for index in order], [stamps[index] for index in order]
         values = [values[index] for index in order]
+    accepts_all = update_filter == ALL
     owners: dict[WindowKey, int] = {}
     epochs: dict[WriterEpoch, int] = {}
     records = UpdateRange(list(offsets), list(stamps), [], [], [], [], [], [], [])
@@ -129,7 +130,7 @@ def read_offset_range(
                 update = decode_update(value)
                 stream_tip = encode_stream_key(stream_text(update.stream)) + cid_bytes(update.tip)
                 separator = update.separator
-                if separator is not None and update_filter.accepts(update):
+                if separator is not None and (accepts_all or update_filter.accepts(update)):
                     leaf, observed_at, network, origin = stream_tip, update.observed_at, update.network, update.origin
                     owner = owners.setdefault(WindowKey(network, origin, separator.key, separator.value), len(owners))
                     epoch = epochs.setdefault(WriterEpoch(update.epoch.query, update.epoch.batch), len(epochs))
@@ -145,6 +146,15 @@ def read_offset_range(
         records.messages.append(message)
     records.owners, records.epochs = list(owners), list(epochs)
     return records
+
+
+def compute_message_digest(message: str) -> bytes:
+    """Compute the digest of a message.
+
+    Args:
+        message: Network, origin and message id, in a line each.
+    """
+    return blake2b(message.encode(), digest_size=16).digest()
 
 
 def pack_offset_range(records: UpdateRange) -> PackedOffsetRange:

@@ -8,7 +8,6 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.batch.offset_range import (
@@ -25,7 +24,7 @@ from kiln.pipelines.native.core import Core, CoreRows, is_worth_it
 from kiln.pipelines.native.library import find_engine, turn_off
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 
-_T = TypeVar("_T", int, bytes)
+_Value = TypeVar("_Value")
 
 OFFSET_RANGES = "partition int, first bigint, last bigint, data binary"
 """Rows between tasks. The columns after `partition` are the fields of a PackedOffsetRange."""
@@ -37,12 +36,8 @@ _OFFSET_RANGES_SCHEMA = pa.schema(
 
 def batch_ranges(ranges: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
     """Batch the updates of OFFSET_RANGES. Columns topic, key, value out: batches, and updates that cannot be read."""
-    return (
-        ranges.groupBy("partition")
-        .transformWithStateInPandas(
-            BatchProcessor(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
-        )
-        .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")
+    return ranges.groupBy("partition").transformWithStateInPandas(
+        BatchProcessor(batching, prefix), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
     )
 
 
@@ -91,7 +86,8 @@ def _decode(core: Core | None, batch: pa.RecordBatch, update_filter: UpdateFilte
 
 
 def _decode_in_python(batch: pa.RecordBatch, update_filter: UpdateFilter) -> UpdateRange:
-    offsets, stamps, values = (_list_values(batch.column(name)) for name in ("offset", "stamp", "value"))
+    columns = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("offset", "stamp", "value"))
+    offsets, stamps, values = (column.tolist() for column in columns)
     return read_offset_range(offsets, stamps, values, update_filter)
 
 
@@ -107,11 +103,15 @@ def _build_range(rows: CoreRows, batch: pa.RecordBatch, update_filter: UpdateFil
     if update_filter.only_verified:
         indexes = pc.if_else(records.column("is_verified"), indexes, NO_UPDATE)
     return UpdateRange(
-        *map(_list_values, taken.columns),
-        list(map(WindowKey._make, zip(*(column.to_pylist() for column in owners.columns), strict=True))),
-        list(map(WriterEpoch._make, zip(*(column.to_pylist() for column in epochs.columns), strict=True))),
-        _list_values(indexes),
-        *(_list_values(records.column(name)) for name in ("epoch", "leaf", "observed_at", "message")),
+        offsets=_list_values(taken.column("offset")),
+        stamps=_list_values(taken.column("stamp")),
+        owners=list(map(WindowKey._make, zip(*map(_list_values, owners.columns), strict=True))),
+        epochs=list(map(WriterEpoch._make, zip(*map(_list_values, epochs.columns), strict=True))),
+        owner_indexes=_list_values(indexes),
+        epoch_indexes=_list_values(records.column("epoch")),
+        leaves=_list_values(records.column("leaf")),
+        observed_at=_list_values(records.column("observed_at")),
+        messages=_list_values(records.column("message")),
     )
 
 
@@ -130,6 +130,6 @@ def _has_difference(decoded: UpdateRange, rows: CoreRows, batch: pa.RecordBatch,
     return False
 
 
-def _list_values(column: pa.Array) -> list[_T]:
-    values: list[_T] = column.to_numpy(zero_copy_only=False).tolist()
+def _list_values(column: pa.Array) -> list[_Value]:
+    values: list[_Value] = column.to_numpy(zero_copy_only=False).tolist()
     return values

@@ -38,8 +38,6 @@ class Window(msgspec.Struct, gc=False):
     """c0 + T + G: log time that ends the window"""
     accepts_until: int = 0
     """The window accepts updates with an earlier event time: closes_at, or never once the window has ended."""
-    rank: int = 0
-    """number of windows that were opened before"""
 
     @property
     def tips(self) -> dict[str, set[bytes]]:
@@ -97,14 +95,13 @@ class PartitionWindows:
         self.log_time = saved.log_time
         self.guard = EpochGuard(saved.epochs)
         self._open = {
-            window.key: Window(
-                window.opened_at, window.closes_at, set(window.leaves), window.due, window.closes_at, rank
-            )
-            for rank, window in enumerate(saved.windows)
+            window.key: Window(window.opened_at, window.closes_at, set(window.leaves), window.due, window.closes_at)
+            for window in saved.windows
         }
-        # A heap. The rank makes the order of closing total. A window that an update has ended stays in here.
-        self._dues = [(window.due, rank, window.key) for rank, window in enumerate(saved.windows)]
-        self._rank = len(self._dues)
+        # A heap of `due`, the number of windows that were opened before, key and window. A window that an update has
+        # ended stays in here.
+        self._dues = [(window.due, count, key, window) for count, (key, window) in enumerate(self._open.items())]
+        self._opened = len(self._dues)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -163,9 +160,8 @@ class PartitionWindows:
         self.log_time = max(self.log_time, stamp)
         closed: list[ClosedWindow] = []
         while self._dues and self._dues[0][0] <= self.log_time:
-            _, rank, key = heapq.heappop(self._dues)
-            window = self._open.get(key)
-            if window is not None and window.rank == rank:
+            _, _, key, window = heapq.heappop(self._dues)
+            if window.accepts_until != _NEVER:
                 closed.append(self._close_window(key))
         return closed
 
@@ -177,7 +173,8 @@ class PartitionWindows:
         """Return the state. Equal histories give equal bytes."""
         windows = [
             _SavedWindow(key, window.opened_at, window.closes_at, window.due, sorted(window.leaves))
-            for key, window in sorted(self._open.items(), key=lambda opened: (opened[1].due, opened[1].rank))
+            for _, _, key, window in sorted(self._dues)
+            if window.accepts_until != _NEVER
         ]
         return _encoder.encode(_State(self.log_time, windows, self.guard.save()))
 
@@ -189,9 +186,9 @@ class PartitionWindows:
         closed = [] if window is None else [self._close_window(key)]
         closes_at = event_time + self._length
         due = self.log_time + self._length + self._grace
-        self._open[key] = Window(event_time, closes_at, {leaf}, due, closes_at, self._rank)
-        heapq.heappush(self._dues, (due, self._rank, key))
-        self._rank += 1
+        window = self._open[key] = Window(event_time, closes_at, {leaf}, due, closes_at)
+        heapq.heappush(self._dues, (due, self._opened, key, window))
+        self._opened += 1
         return closed
 
     def _close_window(self, key: WindowKey) -> ClosedWindow:
