@@ -124,7 +124,7 @@ def _has_difference(decoded: UpdateRange, rows: CoreRows, batch: pa.RecordBatch,
     places = dict(zip(decoded.offsets, range(len(decoded.offsets)), strict=True))
     for index, offset in enumerate(expected.offsets):
         if decoded.describe(places[offset]) != expected.describe(index):
-            reason = "the native core and Python decoded a record into other updates"
+            reason = "the native core and Python decoded a record of kiln.updates differently"
             turn_off(reason, batch.column("partition")[0].as_py(), offset)
             return True
     return False

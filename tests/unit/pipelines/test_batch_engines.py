@@ -107,6 +107,9 @@ _NUMBERS = (0, 1, -1, 2**31, 2**63 - 1, 2**63, 2**64, 1.0, 1.5, True, MIN_MICROS
 _VALUES: tuple[object, ...] = (
     *(*_TEXTS, *_LONG, *_STREAMS, *_TIPS, *_NUMBERS, MAX_MICROS + 1, None, [], {}),
     *({"key": key, "value": value} for key in ("model", "", 'a"') for value in ("ka", "", 5, None)),
+    *({"key": "x" * size, "value": "ka"} for size in (1024, 1025)),
+    *({"key": "model", "value": "x" * size} for size in (1024, 1025)),
+    *({"query": "x" * size, "batch": 7} for size in (256, 257)),
     *({"key": "model"}, {"value": "ka", "key": "model"}, {"key": "model", "value": "ka", "more": 1}),
     *({"query": query, "batch": batch} for query in ("query", "") for batch in (0, 7, -1, 2**63, None)),
     *({"partition": 1, "offset": 2, "index": index} for index in (0, -1, 2**63 - 1, 2**63, None)),
@@ -233,5 +236,5 @@ def test_a_core_that_is_wrong_is_noticed_and_turned_off() -> None:
         patch.object(core, "SAMPLE_ONE_IN", 1),
     ):
         (one,) = read(log, ALL, 0)
-        assert library.find_engine().reason == "the native core and Python decoded a record into other updates"
+        assert library.find_engine().reason == "the native core and Python decoded a record of kiln.updates differently"
         assert list_records([one]) == expected
