@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.report import Finding, Ratio
 from bench.runs import Extent, Say, Side, in_turn
-from kiln.pipelines.batch.offset_range import UpdateRange, WindowKey, WindowOwner
+from kiln.pipelines.batch.offset_range import UpdateRange, WindowKey, WriterEpoch
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.delta.frame_ranges import FrameRanges, StoredFrameRanges, build_range_key
 from kiln.pipelines.updates.separators import StreamsFile
@@ -104,10 +104,13 @@ class _Windows:
 
 def _stretch(separators: Sequence[int], epoch: int) -> UpdateRange:
     count = len(separators)
-    owners = [WindowOwner(WindowKey("bench", "LIVE", "model", _text(number)), "bench", epoch) for number in separators]
+    owners = [WindowKey("bench", "LIVE", "model", _text(number)) for number in separators]
+    epochs = [WriterEpoch("bench", epoch)]
+    messages = [_digest(number)[:16] for number in separators]
     leaves = [encode_stream_key(_text(number)) + _digest(number) + b"cid." for number in separators]
     numbers = list(range(count))
-    return UpdateRange(numbers, [epoch] * count, owners, numbers, leaves, [epoch] * count, list(map(str, separators)))
+    at = [epoch] * count
+    return UpdateRange(numbers, at, owners, epochs, numbers, [0] * count, leaves, at, messages)
 
 
 class _Connections:

@@ -62,7 +62,7 @@ impl Core {
         let Core { config, streams, tables, signatures, peers, sampler } = self;
         let mut decoder = Decoder { config, streams, tables, signatures, peers };
         while let Some(row) = call.next_row() {
-            let (frame, parts) = match call.read(row, sampler, |frame| decoder.read_parts(frame)) {
+            let (frame, parts) = match call.read(row, sampler, |value| decoder.read_parts(value)) {
                 Some(read) => read,
                 None => continue,
             };

@@ -72,9 +72,15 @@ pub fn encode_base32(raw: &[u8], text: &mut Vec<u8>) {
 
 /// Decodes text whose letters have `width` bits each. Bits that fill no byte must be zero, and fewer than a letter's.
 pub fn decode_bits(text: &[u8], alphabet: &[u8], width: u32) -> Mine<Vec<u8>> {
+    let mut digits = [u8::MAX; 256];
+    for (digit, letter) in alphabet.iter().enumerate() {
+        digits[usize::from(*letter)] = digit as u8;
+    }
     let (mut rest, mut bits, mut raw) = (0u32, 0, Vec::with_capacity(text.len()));
     for letter in text {
-        rest = (rest << width) | find_digit(*letter, alphabet)?;
+        let digit = digits[usize::from(*letter)];
+        require(digit != u8::MAX)?;
+        rest = (rest << width) | u32::from(digit);
         bits += width;
         if bits >= 8 {
             bits -= 8;

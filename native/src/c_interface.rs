@@ -49,7 +49,7 @@ const NULLABLE: i64 = 2; // a flag of ArrowSchema
 // ---------------------------------------------------------------- functions
 
 /// Version of these functions: the binding refuses a library of another one.
-const ABI: i32 = 2;
+const ABI: i32 = 3;
 const PANICKED: i64 = -1;
 
 /// Digest of the sources and of the columns, which the build passes in.
@@ -175,6 +175,25 @@ pub unsafe extern "C" fn kiln_updates(
 ) -> i64 {
     decode(core, input, start, arrays, schemas, |core, call| {
         vec![core.updates(call).finish(), take(&mut call.left).finish(), take(&mut call.samples).finish()]
+    })
+}
+
+/// Decodes records of `kiln.updates` from `start` on, as `kiln_archive`. Out: log records, owners, epochs, left, samples.
+///
+/// # Safety
+/// As `kiln_archive`, with room for five record batches.
+#[no_mangle]
+pub unsafe extern "C" fn kiln_batch(
+    core: *mut Core,
+    input: *const ArrowArray,
+    start: i64,
+    arrays: *mut ArrowArray,
+    schemas: *mut ArrowSchema,
+) -> i64 {
+    decode(core, input, start, arrays, schemas, |core, call| {
+        let (records, owners, epochs) = core.batch(call);
+        let (left, samples) = (take(&mut call.left), take(&mut call.samples));
+        vec![records.finish(), owners.finish(), epochs.finish(), left.finish(), samples.finish()]
     })
 }
 

@@ -2,7 +2,6 @@
 
 use crate::columns::{Int, Records};
 use crate::decoder::{Left, Sampler, Topic};
-use crate::frame::Frame;
 use crate::{table, Mine, NotMine};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
@@ -62,20 +61,13 @@ impl<'a> Call<'a> {
         Some(self.end - 1)
     }
 
-    /// Reads the frame of a record, and what `read` makes of it; `None` if the record is left to Python.
-    pub fn read<T>(
-        &mut self,
-        row: usize,
-        sampler: &Sampler,
-        read: impl FnOnce(&Frame<'a>) -> Mine<T>,
-    ) -> Option<(Frame<'a>, T)> {
+    /// Reads a record; `None` if it is left to Python.
+    pub fn read<T>(&mut self, row: usize, sampler: &Sampler, read: impl FnOnce(&'a [u8]) -> Mine<T>) -> Option<T> {
         let value = self.records.value(row).unwrap_or_default();
         panic_on_demand(value, b"PANIC");
-        let guarded = catch_unwind(AssertUnwindSafe(|| -> Mine<(Frame<'a>, T)> {
-            let frame = Frame::read(value)?;
+        let guarded = catch_unwind(AssertUnwindSafe(|| {
             panic_on_demand(value, b"panic");
-            let parts = read(&frame)?;
-            Ok((frame, parts))
+            read(value)
         }));
         let cause = match guarded {
             Ok(Ok(read)) => {

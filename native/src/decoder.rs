@@ -200,16 +200,16 @@ pub struct Decoder<'c> {
 }
 
 impl<'c: 'a, 'a> Decoder<'c> {
-    /// Decodes messages and control part of a frame.
-    pub fn read_parts(&mut self, frame: &Frame<'a>) -> Mine<Parts<'a>> {
-        let mut parts = Parts::default();
-        if !has_rpc_to_read(frame)? {
-            return Ok(parts);
+    /// Decodes a frame with its messages and control part.
+    pub fn read_parts(&mut self, record: &'a [u8]) -> Mine<(Frame<'a>, Parts<'a>)> {
+        let (frame, mut parts) = (Frame::read(record)?, Parts::default());
+        if !has_rpc_to_read(&frame)? {
+            return Ok((frame, parts));
         }
-        let table = self.tables.find(frame)?;
+        let table = self.tables.find(&frame)?;
         parts.rpc = Rpc::read(frame.payload)?;
         if frame.direction == IN {
-            parts.copies = self.read_messages(frame, table, &parts.rpc.messages, |_| true)?;
+            parts.copies = self.read_messages(&frame, table, &parts.rpc.messages, |_| true)?;
         }
         let subscribed = parts.rpc.subscriptions.iter().map(|entry| entry.topic);
         for topic in subscribed.chain(parts.rpc.controls.iter().map(|entry| entry.topic)) {
@@ -219,17 +219,19 @@ impl<'c: 'a, 'a> Decoder<'c> {
             self.push_gossip_id(raw, &mut parts.id_texts)?;
             parts.id_ends.push(parts.id_texts.len());
         }
-        Ok(parts)
+        Ok((frame, parts))
     }
 
-    /// Decodes the messages of a frame that the bridge did not refuse.
-    pub fn read_copies(&mut self, frame: &Frame<'a>) -> Mine<Vec<Copy<'a>>> {
-        if !has_rpc_to_read(frame)? || frame.direction != IN {
-            return Ok(vec![]);
+    /// Decodes a frame with the messages that the bridge did not refuse.
+    pub fn read_copies(&mut self, record: &'a [u8]) -> Mine<(Frame<'a>, Vec<Copy<'a>>)> {
+        let (frame, mut copies) = (Frame::read(record)?, vec![]);
+        if has_rpc_to_read(&frame)? && frame.direction == IN {
+            let table = self.tables.find(&frame)?;
+            let rpc = Rpc::read(frame.payload)?;
+            let is_read = |given| !matches!(given, INVALID | AGAINST_POLICY);
+            copies = self.read_messages(&frame, table, &rpc.messages, is_read)?;
         }
-        let table = self.tables.find(frame)?;
-        let rpc = Rpc::read(frame.payload)?;
-        self.read_messages(frame, table, &rpc.messages, |given| !matches!(given, INVALID | AGAINST_POLICY))
+        Ok((frame, copies))
     }
 
     /// Decodes the received messages of whose verdicts a condition holds.

@@ -119,7 +119,8 @@ fn is_usual_cid(text: &str) -> bool {
     }
 }
 
-fn decode_cid(text: &str) -> Mine<Vec<u8>> {
+/// Reads a CID into its bytes: `cid_bytes` of schemas/wire/cid.py.
+pub fn decode_cid(text: &str) -> Mine<Vec<u8>> {
     let bytes = text.as_bytes();
     require(!bytes.is_empty() && bytes.len() <= MAX_CID_TEXT)?;
     let raw = match bytes[0] {

@@ -25,7 +25,7 @@ pub struct Object<'a>(pub Vec<(Cow<'a, str>, Json<'a>)>);
 impl<'a> Object<'a> {
     /// Reads a text that is one object.
     pub fn read(data: &'a [u8]) -> Mine<Self> {
-        let mut parser = Parser { text: read_text(data)?, bytes: data, at: 0 };
+        let mut parser = Parser::new(data)?;
         parser.skip_space();
         let value = parser.read_value(0)?;
         parser.skip_space();
@@ -41,13 +41,17 @@ impl<'a> Object<'a> {
     }
 }
 
-struct Parser<'a> {
+pub struct Parser<'a> {
     text: &'a str,
     bytes: &'a [u8], // of `text`
-    at: usize,
+    pub at: usize,
 }
 
 impl<'a> Parser<'a> {
+    pub fn new(bytes: &'a [u8]) -> Mine<Self> {
+        Ok(Parser { text: read_text(bytes)?, bytes, at: 0 })
+    }
+
     fn peek(&self) -> Mine<u8> {
         self.bytes.get(self.at).copied().ok_or(NotMine)
     }
@@ -64,7 +68,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    fn expect(&mut self, word: &[u8]) -> Mine<()> {
+    pub fn expect(&mut self, word: &[u8]) -> Mine<()> {
         require(self.bytes[self.at..].starts_with(word))?;
         self.at += word.len();
         Ok(())
@@ -157,6 +161,15 @@ impl<'a> Parser<'a> {
         Ok(Json::Float)
     }
 
+    /// Reads a number that is not negative, without a sign, a fraction or an exponent.
+    pub fn read_natural(&mut self) -> Mine<i64> {
+        require(self.peek()? != b'-')?;
+        match self.read_number()? {
+            Json::Int(number) => Ok(number),
+            _ => Err(NotMine),
+        }
+    }
+
     fn skip_digits(&mut self) -> Mine<()> {
         let start = self.at;
         while let Some(b'0'..=b'9') = self.bytes.get(self.at) {
@@ -165,7 +178,7 @@ impl<'a> Parser<'a> {
         require(self.at > start)
     }
 
-    fn read_string(&mut self) -> Mine<Cow<'a, str>> {
+    pub fn read_string(&mut self) -> Mine<Cow<'a, str>> {
         self.expect(b"\"")?;
         let plain = self.take_plain();
         if self.peek()? == b'"' {
@@ -191,10 +204,8 @@ impl<'a> Parser<'a> {
 
     /// Takes text up to a quote, a backslash or a control character, all of which are whole characters.
     fn take_plain(&mut self) -> &'a str {
-        let start = self.at;
-        while self.at < self.bytes.len() && !matches!(self.bytes[self.at], b'"' | b'\\' | 0..=0x1f) {
-            self.at += 1;
-        }
+        let (start, rest) = (self.at, &self.bytes[self.at..]);
+        self.at += rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..=0x1f)).unwrap_or(rest.len());
         &self.text[start..self.at]
     }
 

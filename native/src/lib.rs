@@ -1,6 +1,7 @@
-//! Native core of the queries `archive` and `updates`: record batches of `kiln.frames` in, record batches of rows out.
+//! Native core of the queries `archive`, `updates` and `batch`: record batches of `kiln.frames` or `kiln.updates` in,
+//! record batches of rows out.
 //!
-//! Python defines what a record means (`kiln.pipelines.decode`). The core reads the records that nearly all traffic
+//! Python defines what a record means (`kiln.pipelines.decode`, `kiln.schemas.kafka`). The core reads the records that nearly all traffic
 //! consists of, into the same rows, and hands every other record back: it is *not mine*. So each reader in here may be
 //! stricter than its Python counterpart, and must never be more lenient.
 //!
@@ -10,6 +11,7 @@
 
 mod archive;
 mod base_text;
+mod batch;
 #[allow(unsafe_code)]
 mod c_interface;
 mod call;

@@ -25,7 +25,7 @@ impl Core {
         let Core { config, streams, tables, signatures, peers, sampler } = self;
         let mut decoder = Decoder { config, streams, tables, signatures, peers };
         while let Some(row) = call.next_row() {
-            let (frame, copies) = match call.read(row, sampler, |frame| decoder.read_copies(frame)) {
+            let (frame, copies) = match call.read(row, sampler, |value| decoder.read_copies(value)) {
                 Some(read) => read,
                 None => continue,
             };

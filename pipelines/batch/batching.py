@@ -49,13 +49,8 @@ def batch_offset_ranges(
             if isinstance(result, int):
                 yield from _quarantine_unreadable(partition, records, result)
             else:
-                yield from build_outputs(result, limit)
-
-
-def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
-    """Build the Kafka records of one window."""
-    for record in build_batch_records(closed, limit):
-        yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
+                for record in build_batch_records(result, limit):
+                    yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
 
 
 def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
@@ -77,7 +72,7 @@ def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecor
 def _quarantine_unreadable(partition: int, records: UpdateRange, index: int) -> Iterator[BatchOutput]:
     offset = records.offsets[index]
     reason = PROCESSING_FAILED if records.owner_indexes[index] == FAILED else "update_malformed"
-    detail = f"record {partition}/{offset} of updates: {records.message_keys[index]}"
+    detail = f"record {partition}/{offset} of updates: {records.messages[index].decode()}"
     key = build_quarantine_record_key("updates", partition, offset)
     for record in build_quarantine_records("batch", reason, detail, records.leaves[index], records.stamps[index]):
         yield BatchOutput("quarantine", key, encode(record))

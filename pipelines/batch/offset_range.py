@@ -7,7 +7,6 @@ Decoding needs no order and no state, so many tasks can do it at once; the windo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -15,12 +14,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS, describe
+from kiln.schemas.kafka.epoch_guard import compute_message_digest
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
     UNREADABLE,
-    Epoch,
     Origin,
-    SeparatorRecord,
     UpdateRecord,
     decode_update,
 )
@@ -31,8 +29,7 @@ from kiln.schemas.wire.streamid import StreamIdError, stream_text
 NO_UPDATE: Final = -1
 """In `UpdateRange.owner_indexes`: a tick, or an update that goes into no batch. The record only moves log time."""
 FAULT: Final = -2
-"""In `UpdateRange.owner_indexes`: an unreadable record. `leaves` contains its bytes, and `message_keys` contains the
-error."""
+"""In `UpdateRange.owner_indexes`: an unreadable record."""
 FAILED: Final = -3
 """In `UpdateRange.owner_indexes`: as FAULT, for a record at which Kiln itself failed."""
 
@@ -63,12 +60,11 @@ class UpdateFilter(NamedTuple):
 ALL: Final = UpdateFilter()
 
 
-class WindowOwner(NamedTuple):
-    """Owner of the window of an update, and the writer's epoch in which it was written."""
+class WriterEpoch(NamedTuple):
+    """Writer of an update, and its epoch (`kiln.schemas.kafka.records.Epoch`)."""
 
-    key: WindowKey
-    query: str
-    batch: int
+    writer: str
+    number: int
 
 
 class UpdateRange(msgspec.Struct, array_like=True, gc=False):
@@ -77,16 +73,28 @@ class UpdateRange(msgspec.Struct, array_like=True, gc=False):
     offsets: list[int]
     stamps: list[int]
     """broker stamps, µs"""
-    owners: list[WindowOwner]
-    """each owner once"""
+    owners: list[WindowKey]
+    epochs: list[WriterEpoch]
     owner_indexes: list[int]
     """index in `owners`, or NO_UPDATE, FAULT or FAILED"""
+    epoch_indexes: list[int]
+    """index in `epochs`"""
     leaves: list[bytes]
-    """the tip of the stream (kiln.schemas.wire.batch_block)"""
+    """the tip of the stream (kiln.schemas.wire.batch_block), or the bytes of a record that cannot be read"""
     observed_at: list[int]
     """capture time, µs"""
-    message_keys: list[str]
-    """network, origin and message id"""
+    messages: list[bytes]
+    """digest of the message (`compute_message_digest`), or the error of a record that cannot be read, in UTF-8"""
+
+    def describe(self, index: int) -> tuple[object, ...]:
+        """Return what a record is decoded to, for comparisons."""
+        owner = self.owner_indexes[index]
+        if owner == NO_UPDATE:
+            return (owner,)
+        rest = self.leaves[index], self.observed_at[index], self.messages[index]
+        if owner < 0:
+            return owner, *rest
+        return self.owners[owner], self.epochs[self.epoch_indexes[index]], *rest
 
 
 class PackedOffsetRange(NamedTuple):
@@ -103,43 +111,41 @@ def read_offset_range(
     values: Sequence[bytes | None],
     update_filter: UpdateFilter = ALL,
 ) -> UpdateRange:
-    """Decode records of one partition, in any order, given as columns. `stamps`: the broker's, µs."""
+    """Decode records of one partition, in any order, given as columns. `stamps`: the broker's, µs.
+
+    The native core decodes most records (native/src/batch.rs) as this function does.
+    """
     if any(one > following for one, following in pairwise(offsets)):
         order = sorted(range(len(offsets)), key=offsets.__getitem__)
         offsets, stamps = [offsets[index] for index in order], [stamps[index] for index in order]
         values = [values[index] for index in order]
     accepts_all = update_filter == ALL
-    indexes: dict[tuple[str, Origin, SeparatorRecord, Epoch], int] = {}
-    owner_indexes: list[int] = []
-    leaves: list[bytes] = []
-    observed: list[int] = []
-    message_keys: list[str] = []
+    owners: dict[WindowKey, int] = {}
+    epochs: dict[WriterEpoch, int] = {}
+    records = UpdateRange(list(offsets), list(stamps), [], [], [], [], [], [], [])
     for value in values:
-        owner, leaf, observed_at, message = NO_UPDATE, b"", 0, ""
+        owner, epoch, leaf, observed_at, message = NO_UPDATE, NO_UPDATE, b"", 0, b""
         if value:
             try:
                 update = decode_update(value)
-                stream_tip = _read_stream_key(update.stream) + cid_bytes(update.tip)
+                stream_tip = encode_stream_key(stream_text(update.stream)) + cid_bytes(update.tip)
                 separator = update.separator
                 if separator is not None and (accepts_all or update_filter.accepts(update)):
-                    leaf = stream_tip
-                    network, origin = update.network, update.origin
-                    owner = indexes.setdefault((network, origin, separator, update.epoch), len(indexes))
-                    observed_at = update.observed_at
-                    message = f"{network}\n{origin}\n{update.message_id}"
+                    leaf, observed_at, network, origin = stream_tip, update.observed_at, update.network, update.origin
+                    owner = owners.setdefault(WindowKey(network, origin, separator.key, separator.value), len(owners))
+                    epoch = epochs.setdefault(WriterEpoch(update.epoch.query, update.epoch.batch), len(epochs))
+                    message = compute_message_digest(f"{network}\n{origin}\n{update.message_id}")
             except (*UNREADABLE, StreamIdError, CidError) as error:
-                owner, leaf, message = FAULT, value, str(error)[:MAX_DETAIL]
+                owner, leaf, message = FAULT, value, str(error)[:MAX_DETAIL].encode()
             except PROCESSING_ERRORS as error:  # reading is pure: the record alone has caused this
-                owner, leaf, message = FAILED, value, describe(error)
-        owner_indexes.append(owner)
-        leaves.append(leaf)
-        observed.append(observed_at)
-        message_keys.append(message)
-    owners = [
-        WindowOwner(WindowKey(network, origin, separator.key, separator.value), epoch.query, epoch.batch)
-        for network, origin, separator, epoch in indexes
-    ]
-    return UpdateRange(list(offsets), list(stamps), owners, owner_indexes, leaves, observed, message_keys)
+                owner, leaf, message = FAILED, value, describe(error).encode()
+        records.owner_indexes.append(owner)
+        records.epoch_indexes.append(epoch)
+        records.leaves.append(leaf)
+        records.observed_at.append(observed_at)
+        records.messages.append(message)
+    records.owners, records.epochs = list(owners), list(epochs)
+    return records
 
 
 def pack_offset_range(records: UpdateRange) -> PackedOffsetRange:
@@ -163,36 +169,26 @@ def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[UpdateR
 
 
 def _merge(ranges: list[UpdateRange]) -> UpdateRange:
-    owners: dict[WindowOwner, int] = {}
-    records: list[tuple[int, int, int, bytes, int, str]] = []
+    """Merge ranges by their offsets. An owner and an epoch may be in the result several times."""
+    owners: list[WindowKey] = []
+    epochs: list[WriterEpoch] = []
+    records: list[tuple[int, int, int, int, bytes, int, bytes]] = []
     for part in ranges:
-        numbers = [owners.setdefault(owner, len(owners)) for owner in part.owners]
-        indexes = [numbers[index] if index >= 0 else index for index in part.owner_indexes]
         records += zip(
             part.offsets,
             part.stamps,
-            indexes,
+            [index + len(owners) if index >= 0 else index for index in part.owner_indexes],
+            [index + len(epochs) for index in part.epoch_indexes],
             part.leaves,
             part.observed_at,
-            part.message_keys,
+            part.messages,
             strict=True,
         )
+        owners += part.owners
+        epochs += part.epochs
     records.sort(key=itemgetter(0))
-    offsets, stamps, merged, leaves, observed_at, message_keys = map(list, zip(*records, strict=True))
-    return UpdateRange(offsets, stamps, list(owners), merged, leaves, observed_at, message_keys)
-
-
-@lru_cache(maxsize=65536)
-def _read_stream_key(stream: str) -> bytes:
-    """Return the key of a stream in a block.
-
-    Args:
-        stream: The StreamID in any spelling.
-
-    Raises:
-        StreamIdError: The text is no StreamID.
-    """
-    return encode_stream_key(stream_text(stream))
+    offsets, stamps, owner_indexes, epoch_indexes, *rest = map(list, zip(*records, strict=True))
+    return UpdateRange(offsets, stamps, owners, epochs, owner_indexes, epoch_indexes, *rest)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OUTPUT = "topic string, key binary, value binary"
-"""Rows for Kafka: `topic` is a name without prefix."""
+"""Rows for Kafka"""
 
 _STATE = StructType([StructField("state", BinaryType())])
 _OUTPUT_SIZE = 1 << 20
@@ -32,8 +32,10 @@ class BatchProcessor(StatefulProcessor):
     """Batcher keyed by Kafka partition. Its state is the state of the windows, read and written once per
     micro-batch."""
 
-    def __init__(self, batching: BatchConfig) -> None:
+    def __init__(self, batching: BatchConfig, prefix: str = "") -> None:
+        """`prefix`: prefix of the topic names."""
         self._batching = batching
+        self._prefix = prefix
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._state = handle.getValueState("windows", _STATE)
@@ -61,23 +63,22 @@ class BatchProcessor(StatefulProcessor):
             outputs.append(output)
             size += len(output.value)
             if size >= _OUTPUT_SIZE:
-                yield _build_data_frame(outputs)
+                yield self._build_data_frame(outputs)
                 outputs, size = [], 0
         self._state.update((windows.dump(),))
         if outputs:  # pandas would give an empty column a type of its own choice
-            yield _build_data_frame(outputs)
+            yield self._build_data_frame(outputs)
 
     def close(self) -> None:
         """Do nothing: there is no state outside Spark's."""
 
+    def _build_data_frame(self, outputs: list[BatchOutput]) -> pd.DataFrame:
+        import pandas as pd
 
-def _build_data_frame(outputs: list[BatchOutput]) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            "topic": [output.topic for output in outputs],
-            "key": [output.key for output in outputs],
-            "value": [output.value for output in outputs],
-        }
-    )
+        return pd.DataFrame(
+            {
+                "topic": [self._prefix + output.topic for output in outputs],
+                "key": [output.key for output in outputs],
+                "value": [output.value for output in outputs],
+            }
+        )

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from kiln.pipelines.batch.batching import BatchConfig
-from kiln.pipelines.batch.offset_range import UpdateFilter, pack_offset_range, read_offset_range
+from kiln.pipelines.batch.offset_range import (
+    NO_UPDATE,
+    UpdateFilter,
+    UpdateRange,
+    WindowKey,
+    WriterEpoch,
+    pack_offset_range,
+    read_offset_range,
+)
 from kiln.pipelines.batch.processor import OUTPUT, BatchProcessor
+from kiln.pipelines.native.core import Core, CoreRows, is_worth_it
+from kiln.pipelines.native.library import find_engine, turn_off
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask
+
+_Value = TypeVar("_Value")
 
 OFFSET_RANGES = "partition int, first bigint, last bigint, data binary"
 """Rows between tasks. The columns after `partition` are the fields of a PackedOffsetRange."""
@@ -24,35 +36,30 @@ _OFFSET_RANGES_SCHEMA = pa.schema(
 
 def batch_ranges(ranges: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
     """Batch the updates of OFFSET_RANGES. Columns topic, key, value out: batches, and updates that cannot be read."""
-    return (
-        ranges.groupBy("partition")
-        .transformWithStateInPandas(
-            BatchProcessor(batching), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
-        )
-        .select(F.concat(F.lit(prefix), "topic").alias("topic"), "key", "value")
+    return ranges.groupBy("partition").transformWithStateInPandas(
+        BatchProcessor(batching, prefix), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
     )
 
 
 def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
-    """Build the task that decodes updates. RECORDS in; OFFSET_RANGES out.
+    """Build the task that decodes updates, with the native core and in Python. RECORDS in; OFFSET_RANGES out.
 
-    It makes one row per partition and record batch, because PySpark takes 5 µs to unpack each row for a stateful
-    processor.
+    It makes few rows, because PySpark takes 5 µs to unpack each row for a stateful processor.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        core: Core | None = None
         for batch in batches:
+            if core is None and is_worth_it(batch.num_rows):
+                core = Core()
             partitions = batch.column("partition").unique().to_pylist()
             rows = []
             for partition in partitions:
                 records = batch
                 if len(partitions) > 1:
                     records = batch.filter(pc.equal(batch.column("partition"), partition))
-                offsets, stamps, values = (
-                    records.column(name).to_numpy(zero_copy_only=False).tolist()
-                    for name in ("offset", "stamp", "value")
-                )
-                rows.append((partition, *pack_offset_range(read_offset_range(offsets, stamps, values, update_filter))))
+                decoded = map(pack_offset_range, _decode(core, records, update_filter))
+                rows += [(partition, *packed) for packed in decoded]
             if not rows:
                 continue
             fields = zip(zip(*rows, strict=True), _OFFSET_RANGES_SCHEMA, strict=True)
@@ -60,3 +67,69 @@ def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
             yield pa.RecordBatch.from_arrays(arrays, schema=_OFFSET_RANGES_SCHEMA)
 
     return read
+
+
+def _decode(core: Core | None, batch: pa.RecordBatch, update_filter: UpdateFilter) -> Iterator[UpdateRange]:
+    """Decode records of one partition into ranges, which overlap where the core leaves records to Python."""
+    first = 0
+    for rows in core.batch(batch) if core is not None and find_engine().is_native else ():
+        decoded = _build_range(rows, batch, update_filter) if rows.tables else None
+        if decoded is not None and _has_difference(decoded, rows, batch, update_filter):
+            break
+        if decoded is not None and decoded.offsets:
+            yield decoded
+        if rows.left:
+            yield _decode_in_python(batch.take(pa.array(rows.left, pa.int32())), update_filter)
+        first = rows.end
+    if first < batch.num_rows:
+        yield _decode_in_python(batch.slice(first), update_filter)
+
+
+def _decode_in_python(batch: pa.RecordBatch, update_filter: UpdateFilter) -> UpdateRange:
+    columns = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("offset", "stamp", "value"))
+    offsets, stamps, values = (column.tolist() for column in columns)
+    return read_offset_range(offsets, stamps, values, update_filter)
+
+
+def _build_range(rows: CoreRows, batch: pa.RecordBatch, update_filter: UpdateFilter) -> UpdateRange:
+    """Build a range of the records of a call that the core has decoded."""
+    records, owners, epochs = rows.tables
+    taken = batch.select(["offset", "stamp"])
+    taken = taken.slice(rows.first, rows.end - rows.first) if not rows.left else taken.take(records.column("row"))
+    indexes = records.column("owner")
+    if update_filter.authors is not None:
+        is_accepted = pc.is_in(records.column("author"), pa.array(update_filter.authors, pa.string()))
+        indexes = pc.if_else(is_accepted, indexes, NO_UPDATE)
+    if update_filter.only_verified:
+        indexes = pc.if_else(records.column("is_verified"), indexes, NO_UPDATE)
+    return UpdateRange(
+        offsets=_list_values(taken.column("offset")),
+        stamps=_list_values(taken.column("stamp")),
+        owners=list(map(WindowKey._make, zip(*map(_list_values, owners.columns), strict=True))),
+        epochs=list(map(WriterEpoch._make, zip(*map(_list_values, epochs.columns), strict=True))),
+        owner_indexes=_list_values(indexes),
+        epoch_indexes=_list_values(records.column("epoch")),
+        leaves=_list_values(records.column("leaf")),
+        observed_at=_list_values(records.column("observed_at")),
+        messages=_list_values(records.column("message")),
+    )
+
+
+def _has_difference(decoded: UpdateRange, rows: CoreRows, batch: pa.RecordBatch, update_filter: UpdateFilter) -> bool:
+    """Compare the samples of a call with what Python decodes, and turn the core off at a difference."""
+    if not rows.samples:
+        return False
+    samples = batch.take(pa.array(rows.samples, pa.int32()))
+    expected = _decode_in_python(samples, update_filter)
+    places = dict(zip(decoded.offsets, range(len(decoded.offsets)), strict=True))
+    for index, offset in enumerate(expected.offsets):
+        if decoded.describe(places[offset]) != expected.describe(index):
+            reason = "the native core and Python decoded a record of kiln.updates differently"
+            turn_off(reason, batch.column("partition")[0].as_py(), offset)
+            return True
+    return False
+
+
+def _list_values(column: pa.Array) -> list[_Value]:
+    values: list[_Value] = column.to_numpy(zero_copy_only=False).tolist()
+    return values

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from kiln.pipelines.batch.offset_range import NO_UPDATE, UpdateRange, WindowKey
-from kiln.schemas.kafka.epoch_guard import Epoch, EpochGuard, SavedEpoch
+from kiln.schemas.kafka.epoch_guard import EpochGuard, SavedEpoch
 from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
 
 # µs: before and after every time that a record can have
@@ -38,8 +38,6 @@ class Window(msgspec.Struct, gc=False):
     """c0 + T + G: log time that ends the window"""
     accepts_until: int = 0
     """The window accepts updates with an earlier event time: closes_at, or never once the window has ended."""
-    rank: int = 0
-    """number of windows that were opened before"""
 
     @property
     def tips(self) -> dict[str, set[bytes]]:
@@ -97,14 +95,13 @@ class PartitionWindows:
         self.log_time = saved.log_time
         self.guard = EpochGuard(saved.epochs)
         self._open = {
-            window.key: Window(
-                window.opened_at, window.closes_at, set(window.leaves), window.due, window.closes_at, rank
-            )
-            for rank, window in enumerate(saved.windows)
+            window.key: Window(window.opened_at, window.closes_at, set(window.leaves), window.due, window.closes_at)
+            for window in saved.windows
         }
-        # A heap. The rank makes the order of closing total. A window that an update has ended stays in here.
-        self._dues = [(window.due, rank, window.key) for rank, window in enumerate(saved.windows)]
-        self._rank = len(self._dues)
+        # A heap of `due`, the number of windows that were opened before, key and window. A window that an update has
+        # ended stays in here.
+        self._dues = [(window.due, count, key, window) for count, (key, window) in enumerate(self._open.items())]
+        self._opened = len(self._dues)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -117,20 +114,19 @@ class PartitionWindows:
         """
         results: list[ClosedWindow | int] = []
         log_time, due = self.log_time, self._next_due()
-        distinct: dict[tuple[str, int], tuple[str, int]] = {}
-        writers = [distinct.setdefault(writer, writer) for writer in (owner[1:] for owner in records.owners)]
-        windows = [self._open.get(owner.key, _ENDED) for owner in records.owners]
-        writer: tuple[str, int] | None = None
-        epoch: Epoch | None = None
+        windows = [self._open.get(key, _ENDED) for key in records.owners]
+        last_epoch = -1
+        digests: set[bytes] | None = None  # of the messages of its epoch so far
         columns = zip(
             records.stamps,
             records.owner_indexes,
+            records.epoch_indexes,
             records.leaves,
             records.observed_at,
-            records.message_keys,
+            records.messages,
             strict=True,
         )
-        for index, (stamp, owner, leaf, event_time, message) in enumerate(columns):
+        for index, (stamp, owner, epoch, leaf, event_time, message) in enumerate(columns):
             if stamp > log_time:
                 log_time = stamp
                 if log_time >= due:
@@ -140,18 +136,19 @@ class PartitionWindows:
                 if owner != NO_UPDATE:
                     results.append(index)
                 continue
-            if writers[owner] is not writer:
-                writer = writers[owner]
-                epoch = self.guard.load_epoch(*writer)
-            if epoch is not None and not epoch.add(message):
-                continue
+            if epoch != last_epoch:
+                digests, last_epoch = self.guard.load_epoch(*records.epochs[epoch]), epoch
+            if digests is not None:
+                if message in digests:
+                    continue
+                digests.add(message)
             if event_time > log_time:
                 event_time = log_time
             if event_time < windows[owner].accepts_until:
                 windows[owner].leaves.add(leaf)
             else:
                 self.log_time = log_time
-                key = records.owners[owner].key
+                key = records.owners[owner]
                 results += self._add_leaf(key, leaf, event_time)
                 windows[owner] = self._open[key]
                 due = self._next_due()
@@ -163,9 +160,8 @@ class PartitionWindows:
         self.log_time = max(self.log_time, stamp)
         closed: list[ClosedWindow] = []
         while self._dues and self._dues[0][0] <= self.log_time:
-            _, rank, key = heapq.heappop(self._dues)
-            window = self._open.get(key)
-            if window is not None and window.rank == rank:
+            _, _, key, window = heapq.heappop(self._dues)
+            if window.accepts_until != _NEVER:
                 closed.append(self._close_window(key))
         return closed
 
@@ -177,7 +173,8 @@ class PartitionWindows:
         """Return the state. Equal histories give equal bytes."""
         windows = [
             _SavedWindow(key, window.opened_at, window.closes_at, window.due, sorted(window.leaves))
-            for key, window in sorted(self._open.items(), key=lambda opened: (opened[1].due, opened[1].rank))
+            for _, _, key, window in sorted(self._dues)
+            if window.accepts_until != _NEVER
         ]
         return _encoder.encode(_State(self.log_time, windows, self.guard.save()))
 
@@ -189,9 +186,9 @@ class PartitionWindows:
         closed = [] if window is None else [self._close_window(key)]
         closes_at = event_time + self._length
         due = self.log_time + self._length + self._grace
-        self._open[key] = Window(event_time, closes_at, {leaf}, due, closes_at, self._rank)
-        heapq.heappush(self._dues, (due, self._rank, key))
-        self._rank += 1
+        window = self._open[key] = Window(event_time, closes_at, {leaf}, due, closes_at)
+        heapq.heappush(self._dues, (due, self._opened, key, window))
+        self._opened += 1
         return closed
 
     def _close_window(self, key: WindowKey) -> ClosedWindow:

@@ -1,1 +1,1 @@
-"""Binding of the native core (native/src), which decodes the frames that nearly all traffic consists of."""
+"""Binding of the native core (native/src), which decodes the frames and updates that nearly all traffic consists of."""

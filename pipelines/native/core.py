@@ -40,6 +40,9 @@ _MAX_TABLES: Final = 1_024  # topic tables that the core learns
 _LEFT_AT_ONCE: Final = 1_000  # records of a call that failed
 
 
+_DEFAULTS: Final = DecodeConfig()
+
+
 class RecordRow(NamedTuple):
     """A record of a batch of RECORDS, with its row."""
 
@@ -65,16 +68,21 @@ class CoreRows(NamedTuple):
 
 def can_decode(config: DecodeConfig, records: int) -> bool:
     """Return true if the core decodes a task of so many records."""
-    if records < MIN_RECORDS or not config.native_core or config.decoder or config.message_ids.text != AUTHOR_SEQNO:
+    if not config.native_core or config.decoder or config.message_ids.text != AUTHOR_SEQNO:
         return False
-    return load_library() is not None
+    return is_worth_it(records)
+
+
+def is_worth_it(records: int) -> bool:
+    """Return true if there is a core, and it is faster than Python for a task of so many records."""
+    return records >= MIN_RECORDS and load_library() is not None
 
 
 class Core:
     """Decoder of the records of one task."""
 
-    def __init__(self, config: DecodeConfig) -> None:
-        """Create the decoder. `can_decode` must be true."""
+    def __init__(self, config: DecodeConfig = _DEFAULTS) -> None:
+        """Create the decoder. `can_decode` must be true; for `batch`, which needs no configuration, `is_worth_it`."""
         library = load_library()
         assert library is not None
         self._library, self._config = library, config
@@ -86,27 +94,38 @@ class Core:
 
     def archive(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
         """Decode a batch of RECORDS for `archive`: TABLES_OF_CORE, keys of frames and identities of messages."""
-        return self._decode(self._library.kiln_archive, len(TABLES_OF_CORE) + 2, batch)
+        return self._decode(self._library.kiln_archive, len(TABLES_OF_CORE) + 2, batch, self._prepare)
 
     def updates(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
         """Decode a batch of RECORDS for `updates`: one table of messages."""
-        return self._decode(self._library.kiln_updates, 1, batch)
+        return self._decode(self._library.kiln_updates, 1, batch, self._prepare)
 
-    def _decode(self, function: Callable[..., int], tables: int, batch: pa.RecordBatch) -> Iterator[CoreRows]:
+    def batch(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
+        """Decode a batch of RECORDS of `kiln.updates` for `batch`: records, owners of their windows, and epochs."""
+        return self._decode(self._library.kiln_batch, 3, batch, None)
+
+    def _decode(
+        self, function: Callable[..., int], tables: int, batch: pa.RecordBatch, prepare: _Prepare | None
+    ) -> Iterator[CoreRows]:
         with _ExportedBatch(batch.select(_RECORD_COLUMNS.names).cast(_RECORD_COLUMNS)) as exported:
             first = 0
             while first < batch.num_rows:
-                unknown = (ctypes.c_int32 * _MAX_TABLES)()
-                count = self._library.kiln_unknown_tables(self._core, exported.array, first, unknown, _MAX_TABLES)
-                for row in unknown[: max(count, 0)]:
-                    self._learn(batch.column("value")[row].as_py())
-                self._check_signatures(exported, first)
+                if prepare is not None:
+                    prepare(batch, exported, first)
                 rows, causes = self._call(function, tables, exported, first)
                 for row, cause in zip(rows.left, causes, strict=True):
                     if cause == _PANICKED:
                         log_panic(batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py())
                 first = rows.end
                 yield rows
+
+    def _prepare(self, batch: pa.RecordBatch, exported: _ExportedBatch, first: int) -> None:
+        """Learn what the frames of the next call need: topic tables and signatures."""
+        unknown = (ctypes.c_int32 * _MAX_TABLES)()
+        count = self._library.kiln_unknown_tables(self._core, exported.array, first, unknown, _MAX_TABLES)
+        for row in unknown[: max(count, 0)]:
+            self._learn(batch.column("value")[row].as_py())
+        self._check_signatures(exported, first)
 
     def _call(
         self, function: Callable[..., int], tables: int, exported: _ExportedBatch, first: int
@@ -202,3 +221,6 @@ class _ImportedBatches:
             pa.RecordBatch._import_from_c(self.arrays + at * _ARRAY_BYTES, self.schemas + at * _SCHEMA_BYTES)
             for at in range(self._count)
         ]
+
+
+_Prepare = Callable[[pa.RecordBatch, _ExportedBatch, int], None]

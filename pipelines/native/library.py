@@ -27,7 +27,7 @@ BUILD_COMMAND: Final = "make native"
 TABLES_OF_CORE: Final = ("frames", "copies", "messages", "subscriptions", "controls")
 """Tables whose rows the core builds, in the order of its output"""
 
-_ABI: Final = 2
+_ABI: Final = 3
 _DIGEST_TEXT: Final = 64
 _log = logging.getLogger("kiln.pipelines.native")
 
@@ -113,7 +113,7 @@ def _declare_functions(library: ctypes.CDLL) -> None:
     library.kiln_learn.restype = None
     library.kiln_learn_signature.argtypes = [pointer, chars, size, ctypes.c_int32]
     library.kiln_learn_signature.restype = None
-    for function in (library.kiln_archive, library.kiln_updates, library.kiln_unchecked):
+    for function in (library.kiln_archive, library.kiln_updates, library.kiln_batch, library.kiln_unchecked):
         function.argtypes = [pointer, pointer, number, pointer, pointer]
         function.restype = number
     library.kiln_unknown_tables.argtypes = [pointer, pointer, number, pointer, size]

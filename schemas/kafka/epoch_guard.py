@@ -20,7 +20,7 @@ class SavedEpoch(NamedTuple):
     writer: str
     number: int
     digests: list[bytes]
-    """16-byte digests of its messages so far, sorted"""
+    """of its messages so far (`compute_message_digest`), sorted"""
 
 
 class EpochGuard:
@@ -28,7 +28,7 @@ class EpochGuard:
 
     def __init__(self, epochs: Iterable[SavedEpoch] = ()) -> None:
         """Load the epochs, in the order of their last write."""
-        self._epochs = {epoch.writer: Epoch(epoch.number, epoch.digests) for epoch in epochs}
+        self._epochs = {epoch.writer: (epoch.number, set(epoch.digests)) for epoch in epochs}
 
     def is_duplicate(self, writer: str, number: int, message: str) -> bool:
         """Add a message, and return true if its writer's newest epoch already had it.
@@ -38,47 +38,35 @@ class EpochGuard:
             number: Number of the epoch.
             message: Network, origin and message id.
         """
-        epoch = self.load_epoch(writer, number)
-        return epoch is not None and not epoch.add(message)
+        digests, digest = self.load_epoch(writer, number), compute_message_digest(message)
+        if digests is None or digest in digests:
+            return digests is not None
+        digests.add(digest)
+        return False
+
+    def load_epoch(self, writer: str, number: int) -> set[bytes] | None:
+        """Return the messages so far of this epoch of a writer, which becomes the last to have written.
+
+        Returns:
+            Their digests, to which the caller adds those of new messages; `None` if the writer has begun a newer epoch.
+        """
+        newest, digests = self._epochs.pop(writer, (number, set[bytes]()))
+        if newest < number:
+            newest, digests = number, set()
+        self._epochs[writer] = newest, digests
+        while len(self._epochs) > MAX_EPOCH_WRITERS:
+            del self._epochs[next(iter(self._epochs))]
+        return digests if newest == number else None
 
     def save(self) -> list[SavedEpoch]:
         """Return the epochs, in the order of their last write."""
-        return [SavedEpoch(writer, epoch.number, epoch.list_digests()) for writer, epoch in self._epochs.items()]
-
-    def load_epoch(self, writer: str, number: int) -> Epoch | None:
-        """Return this epoch of a writer, which becomes the last to have written; None if the writer has begun a newer
-        epoch."""
-        epoch = self._epochs.pop(writer, None)
-        if epoch is None or epoch.number < number:
-            epoch = Epoch(number)
-        self._epochs[writer] = epoch
-        while len(self._epochs) > MAX_EPOCH_WRITERS:
-            del self._epochs[next(iter(self._epochs))]
-        return epoch if epoch.number == number else None
+        return [SavedEpoch(writer, number, sorted(digests)) for writer, (number, digests) in self._epochs.items()]
 
 
-class Epoch:
-    """The newest epoch of a writer, and its messages so far."""
+def compute_message_digest(message: str) -> bytes:
+    """Compute the digest of a message.
 
-    def __init__(self, number: int, digests: Iterable[bytes] = ()) -> None:
-        self.number = number
-        self._digests = set(digests)  # of the messages in the state
-        # Messages added since the state was loaded. Digests can wait: few epochs live to the end of a micro-batch.
-        self._messages: set[str] = set()
-
-    def add(self, message: str) -> bool:
-        """Add a message.
-
-        Returns:
-            False if the message came before.
-        """
-        count = len(self._messages)
-        self._messages.add(message)
-        return len(self._messages) > count and not (self._digests and _digest(message) in self._digests)
-
-    def list_digests(self) -> list[bytes]:
-        return sorted(self._digests.union(map(_digest, self._messages)))
-
-
-def _digest(message: str) -> bytes:
+    Args:
+        message: Network, origin and message id, in a line each.
+    """
     return blake2b(message.encode(), digest_size=16).digest()

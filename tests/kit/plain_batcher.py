@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from kiln.pipelines.batch.batching import BatchOutput, batch_offset_ranges, build_outputs
+from kiln.pipelines.batch.batching import BatchOutput, batch_offset_ranges, build_batch_records
 from kiln.pipelines.batch.offset_range import WindowKey, read_offset_range
-from kiln.pipelines.batch.windows import PartitionWindows
-from kiln.schemas.kafka.records import UNREADABLE, QuarantineRecord, build_quarantine_record_key, decode_update, encode
+from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
+from kiln.schemas.kafka.records import (
+    UNREADABLE,
+    QuarantineRecord,
+    build_batch_key,
+    build_quarantine_record_key,
+    decode_update,
+    encode,
+)
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
@@ -51,6 +58,12 @@ def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int)
         if not windows.guard.is_duplicate(update.epoch.query, update.epoch.batch, message):
             for closed in windows.add(key, stream, tip, min(update.observed_at, windows.log_time)):
                 yield from build_outputs(closed, limit)
+
+
+def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
+    """The Kafka records of one window."""
+    for record in build_batch_records(closed, limit):
+        yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
 
 
 def _unreadable(record: LogRecord, error: Exception) -> BatchOutput:

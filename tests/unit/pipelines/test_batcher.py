@@ -25,7 +25,7 @@ from multiformats import CID
 from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges, build_outputs
+from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_offset_range
 from kiln.pipelines.batch.processor import BatchProcessor
 from kiln.pipelines.batch.transform import OFFSET_RANGES, build_range_task
@@ -48,7 +48,7 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
-from kit.plain_batcher import LogRecord, batch_partition, plainly
+from kit.plain_batcher import LogRecord, batch_partition, build_outputs, plainly
 
 T = 1_000_000
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "batches.schema.json"

@@ -16,7 +16,7 @@ needs_core = pytest.mark.skipif(engines.core_is_missing(), reason="no native cor
     [
         ("frame → messages row", 65, 19),
         pytest.param("frame → messages row, native core", 33, 7, marks=needs_core),
-        ("update → batch", 23, 9),
+        ("update → batch", 22, 8),
     ],
 )
 def test_a_record_does_not_go_round_about(name: str, functions: int, files: int) -> None:
