@@ -7,12 +7,12 @@ core.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kiln.pipelines.archive.core_samples import turn_off_at_difference
@@ -25,6 +25,7 @@ from kiln.pipelines.archive.rows import (
     reject_message,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.frame_files import FrameTasks
 from kiln.pipelines.backfill.merged_rows import MERGED_ROWS, MERGED_SCHEMA, MergedRow, MergedRowBuffer, StageOutput
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
@@ -70,25 +71,33 @@ class RunTarget:
     span: TimeRange
 
 
-def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
+def decode_files(spark: SparkSession, reading: FrameTasks, config: DecodeConfig, target: RunTarget) -> DataFrame:
     """Decode rows of the table `frames` into MERGED_ROWS, one for each good copy of a message.
 
-    Tasks write rows of `copies` and `quarantine` to files.
+    Each task reads its part of the files, and writes rows of `copies` and `quarantine` to files.
     """
+
+    def rows(batches: _Batches) -> _Batches:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _decode_batches(reading.read(number), config, target)
+
+    return spark.range(0, len(reading.tasks), 1, max(1, len(reading.tasks))).mapInArrow(rows, MERGED_ROWS)
+
+
+def decode_rows(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
+    """Decode as `decode_files` does, but rows that Spark reads."""
     times = {"observed_at", "kafka_timestamp"}
     names = [column.name for column in TABLES["frames"].columns]
     columns = [F.unix_micros(name).alias(name) if name in times else F.col(name) for name in names]
-    return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
+    return frames.select(*columns).mapInArrow(lambda batches: _decode_batches(batches, config, target), MERGED_ROWS)
 
 
-def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        decoder = CopyDecoder(config, target)
-        for batch in batches:
-            yield from decoder.decode(batch)
-        yield from decoder.finish()
-
-    return rows
+def _decode_batches(batches: _Batches, config: DecodeConfig, target: RunTarget) -> _Batches:
+    decoder = CopyDecoder(config, target)
+    for batch in batches:
+        yield from decoder.decode(batch)
+    yield from decoder.finish()
 
 
 class CopyDecoder:

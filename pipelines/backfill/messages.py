@@ -26,11 +26,9 @@ from kiln.pipelines.backfill.merged_rows import (
     MergedRow,
     StageOutput,
     read_groups,
+    select_merged,
 )
-from kiln.pipelines.decode.decoder import (
-    DecodeConfig,
-    MessageRef,
-)
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
@@ -76,7 +74,7 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     tip: str
     observed_at: int
-    position: MessageRef
+    position: FramePosition
     data: bytes
     reports_faults: bool
     """true if this chunk writes the message, and so quarantines its faults"""
@@ -105,27 +103,34 @@ def select_messages(
 
 def mark_run_messages(messages: DataFrame) -> DataFrame:
     """Convert the run's `messages` to MERGED_ROWS."""
-    return messages.select(*_mark_columns(RUN_MESSAGE, F.unix_micros("observed_at")))
+    return _mark_rows(messages, RUN_MESSAGE)
 
 
 def mark_live_messages(messages: DataFrame) -> DataFrame:
     """Convert live `messages` to MERGED_ROWS."""
-    position = ("kafka_partition", "kafka_offset", "message_index")
-    return messages.select(*_mark_columns(LIVE_MESSAGE, F.unix_micros("observed_at"), *position))
+    position = {"partition": "kafka_partition", "offset": "kafka_offset", "position": "message_index"}
+    return _mark_rows(messages, LIVE_MESSAGE, **{name: F.col(column) for name, column in position.items()})
 
 
 def mark_run_updates(updates: DataFrame) -> DataFrame:
     """Convert the run's `updates` to MERGED_ROWS."""
-    return updates.select(*_mark_columns(RUN_UPDATE, F.unix_micros("observed_at"), note=_origin_note()))
+    return _mark_rows(updates, RUN_UPDATE, note=_origin_note())
 
 
 def mark_live_updates(updates: DataFrame) -> DataFrame:
     """Convert live `updates` to MERGED_ROWS."""
-    position = ("log_partition", "log_offset")
+    position = {"partition": F.col("log_partition"), "offset": F.col("log_offset")}
     log_time = F.encode(F.unix_micros("log_time").cast("string"), "UTF-8")
-    return updates.select(
-        *_mark_columns(LIVE_UPDATE, F.unix_micros("observed_at"), *position, note=_origin_note(), data=log_time)
-    )
+    return _mark_rows(updates, LIVE_UPDATE, **position, note=_origin_note(), data=log_time)
+
+
+def _mark_rows(rows: DataFrame, rank: int, **columns: Column) -> DataFrame:
+    at = F.unix_micros("observed_at")
+    return select_merged(rows, network=F.col("network"), name=F.col("message_id"), rank=F.lit(rank), at=at, **columns)
+
+
+def _origin_note() -> Column:
+    return F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))
 
 
 # ---------------------------------------------------------------- the second stage
@@ -245,33 +250,9 @@ class _MessageGroup:
                 stream=update.stream or "",
                 tip=update.tip or "",
                 observed_at=copy.at,
-                position=MessageRef(copy.partition, copy.offset, copy.position),
+                position=FramePosition(copy.partition, copy.offset, copy.position),
                 data=update.data,
                 reports_faults=bool(self._kept) and copy.at in span,
                 is_first=bool(self._kept),
                 live=live,
             )
-
-
-def _mark_columns(
-    rank: int, at: Column, *log_position: str, note: Column | None = None, data: Column | None = None
-) -> list[Column]:
-    """Build the columns of MERGED_ROWS for a table that has `network` and `message_id`."""
-    columns = [F.col(name) for name in log_position]
-    columns += [F.lit(0)] * (3 - len(columns))
-    partition, offset, position = columns
-    return [
-        F.col("network"),
-        F.col("message_id").alias("name"),
-        F.lit(rank).alias("rank"),
-        at.alias("at"),
-        partition.cast("int").alias("partition"),
-        offset.cast("bigint").alias("offset"),
-        position.cast("int").alias("position"),
-        (F.lit(0) if note is None else note).alias("note"),
-        (F.lit(b"") if data is None else data).alias("data"),
-    ]
-
-
-def _origin_note() -> Column:
-    return F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))
