@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,6 +50,7 @@ from kiln.pipelines.sink.rows import QuarantineRow
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import find_frame_fault
 from kiln.schemas.kafka.records import QuarantineRecord
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _Batches = Iterator[pa.RecordBatch]
@@ -58,6 +61,11 @@ COPY = 5
 UPDATE, REPLAY, LASTING = 1, 2, 4
 """Bits of `note`."""
 
+_OWN_FIELDS: Final = frozenset(
+    ("observed_at", "sequence", "payload", "verdicts", "kafka_partition", "kafka_offset", "kafka_timestamp")
+)
+"""Columns of `frames` that differ between the frames of one direction of a connection."""
+_list_shared: Final = attrgetter(*(name for name in FrameRow._fields if name not in _OWN_FIELDS))
 _ROWS = 5_000  # of a record batch
 _VALID = VERDICT_NAMES[Verdict.VALID]
 
@@ -164,10 +172,17 @@ def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:
 def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.RecordBatch:
     """Build the records of `kiln.frames` for these rows. A row that makes no Frame has no value, so that Python reports
     the row."""
+    heads: dict[tuple[object, ...], bytes] = {}  # the fields that frames of one connection share, serialized
     values: list[bytes | None] = []
     for row in frames:
         try:
-            values.append(parse_frame_row(row).SerializeToString())
+            shared = _list_shared(row)
+            if shared not in heads:
+                heads[shared] = _serialize_shared(row)
+            own = Frame(
+                observed_at=row.observed_at * 1000, sequence=row.sequence, payload=row.payload, verdicts=row.verdicts
+            )
+            values.append(heads[shared] + own.SerializeToString())
         except PROCESSING_ERRORS:
             values.append(None)
     columns = {
@@ -177,6 +192,10 @@ def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.Reco
         "value": pa.array(values, pa.binary()),
     }
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _serialize_shared(row: FrameRow) -> bytes:
+    return parse_frame_row(row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")).SerializeToString()
 
 
 def _merge_copies(messages: pa.RecordBatch) -> _Batches:
