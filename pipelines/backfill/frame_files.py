@@ -25,11 +25,11 @@ _TIMES: Final = {"observed_at", "kafka_timestamp"}
 
 
 class _FileSlice(NamedTuple):
-    """One of `count` parts of a file, by row groups."""
+    """One of so many parts of a file, by row groups."""
 
     file: Location
     number: int
-    count: int
+    parts: int
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class FrameTasks:
             with piece.file.open() as opened:
                 file = pq.ParquetFile(opened)
                 count = file.num_row_groups
-                own = [group for group in range(count) if group * piece.count // count == piece.number]
+                own = [group for group in range(count) if group * piece.parts // count == piece.number]
                 groups = [group for group in own if _may_overlap(file, group, self.span)]
                 for batch in file.iter_batches(_BATCH_ROWS, row_groups=groups, use_threads=False):
                     yield self._select(_convert(batch))

@@ -19,7 +19,7 @@ from kiln.pipelines.archive.rows import (
     decode_data,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
-from kiln.pipelines.backfill.copies import LASTING, REPLAY, UPDATE, RunTarget, build_quarantine_row
+from kiln.pipelines.backfill.copies import LASTING, REPLAY, SOURCE, UPDATE, RunTarget, build_quarantine_row, read_copy
 from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
 from kiln.pipelines.backfill.merged_rows import (
     OUTPUT_RANK,
@@ -153,8 +153,7 @@ def _select_partition(
                     out.add((STAGE_OUTPUT, None, None, row.data))
                     continue
                 message.add(row)
-            for packed_row in message.select_rows():
-                message_row = _decode_message(packed_row)
+            for message_row in message.select_rows():
                 is_inside = message_row.observed_at in target.span
                 if decoder is not None:
                     decoded = decode_data(message_row, decoder)
@@ -163,7 +162,7 @@ def _select_partition(
                     elif is_inside:
                         for record in build_fault_records(decoded):
                             faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
-                (inside if is_inside else outside).add(message_row, len(packed_row))
+                (inside if is_inside else outside).add(message_row, len(message_row.data))
             for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
@@ -179,12 +178,6 @@ _CANDIDATE_SCHEMA = pa.schema(
     [("kind", pa.string()), ("network", pa.string()), ("stream", pa.string()), ("data", pa.binary())]
 )
 _CopyMatcher = Callable[[int, int], bool]
-_MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
-
-
-def _decode_message(data: bytes) -> MessageRow:
-    # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
-    return _MESSAGE_DECODER.decode(data)
 
 
 class _MessageGroup:
@@ -194,12 +187,13 @@ class _MessageGroup:
         self._chunk = chunk
         self._matchers = {True: signed, False: unsigned}
         self._known: list[MergedRow] = []
-        self._selector: FirstCopySelector[bytes] | None = None
+        self._selector: FirstCopySelector[MergedRow] | None = None
         self._run_origins: set[int] = set()
         self._live_updates: dict[int, MergedRow] = {}
         self._first_copies: dict[int, MergedRow] = {}
         """first copy of an UPDATE, by origin"""
-        self._kept: list[bytes] = []
+        self._kept: list[MergedRow] = []
+        self._sources: dict[FramePosition, bytes] = {}
 
     def add(self, row: MergedRow) -> None:
         """Add the next row."""
@@ -212,13 +206,16 @@ class _MessageGroup:
         else:
             if self._selector is None:
                 self._selector = self._build_selector(bool(row.note & LASTING))
-            if self._selector.offer(row.at, FramePosition(row.partition, row.offset, row.position), row.data):
-                self._kept.append(row.data)
+            position = FramePosition(row.partition, row.offset, row.position)
+            if row.note & SOURCE:
+                self._sources[position] = row.data
+            if self._selector.offer(row.at, position, row):
+                self._kept.append(row)
             if row.note & UPDATE:
                 self._first_copies.setdefault(row.note & REPLAY, row)
 
-    def _build_selector(self, signed: bool) -> FirstCopySelector[bytes]:
-        selector = FirstCopySelector[bytes](self._matchers[signed])
+    def _build_selector(self, signed: bool) -> FirstCopySelector[MergedRow]:
+        selector = FirstCopySelector[MergedRow](self._matchers[signed])
         for known in self._known:
             if known.rank == LIVE_MESSAGE and known.at in self._chunk:
                 selector.add_live_choice(known.at, FramePosition(known.partition, known.offset, known.position))
@@ -226,11 +223,12 @@ class _MessageGroup:
                 selector.add_known(known.at)
         return selector
 
-    def select_rows(self) -> list[bytes]:
-        """Return the packed rows of `messages` to write."""
+    def select_rows(self) -> Iterator[MessageRow]:
+        """Yield the rows of `messages` to write."""
         if self._selector is not None:
             self._kept += self._selector.list_fallbacks()
-        return self._kept
+        for copy in self._kept:
+            yield read_copy(copy, self._sources)
 
     def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
         """Yield the UPDATE of each origin, unless the run has the update already."""
@@ -239,7 +237,7 @@ class _MessageGroup:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = _decode_message(copy.data)
+            update = read_copy(copy, self._sources)
             yield UpdateMessage(
                 network=copy.network,
                 origin=update.origin,

@@ -22,11 +22,11 @@ ADDED_LATER = ["agent", "end_reason", "dialled"]
 
 def build_row(number: int) -> FrameRow:
     network = "ours" if number % 3 else "theirs"
-    times = {"observed_at": 1_000 + number, "kafka_timestamp": number}
-    row = FrameRow(
-        network, b"c", "IN", "", "", "/meshsub/1.1.0", 0, number, b"p" * number, b"", b"", b"", "LIVE", b"", 0, 1, 7, 0
+    at, payload = 1_000 + number, b"p" * number
+    return FrameRow(
+        *(network, b"c", "IN", "", "", "/meshsub/1.1.0"),
+        *(at, number, payload, b"", b"", b"", "LIVE", b"", 0, 1, 7, number),
     )
-    return row._replace(**times)
 
 
 def write_file(path: Path, rows: range, size: int) -> PlainFile:
