@@ -21,6 +21,7 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native import core, library
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kit import engines
 
@@ -32,13 +33,18 @@ TABLES = ("copies", "subscriptions", "controls", "quarantine")
 
 
 def read_frames(count: int) -> pa.RecordBatch:
-    """Rows of `frames` as Spark hands them over: good messages, garbage, and a row that no Frame has."""
+    """Rows of `frames` as Spark hands them over: good messages, one of them with two contents, garbage, and a row that
+    no Frame has."""
     traffic = Traffic(TrafficOptions(seed=9, network="local-history", checked=0.7), START_NS, 200.0, keep_ledger=False)
     rows = []
     for offset, (made, _) in enumerate(zip(traffic.frames(), range(count), strict=False)):
         frame = Frame.FromString(made.value)
         rows.append(build_frame_row(1, offset, frame.observed_at // 1000, frame))
     rows[7] = rows[7]._replace(remote_peer="0OIl")  # not base58
+    checked = [row for row in rows if row.verdicts and len(RPC.FromString(row.payload).publish) == 1]
+    first, other = RPC.FromString(checked[0].payload), RPC.FromString(checked[-1].payload)
+    first.publish[0].data = other.publish[0].data
+    rows.append(checked[0]._replace(payload=first.SerializeToString(), kafka_offset=count))  # its author signs twice
     columns = [pa.array(values) for values in zip(*rows, strict=True)]
     return pa.RecordBatch.from_arrays(columns, names=FrameRow._fields)
 

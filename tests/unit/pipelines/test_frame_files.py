@@ -22,10 +22,25 @@ ADDED_LATER = ["agent", "end_reason", "dialled"]
 
 def build_row(number: int) -> FrameRow:
     network = "ours" if number % 3 else "theirs"
-    at, payload = 1_000 + number, b"p" * number
     return FrameRow(
-        *(network, b"c", "IN", "", "", "/meshsub/1.1.0"),
-        *(at, number, payload, b"", b"", b"", "LIVE", b"", 0, 1, 7, number),
+        network=network,
+        connection=b"c",
+        direction="IN",
+        local_peer="",
+        remote_peer="",
+        protocol="/meshsub/1.1.0",
+        observed_at=1_000 + number,
+        sequence=number,
+        payload=b"p" * number,
+        hello_in=b"",
+        hello_out=b"",
+        verdicts=b"",
+        origin="LIVE",
+        remote_address=b"",
+        declared_length=0,
+        kafka_partition=1,
+        kafka_offset=7,
+        kafka_timestamp=number,
     )
 
 
