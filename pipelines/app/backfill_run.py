@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Literal, get_args
 
+from msgspec import structs
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -338,12 +339,12 @@ def _read_inputs(
     if terms.source == "kafka":
         topic_id = read_frames_topic_id(settings)
         offsets, lost = read_kafka_offsets(settings, terms)
-        return replace(inputs, kafka=offsets, topic_id=topic_id, lost=lost)
+        return structs.replace(inputs, kafka=offsets, topic_id=topic_id, lost=lost)
     if terms.source == "files":
         network = terms.network or settings.network.name
         captures, _ = find_captures(terms.files)
         parts = split_captures(captures, network, lambda done: report(RunProgress("hashing", done, len(captures))))
-        return replace(inputs, files=parts, parts_per_step=count_parts_per_step(parts, parts_per_step))
+        return structs.replace(inputs, files=parts, parts_per_step=count_parts_per_step(parts, parts_per_step))
     return inputs
 
 

@@ -7,24 +7,30 @@ core.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kiln.pipelines.archive.core_samples import turn_off_at_difference
 from kiln.pipelines.archive.record_decoder import PartFiles
 from kiln.pipelines.archive.rows import (
     DecodedRecord,
+    MessageRow,
     build_fault_records,
     build_message_row,
     decode_parts,
     reject_message,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.deduplication import FramePosition
+from kiln.pipelines.backfill.frame_files import FrameTasks
 from kiln.pipelines.backfill.merged_rows import MERGED_ROWS, MERGED_SCHEMA, MergedRow, MergedRowBuffer, StageOutput
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
@@ -46,7 +52,8 @@ from kiln.pipelines.runtime.row_packing import pack
 from kiln.pipelines.sink.rows import QuarantineRow
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.frames import find_frame_fault
-from kiln.schemas.kafka.records import QuarantineRecord
+from kiln.schemas.kafka.records import Origin, QuarantineRecord
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _Batches = Iterator[pa.RecordBatch]
@@ -54,10 +61,19 @@ _Batches = Iterator[pa.RecordBatch]
 COPY = 5
 """Rank of a copy, after those of known messages: `data` is a packed row of `messages`."""
 
-UPDATE, REPLAY, LASTING = 1, 2, 4
-"""Bits of `note`."""
+UPDATE, REPLAY, LASTING, SOURCE, REPEAT = 1, 2, 4, 8, 16
+"""Bits of `note`. `data` of a REPEAT is a `CopyReference` to a SOURCE of the same message: most copies repeat one that
+their task has decoded, and travel without its content."""
 
+_OWN_FIELDS: Final = frozenset(
+    ("observed_at", "sequence", "payload", "verdicts", "kafka_partition", "kafka_offset", "kafka_timestamp")
+)
+"""Columns of `frames` that differ between the frames of one direction of a connection."""
+_list_shared: Final = attrgetter(*(name for name in FrameRow._fields if name not in _OWN_FIELDS))
 _ROWS = 5_000  # of a record batch
+_SOURCE_BYTES: Final = 32 << 20
+"""Approximate bytes of the messages that a task compares later copies with."""
+_ROW_BYTES: Final = 1_000  # of a row without its data
 _VALID = VERDICT_NAMES[Verdict.VALID]
 
 
@@ -70,25 +86,33 @@ class RunTarget:
     span: TimeRange
 
 
-def decode_copies(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
+def decode_files(spark: SparkSession, reading: FrameTasks, config: DecodeConfig, target: RunTarget) -> DataFrame:
     """Decode rows of the table `frames` into MERGED_ROWS, one for each good copy of a message.
 
-    Tasks write rows of `copies` and `quarantine` to files.
+    Each task reads its part of the files, and writes rows of `copies` and `quarantine` to files.
     """
+
+    def rows(batches: _Batches) -> _Batches:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _decode_batches(reading.read(number), config, target)
+
+    return spark.range(0, len(reading.tasks), 1, max(1, len(reading.tasks))).mapInArrow(rows, MERGED_ROWS)
+
+
+def decode_rows(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
+    """Decode as `decode_files` does, but rows that Spark reads."""
     times = {"observed_at", "kafka_timestamp"}
     names = [column.name for column in TABLES["frames"].columns]
     columns = [F.unix_micros(name).alias(name) if name in times else F.col(name) for name in names]
-    return frames.select(*columns).mapInArrow(_decode_partition(config, target), MERGED_ROWS)
+    return frames.select(*columns).mapInArrow(lambda batches: _decode_batches(batches, config, target), MERGED_ROWS)
 
 
-def _decode_partition(config: DecodeConfig, target: RunTarget) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        decoder = CopyDecoder(config, target)
-        for batch in batches:
-            yield from decoder.decode(batch)
-        yield from decoder.finish()
-
-    return rows
+def _decode_batches(batches: _Batches, config: DecodeConfig, target: RunTarget) -> _Batches:
+    decoder = CopyDecoder(config, target)
+    for batch in batches:
+        yield from decoder.decode(batch)
+    yield from decoder.finish()
 
 
 class CopyDecoder:
@@ -99,6 +123,8 @@ class CopyDecoder:
         self._parts, self._faults = PartFiles(target.run), TableFiles(target.run, "quarantine")
         self._out, self._decoder, self._frames = MergedRowBuffer(), FrameDecoder(config), 0
         self._core: Core | None = None
+        self._sources: dict[tuple[str, str], MessageRow] = {}
+        self._source_bytes = 0
 
     def decode(self, batch: pa.RecordBatch) -> _Batches:
         """Decode rows of `frames`, in the order of the table with times in µs. Yields MERGED_ROWS."""
@@ -145,7 +171,94 @@ class CopyDecoder:
             if tables:
                 if write_parts:
                     self._parts.gather(tables)
-                yield from _merge_copies(tables["messages"])
+                yield from self._merge_copies(tables["messages"])
+
+    def _merge_copies(self, messages: pa.RecordBatch) -> _Batches:
+        """Convert rows of `messages`, as the core builds them, to MERGED_ROWS."""
+        at = messages.column("observed_at").cast(pa.int64())
+        columns = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
+        notes, packed = [], []
+        for row in map(MessageRow._make, zip(*(column.to_pylist() for column in columns.columns), strict=True)):
+            note = UPDATE if row.type == "UPDATE" else 0
+            note |= REPLAY if row.origin == "REPLAY" else 0
+            note |= LASTING if row.verdict == _VALID and is_lasting(row.message_id, True) else 0
+            source = self._sources.setdefault((row.network, row.message_id), row)
+            if source is row:
+                note |= SOURCE
+                self._source_bytes += len(row.data) + _ROW_BYTES
+            elif (source.data, source.topic) == (row.data, row.topic):
+                note |= REPEAT
+            notes.append(note)
+            packed.append(pack(_refer(row, source) if note & REPEAT else row))
+        merged = pa.RecordBatch.from_arrays(
+            [
+                messages.column("network"),
+                messages.column("message_id"),
+                pa.repeat(pa.scalar(COPY, pa.int32()), messages.num_rows),
+                at,
+                messages.column("kafka_partition"),
+                messages.column("kafka_offset"),
+                pc.fill_null(messages.column("message_index"), 0),
+                pa.array(notes, pa.int32()),
+                pa.array(packed, pa.binary()),
+            ],
+            schema=MERGED_SCHEMA,
+        )
+        for start in range(0, merged.num_rows, _ROWS):
+            yield merged.slice(start, _ROWS)
+        if self._source_bytes > _SOURCE_BYTES:
+            self._sources, self._source_bytes = {}, 0
+
+
+class CopyReference(NamedTuple):
+    """The columns of `messages` in which a copy differs from another copy of equal content, and the position of that
+    copy."""
+
+    source: tuple[int, int, int]
+    origin: Origin
+    topic_source: str
+    verdict: str
+    remote_peer: str
+    observed_at: int
+    kafka_partition: int
+    kafka_offset: int
+    message_index: int | None
+
+
+def _refer(row: MessageRow, source: MessageRow) -> CopyReference:
+    return CopyReference(
+        (source.kafka_partition, source.kafka_offset, source.message_index or 0),
+        row.origin,
+        row.topic_source,
+        row.verdict,
+        row.remote_peer,
+        row.observed_at,
+        row.kafka_partition,
+        row.kafka_offset,
+        row.message_index,
+    )
+
+
+_MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
+_REFERENCE_DECODER = msgspec.msgpack.Decoder(CopyReference)
+
+
+def read_copy(copy: MergedRow, sources: Mapping[FramePosition, bytes]) -> MessageRow:
+    """Read the row of a copy. `sources`: data of the copies with the bit SOURCE."""
+    if not copy.note & REPEAT:
+        return _MESSAGE_DECODER.decode(copy.data)
+    reference = _REFERENCE_DECODER.decode(copy.data)
+    source = _MESSAGE_DECODER.decode(sources[FramePosition(*reference.source)])
+    return source._replace(
+        origin=reference.origin,
+        topic_source=reference.topic_source,
+        verdict=reference.verdict,
+        remote_peer=reference.remote_peer,
+        observed_at=reference.observed_at,
+        kafka_partition=reference.kafka_partition,
+        kafka_offset=reference.kafka_offset,
+        message_index=reference.message_index,
+    )
 
 
 def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:
@@ -155,10 +268,17 @@ def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:
 def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.RecordBatch:
     """Build the records of `kiln.frames` for these rows. A row that makes no Frame has no value, so that Python reports
     the row."""
+    heads: dict[tuple[object, ...], bytes] = {}  # the fields that frames of one connection share, serialized
     values: list[bytes | None] = []
     for row in frames:
         try:
-            values.append(parse_frame_row(row).SerializeToString())
+            shared = _list_shared(row)
+            if shared not in heads:
+                heads[shared] = _serialize_shared(row)
+            own = Frame(
+                observed_at=row.observed_at * 1000, sequence=row.sequence, payload=row.payload, verdicts=row.verdicts
+            )
+            values.append(heads[shared] + own.SerializeToString())
         except PROCESSING_ERRORS:
             values.append(None)
     columns = {
@@ -170,37 +290,8 @@ def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.Reco
     return pa.RecordBatch.from_pydict(columns)
 
 
-def _merge_copies(messages: pa.RecordBatch) -> _Batches:
-    """Convert rows of `messages`, as the core builds them, to MERGED_ROWS."""
-    if not messages.num_rows:
-        return
-    at = messages.column("observed_at").cast(pa.int64())
-    columns = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
-    notes = [
-        (UPDATE if kind == "UPDATE" else 0)
-        | (REPLAY if origin == "REPLAY" else 0)
-        | (LASTING if verdict == _VALID and is_lasting(message_id, True) else 0)
-        for kind, origin, verdict, message_id in zip(
-            *(messages.column(name).to_pylist() for name in ("type", "origin", "verdict", "message_id")), strict=True
-        )
-    ]
-    rows = zip(*(column.to_pylist() for column in columns.columns), strict=True)
-    merged = pa.RecordBatch.from_arrays(
-        [
-            messages.column("network"),
-            messages.column("message_id"),
-            pa.repeat(pa.scalar(COPY, pa.int32()), messages.num_rows),
-            at,
-            messages.column("kafka_partition"),
-            messages.column("kafka_offset"),
-            pc.fill_null(messages.column("message_index"), 0),
-            pa.array(notes, pa.int32()),
-            pa.array(map(pack, rows), pa.binary()),
-        ],
-        schema=MERGED_SCHEMA,
-    )
-    for start in range(0, merged.num_rows, _ROWS):
-        yield merged.slice(start, _ROWS)
+def _serialize_shared(row: FrameRow) -> bytes:
+    return parse_frame_row(row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")).SerializeToString()
 
 
 def _decode_row(decoder: FrameDecoder, row: FrameRow) -> DecodedRecord:

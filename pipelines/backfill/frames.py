@@ -25,6 +25,7 @@ from kiln.pipelines.backfill.merged_rows import (
     StageOutput,
     encode_outputs,
     read_groups,
+    select_merged,
 )
 from kiln.pipelines.backfill.sources import FilePart, open_parts
 from kiln.pipelines.decode.decoder import MessageRef, RejectedMessage, reject_failed, reject_unreadable
@@ -81,17 +82,8 @@ def read_file_frames(
 
 def mark_run_frames(frames: DataFrame) -> DataFrame:
     """Convert the run's `frames` to MERGED_ROWS."""
-    return frames.select(
-        F.lit("").alias("network"),
-        F.concat(F.lower(F.hex("connection")), F.col("direction")).alias("name"),
-        F.lit(RUN_FRAME).alias("rank"),
-        F.col("sequence").alias("at"),
-        F.lit(0).alias("partition"),
-        F.lit(0).cast("bigint").alias("offset"),
-        F.lit(0).alias("position"),
-        F.lit(0).alias("note"),
-        F.lit(b"").alias("data"),
-    )
+    name = F.concat(F.lower(F.hex("connection")), F.col("direction"))
+    return select_merged(frames, network=F.lit(""), name=name, rank=F.lit(RUN_FRAME), at=F.col("sequence"))
 
 
 def write_frames(rows: DataFrame, target: RunTarget) -> DataFrame:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from kiln.pipelines.delta.arrow_rows import RowBuffer
@@ -24,6 +24,7 @@ MERGED_ROWS: Final = (
 )
 """A group is a network and a name. Its rows are sorted by `rank`, their kind, and then by the five columns after it."""
 
+_TYPES: Final = dict(column.split() for column in MERGED_ROWS.split(", "))
 _ORDER: Final = ("network", "name", "rank", "at", "partition", "offset", "position", "note")
 MERGED_SCHEMA: Final = pa.schema(
     [
@@ -118,10 +119,18 @@ class MergedRowBuffer:
         yield from self._buffer.drain()
 
 
+def select_merged(rows: DataFrame, **columns: Column) -> DataFrame:
+    """Select MERGED_ROWS: these columns, and zeros and no data for the other ones."""
+    zeros = dict.fromkeys(("partition", "offset", "position", "note"), F.lit(0))
+    given = {**zeros, "data": F.lit(b""), **columns}
+    return rows.select(*(given[name].cast(kind).alias(name) for name, kind in _TYPES.items()))
+
+
 def group_rows(rows: DataFrame) -> DataFrame:
     """Shuffle MERGED_ROWS so that one task has all rows of a group, sorted."""
     columns = [F.col(name) for name in _ORDER]
-    return rows.repartition(*columns[:2]).sortWithinPartitions(*columns)
+    # Spark compares 8 bytes first, and message ids of one author begin alike, so their hash comes first
+    return rows.repartition(*columns[:2]).sortWithinPartitions(F.xxhash64(*columns[:2]), *columns)
 
 
 def read_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[MergedRow]]:

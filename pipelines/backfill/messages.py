@@ -19,18 +19,16 @@ from kiln.pipelines.archive.rows import (
     decode_data,
 )
 from kiln.pipelines.backfill.chunks import TimeRange
-from kiln.pipelines.backfill.copies import LASTING, REPLAY, UPDATE, RunTarget, build_quarantine_row
+from kiln.pipelines.backfill.copies import LASTING, REPLAY, SOURCE, UPDATE, RunTarget, build_quarantine_row, read_copy
 from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
 from kiln.pipelines.backfill.merged_rows import (
     OUTPUT_RANK,
     MergedRow,
     StageOutput,
     read_groups,
+    select_merged,
 )
-from kiln.pipelines.decode.decoder import (
-    DecodeConfig,
-    MessageRef,
-)
+from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
@@ -76,7 +74,7 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     stream: str
     tip: str
     observed_at: int
-    position: MessageRef
+    position: FramePosition
     data: bytes
     reports_faults: bool
     """true if this chunk writes the message, and so quarantines its faults"""
@@ -105,27 +103,34 @@ def select_messages(
 
 def mark_run_messages(messages: DataFrame) -> DataFrame:
     """Convert the run's `messages` to MERGED_ROWS."""
-    return messages.select(*_mark_columns(RUN_MESSAGE, F.unix_micros("observed_at")))
+    return _mark_rows(messages, RUN_MESSAGE)
 
 
 def mark_live_messages(messages: DataFrame) -> DataFrame:
     """Convert live `messages` to MERGED_ROWS."""
-    position = ("kafka_partition", "kafka_offset", "message_index")
-    return messages.select(*_mark_columns(LIVE_MESSAGE, F.unix_micros("observed_at"), *position))
+    position = {"partition": "kafka_partition", "offset": "kafka_offset", "position": "message_index"}
+    return _mark_rows(messages, LIVE_MESSAGE, **{name: F.col(column) for name, column in position.items()})
 
 
 def mark_run_updates(updates: DataFrame) -> DataFrame:
     """Convert the run's `updates` to MERGED_ROWS."""
-    return updates.select(*_mark_columns(RUN_UPDATE, F.unix_micros("observed_at"), note=_origin_note()))
+    return _mark_rows(updates, RUN_UPDATE, note=_origin_note())
 
 
 def mark_live_updates(updates: DataFrame) -> DataFrame:
     """Convert live `updates` to MERGED_ROWS."""
-    position = ("log_partition", "log_offset")
+    position = {"partition": F.col("log_partition"), "offset": F.col("log_offset")}
     log_time = F.encode(F.unix_micros("log_time").cast("string"), "UTF-8")
-    return updates.select(
-        *_mark_columns(LIVE_UPDATE, F.unix_micros("observed_at"), *position, note=_origin_note(), data=log_time)
-    )
+    return _mark_rows(updates, LIVE_UPDATE, **position, note=_origin_note(), data=log_time)
+
+
+def _mark_rows(rows: DataFrame, rank: int, **columns: Column) -> DataFrame:
+    at = F.unix_micros("observed_at")
+    return select_merged(rows, network=F.col("network"), name=F.col("message_id"), rank=F.lit(rank), at=at, **columns)
+
+
+def _origin_note() -> Column:
+    return F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))
 
 
 # ---------------------------------------------------------------- the second stage
@@ -148,8 +153,7 @@ def _select_partition(
                     out.add((STAGE_OUTPUT, None, None, row.data))
                     continue
                 message.add(row)
-            for packed_row in message.select_rows():
-                message_row = _decode_message(packed_row)
+            for message_row in message.select_rows():
                 is_inside = message_row.observed_at in target.span
                 if decoder is not None:
                     decoded = decode_data(message_row, decoder)
@@ -158,7 +162,7 @@ def _select_partition(
                     elif is_inside:
                         for record in build_fault_records(decoded):
                             faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
-                (inside if is_inside else outside).add(message_row, len(packed_row))
+                (inside if is_inside else outside).add(message_row, len(message_row.data))
             for candidate in message.list_candidates(target.span):
                 data = msgspec.msgpack.encode(candidate)
                 if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
@@ -174,12 +178,6 @@ _CANDIDATE_SCHEMA = pa.schema(
     [("kind", pa.string()), ("network", pa.string()), ("stream", pa.string()), ("data", pa.binary())]
 )
 _CopyMatcher = Callable[[int, int], bool]
-_MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
-
-
-def _decode_message(data: bytes) -> MessageRow:
-    # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
-    return _MESSAGE_DECODER.decode(data)
 
 
 class _MessageGroup:
@@ -189,12 +187,13 @@ class _MessageGroup:
         self._chunk = chunk
         self._matchers = {True: signed, False: unsigned}
         self._known: list[MergedRow] = []
-        self._selector: FirstCopySelector[bytes] | None = None
+        self._selector: FirstCopySelector[MergedRow] | None = None
         self._run_origins: set[int] = set()
         self._live_updates: dict[int, MergedRow] = {}
         self._first_copies: dict[int, MergedRow] = {}
         """first copy of an UPDATE, by origin"""
-        self._kept: list[bytes] = []
+        self._kept: list[MergedRow] = []
+        self._sources: dict[FramePosition, bytes] = {}
 
     def add(self, row: MergedRow) -> None:
         """Add the next row."""
@@ -207,13 +206,16 @@ class _MessageGroup:
         else:
             if self._selector is None:
                 self._selector = self._build_selector(bool(row.note & LASTING))
-            if self._selector.offer(row.at, FramePosition(row.partition, row.offset, row.position), row.data):
-                self._kept.append(row.data)
+            position = FramePosition(row.partition, row.offset, row.position)
+            if row.note & SOURCE:
+                self._sources[position] = row.data
+            if self._selector.offer(row.at, position, row):
+                self._kept.append(row)
             if row.note & UPDATE:
                 self._first_copies.setdefault(row.note & REPLAY, row)
 
-    def _build_selector(self, signed: bool) -> FirstCopySelector[bytes]:
-        selector = FirstCopySelector[bytes](self._matchers[signed])
+    def _build_selector(self, signed: bool) -> FirstCopySelector[MergedRow]:
+        selector = FirstCopySelector[MergedRow](self._matchers[signed])
         for known in self._known:
             if known.rank == LIVE_MESSAGE and known.at in self._chunk:
                 selector.add_live_choice(known.at, FramePosition(known.partition, known.offset, known.position))
@@ -221,11 +223,12 @@ class _MessageGroup:
                 selector.add_known(known.at)
         return selector
 
-    def select_rows(self) -> list[bytes]:
-        """Return the packed rows of `messages` to write."""
+    def select_rows(self) -> Iterator[MessageRow]:
+        """Yield the rows of `messages` to write."""
         if self._selector is not None:
             self._kept += self._selector.list_fallbacks()
-        return self._kept
+        for copy in self._kept:
+            yield read_copy(copy, self._sources)
 
     def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
         """Yield the UPDATE of each origin, unless the run has the update already."""
@@ -234,7 +237,7 @@ class _MessageGroup:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = _decode_message(copy.data)
+            update = read_copy(copy, self._sources)
             yield UpdateMessage(
                 network=copy.network,
                 origin=update.origin,
@@ -245,33 +248,9 @@ class _MessageGroup:
                 stream=update.stream or "",
                 tip=update.tip or "",
                 observed_at=copy.at,
-                position=MessageRef(copy.partition, copy.offset, copy.position),
+                position=FramePosition(copy.partition, copy.offset, copy.position),
                 data=update.data,
                 reports_faults=bool(self._kept) and copy.at in span,
                 is_first=bool(self._kept),
                 live=live,
             )
-
-
-def _mark_columns(
-    rank: int, at: Column, *log_position: str, note: Column | None = None, data: Column | None = None
-) -> list[Column]:
-    """Build the columns of MERGED_ROWS for a table that has `network` and `message_id`."""
-    columns = [F.col(name) for name in log_position]
-    columns += [F.lit(0)] * (3 - len(columns))
-    partition, offset, position = columns
-    return [
-        F.col("network"),
-        F.col("message_id").alias("name"),
-        F.lit(rank).alias("rank"),
-        at.alias("at"),
-        partition.cast("int").alias("partition"),
-        offset.cast("bigint").alias("offset"),
-        position.cast("int").alias("position"),
-        (F.lit(0) if note is None else note).alias("note"),
-        (F.lit(b"") if data is None else data).alias("data"),
-    ]
-
-
-def _origin_note() -> Column:
-    return F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))

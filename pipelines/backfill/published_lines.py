@@ -38,6 +38,11 @@ _POSITION: Final = ["kafka_partition", "kafka_offset"]
 _Batches = Iterator[pa.RecordBatch]
 
 
+def has_log_lines(frames: DataFrame) -> bool:
+    """Return true if rows of the table `frames` are lines of such a log."""
+    return not frames.where(_is_log_line()).isEmpty()
+
+
 def set_seqnos(frames: DataFrame, near: DataFrame) -> DataFrame:
     """Give each published line the seqno of its message, if another node received it.
 
@@ -45,17 +50,20 @@ def set_seqnos(frames: DataFrame, near: DataFrame) -> DataFrame:
         frames: Rows of the table `frames`.
         near: The same rows, and the rows up to MAX_GAP before and after them.
     """
-    of_log = F.col("protocol") == ceramic_log.NAME
-    logged = near.where(of_log)
-    if logged.isEmpty():
-        return frames
-    lines = logged.select(*_POSITION, F.unix_micros("observed_at").alias("at"), "payload").mapInArrow(
-        _read_lines, _LINES
+    of_log = _is_log_line()
+    lines = (
+        near.where(of_log)
+        .select(*_POSITION, F.unix_micros("observed_at").alias("at"), "payload")
+        .mapInArrow(_read_lines, _LINES)
     )
     nearest = F.when(F.col("seqno").isNull(), _find_nearest())
     matches = lines.select(*_POSITION, nearest.alias("found")).where(F.col("found").isNotNull())
     matched = frames.where(of_log).join(matches, _POSITION, "left").select(*frames.columns, "found")
     return frames.where(~of_log).unionByName(matched.mapInArrow(_insert_seqnos, frames.schema))
+
+
+def _is_log_line() -> Column:
+    return F.col("protocol") == ceramic_log.NAME
 
 
 def _find_nearest() -> Column:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 import msgspec
@@ -22,6 +22,7 @@ from kiln.conf.process.kafka_topics import describe_replaced_topic
 from kiln.pipelines.backfill import batches, copies, frames, messages, published_lines, updates
 from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.copies import RunTarget
+from kiln.pipelines.backfill.frame_files import plan_tasks
 from kiln.pipelines.backfill.frames import FrameFilter
 from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
 from kiln.pipelines.backfill.messages import STAGE_OUTPUT
@@ -36,13 +37,20 @@ from kiln.pipelines.backfill.run_log import (
     find_run,
 )
 from kiln.pipelines.backfill.sources import FilePart
-from kiln.pipelines.backfill.terms import RunTerms, describe_differences
+from kiln.pipelines.backfill.terms import CHUNK, RunTerms, describe_differences
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.tables import TimeBounds, count_rows_at_most, create_empty, read_rows
+from kiln.pipelines.delta.tables import (
+    PlainFile,
+    TimeBounds,
+    count_rows_at_most,
+    create_empty,
+    list_plain_files,
+    read_rows,
+)
 from kiln.pipelines.runtime.kafka import Broker, read_range
 from kiln.pipelines.updates.separators import SeparatorConfig
 
@@ -64,21 +72,22 @@ class StoppedError(KilnError):
     exit_code = 130
 
 
-@dataclass(frozen=True)
-class RunInputs:
-    """Inputs of a run, as of its start."""
+class RunInputs(msgspec.Struct, frozen=True):
+    """Inputs of a run as of its start, stored in its event `begun`, so that a resumed run has the same chunks."""
 
-    live: Mapping[str, int]
+    live: dict[str, int]
     """versions of the live tables, without `streams` if no stream was known"""
     parts_per_step: int = 8
     """file parts that one step reads"""
-    kafka: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    kafka: dict[str, tuple[int, int]] = {}
     """first offset and end of `kiln.frames`, by partition"""
     topic_id: str = ""
     """Kafka's id of the topic that the offsets belong to"""
-    files: Sequence[FilePart] = ()
-    lost: Sequence[str] = ()
+    files: list[FilePart] = []
+    lost: list[str] = []
     """descriptions of the parts of the range that the source no longer has"""
+    chunk: int = CHUNK
+    """frames of a chunk"""
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
     lake.create(("backfill_runs", *LIVE_TABLES))
     backfill_run = find_matching_run(terms, lake)
     if backfill_run is None:
-        saved = msgspec.to_builtins(_SavedInputs.from_inputs(inputs(), terms))
+        saved = msgspec.to_builtins(msgspec.structs.replace(inputs(), chunk=terms.chunk))
         details = terms.to_details() | {"inputs": saved, "version": resources.version}
         low, high = terms.span
         append_event(lake, terms.name, "begun", resources.now(), range_from=low, range_to=high, details=details)
@@ -213,32 +222,10 @@ def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
     return outside
 
 
-class _SavedInputs(msgspec.Struct, frozen=True):
-    """`RunInputs` and chunk sizes as stored in the event `begun`, so that a resumed run has the same chunks."""
-
-    live: dict[str, int]
-    chunk: int
-    at_once: int
-    kafka: dict[str, tuple[int, int]] = {}
-    files: list[str] = []
-    gone: list[str] = []
-    topic_id: str = ""
-
-    @classmethod
-    def from_inputs(cls, inputs: RunInputs, terms: RunTerms) -> _SavedInputs:
-        files = [msgspec.json.encode(file).decode() for file in inputs.files]
-        live, kafka, lost = dict(inputs.live), dict(inputs.kafka), list(inputs.lost)
-        return cls(live, terms.chunk, inputs.parts_per_step, kafka, files, lost, inputs.topic_id)
-
-    @property
-    def parts(self) -> list[FilePart]:
-        return [msgspec.json.decode(file, type=FilePart) for file in self.files]
-
-
 class _ChunkRunner:
     def __init__(self, run: BackfillRun, terms: RunTerms, resources: RunResources) -> None:
         self._run, self._terms, self._resources = run, terms, resources
-        self._inputs = msgspec.convert(run.details["inputs"], _SavedInputs)
+        self._inputs = msgspec.convert(run.details["inputs"], RunInputs)
         self._lake = resources.lake.locate_run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
         self._target = RunTarget(self._lake, self._beyond, terms.span)
@@ -266,7 +253,7 @@ class _ChunkRunner:
                 details={"rows": self._count_rows()},
             )
         rows, outside = self._count_rows(), merge_outside(self._done.values())
-        written, frames_read, lost = self._rows_written, self._frames, self._inputs.gone
+        written, frames_read, lost = self._rows_written, self._frames, self._inputs.lost
         return RunOutcome(self._terms.name, rows, written, frames_read, lost, outside, was_done)
 
     def _count_rows(self) -> dict[str, int]:
@@ -369,7 +356,7 @@ class _ChunkRunner:
     def _list_readers(self) -> list[Callable[[], DataFrame]]:
         terms, spark = self._terms, self._resources.spark
         if terms.source == "files":
-            parts, size = self._inputs.parts, self._inputs.at_once
+            parts, size = self._inputs.files, self._inputs.parts_per_step
             steps = [parts[at : at + size] for at in range(0, len(parts), size)]
             wanted = FrameFilter(terms.read_span)
             return [partial(frames.read_file_frames, spark, step, wanted, self._target) for step in steps]
@@ -421,6 +408,16 @@ class _ChunkRunner:
             return rows if self._terms.network is None else rows.where(F.col("network") == self._terms.network)
         return self._read_own("frames", self._versions_after_reading(), span.low, span.high)
 
+    def _list_frame_files(self, span: TimeRange) -> list[PlainFile] | None:
+        """List the files that hold the rows of `_read_frames`, or return `None` if Spark must read them."""
+        times = TimeBounds("observed_at", *span)
+        if self._terms.source == "frames":
+            return list_plain_files(self._resources.lake, "frames", self._inputs.live["frames"], times)
+        versions = self._versions_after_reading()
+        own = list_plain_files(self._lake, "frames", versions.get("frames", 0), times)
+        beyond = list_plain_files(self._beyond, "frames", versions.get("beyond/frames", 0), times)
+        return None if own is None or beyond is None else own + beyond
+
     def _versions_after_reading(self) -> Mapping[str, int]:
         last = max((number for step, number in self._done if step == "reading"), default=None)
         return {} if last is None else self._versions_after("reading", last)
@@ -461,10 +458,7 @@ class _ChunkRunner:
         terms, target, signed_horizon = self._terms, self._target, self._terms.signed_horizon
         versions = self._versions_after("decoding", number - 1) if number else {}
         near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
-        gap = published_lines.MAX_GAP
-        with_edges = self._read_frames(TimeRange(chunk.low - gap, chunk.high + gap))
-        chunk_frames = published_lines.set_seqnos(self._read_frames(chunk), with_edges)
-        rows = copies.decode_copies(chunk_frames, terms.decoding, target)
+        rows = self._decode_frames(chunk)
         live_updates = self._read_live("updates", near.low, near.high)
         live_messages = self._read_live_messages(near)
         marks = messages.mark_live_messages(live_messages).unionByName(messages.mark_live_updates(live_updates))
@@ -488,6 +482,22 @@ class _ChunkRunner:
         finally:
             candidates.unpersist()
             rows.unpersist()
+
+    def _decode_frames(self, chunk: TimeRange) -> DataFrame:
+        decoding, target, files = self._terms.decoding, self._target, self._list_frame_files(chunk)
+        if files is None or self._has_log_lines:
+            gap = published_lines.MAX_GAP
+            with_edges = self._read_frames(TimeRange(chunk.low - gap, chunk.high + gap))
+            return copies.decode_rows(
+                published_lines.set_seqnos(self._read_frames(chunk), with_edges), decoding, target
+            )
+        spark, network = self._resources.spark, self._terms.network if self._terms.source == "frames" else None
+        tasks = plan_tasks(files, 2 * spark.sparkContext.defaultParallelism, chunk, network)
+        return copies.decode_files(spark, tasks, decoding, target)
+
+    @cached_property
+    def _has_log_lines(self) -> bool:
+        return published_lines.has_log_lines(self._read_frames(self._terms.read_span))
 
     def _has_few_marks(self, near: TimeRange, versions: Mapping[str, int]) -> bool:
         """Return true if the live tables and the run have at most as many messages and updates near a chunk as a chunk

@@ -19,6 +19,7 @@ from kiln.pipelines.backfill.merged_rows import (
     StageOutput,
     encode_outputs,
     read_groups,
+    select_merged,
 )
 from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, UpdateMessage, decode_candidate
 from kiln.pipelines.decode.decoder import MessageRef
@@ -32,7 +33,7 @@ from kiln.pipelines.updates.separators import (
     build_false_claim,
     resolve_separator,
 )
-from kiln.schemas.kafka.records import Origin, QuarantineRecord, SeparatorRecord, SeparatorSource
+from kiln.schemas.kafka.records import QuarantineRecord, SeparatorRecord, SeparatorSource
 from kiln.schemas.wire.topics import parse_topic
 
 _Batches = Iterator[pa.RecordBatch]
@@ -50,23 +51,19 @@ KNOWN_STREAMS = "network string, stream string, known boolean, separator_key str
 
 
 class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """An update with its separator. Times are µs."""
+    """An update with its separator."""
 
-    network: str
-    origin: Origin
-    message_id: str
-    author: str | None
+    message: UpdateMessage
+    """without its data"""
     separator: tuple[str, str] | None
     source: SeparatorSource | None
-    stream: str
-    tip: str
-    stamp: LiveUpdate
-    """times and log position of the row; those of the live row if there is one"""
-    is_live: bool
-    position: tuple[int, int, int]
-    is_first: bool
-    """true unless the message was announced before this copy of it"""
     fault: QuarantineRecord | None
+
+    @property
+    def stamp(self) -> LiveUpdate:
+        """Times and log position of the row: those of the live row if there is one."""
+        at = self.message.observed_at
+        return self.message.live or LiveUpdate(at, at, NOWHERE, at)
 
     @property
     def event_time(self) -> int:
@@ -74,27 +71,30 @@ class _RunUpdate(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def candidate(self) -> UpdateCandidate:
-        author = self.author if self.is_first and is_lasting(self.message_id, True) else None
-        return UpdateCandidate(self.event_time, self.origin, self.separator, self.tip, author, self.is_live)
+        message = self.message
+        author = message.author if message.is_first and is_lasting(message.message_id, True) else None
+        is_live = message.live is not None
+        return UpdateCandidate(self.event_time, message.origin, self.separator, message.tip, author, is_live)
 
     @property
     def row(self) -> UpdatesRow:
         """Row of the table `updates`."""
         key, value = self.separator or (None, None)
+        message, stamp = self.message, self.stamp
         return UpdatesRow(
-            network=self.network,
-            origin=self.origin,
-            message_id=self.message_id,
-            from_peer=self.author,
+            network=message.network,
+            origin=message.origin,
+            message_id=message.message_id,
+            from_peer=message.author,
             separator_key=key,
             separator_value=value,
             separator_source=self.source,
-            stream=self.stream,
-            tip=self.tip,
-            observed_at=self.stamp.observed_at,
-            log_time=self.stamp.log_time,
-            log_partition=self.stamp.log_partition,
-            log_offset=self.stamp.log_offset,
+            stream=message.stream,
+            tip=message.tip,
+            observed_at=stamp.observed_at,
+            log_time=stamp.log_time,
+            log_partition=stamp.log_partition,
+            log_offset=stamp.log_offset,
         )
 
 
@@ -116,9 +116,7 @@ def assign_separators(candidates: DataFrame, known: DataFrame, separating: Separ
 
 def mark_run_updates(updates: DataFrame) -> DataFrame:
     """Convert the run's `updates` to MERGED_ROWS."""
-    return updates.select(
-        *_mark_columns(RUN_UPDATE, _get_event_time(), F.col("separator_key"), F.col("separator_value"))
-    )
+    return _mark_rows(updates, RUN_UPDATE, _get_event_time(), F.col("separator_key"), F.col("separator_value"))
 
 
 def mark_live_updates(updates: DataFrame, known: DataFrame) -> DataFrame:
@@ -131,38 +129,31 @@ def mark_live_updates(updates: DataFrame, known: DataFrame) -> DataFrame:
         F.when(F.col("known"), F.col(verified_column)).otherwise(F.col(column))
         for verified_column, column in (("key", "separator_key"), ("value", "separator_value"))
     )
-    return rows.select(*_mark_columns(LIVE_UPDATE, _get_event_time(), key, value))
+    return _mark_rows(rows, LIVE_UPDATE, _get_event_time(), key, value)
 
 
 def mark_announcements(messages: DataFrame, before: int) -> DataFrame:
     """Convert rows of `messages` to MERGED_ROWS: UPDATEs with an author, up to before a time, µs."""
     is_announced = (F.col("type") == "UPDATE") & F.col("from_peer").isNotNull()
     rows = messages.where(is_announced & (F.col("observed_at") < F.timestamp_micros(F.lit(before))))
-    return rows.select(*_mark_columns(ANNOUNCEMENT, F.col("observed_at"), F.col("from_peer")))
-
-
-def write_updates(rows: DataFrame, signed_horizon: int, target: RunTarget) -> DataFrame:
-    """Write rows of `updates`, `tips` and `quarantine` to files from grouped MERGED_ROWS, and return STAGE_OUTPUTS."""
-    return rows.mapInArrow(_write_partition(signed_horizon, target), STAGE_OUTPUTS)
+    return _mark_rows(rows, ANNOUNCEMENT, F.col("observed_at"), F.col("from_peer"))
 
 
 def _get_event_time() -> Column:
     return F.least("observed_at", "log_time")
 
 
-def _mark_columns(rank: int, at: Column, *more: Column) -> list[Column]:
-    """Build the columns of MERGED_ROWS. `data`: origin, tip, and `more` as far as it is not null."""
-    return [
-        F.col("network"),
-        F.col("stream").alias("name"),
-        F.lit(rank).alias("rank"),
-        F.unix_micros(at).alias("at"),
-        F.lit(0).alias("partition"),
-        F.lit(0).cast("bigint").alias("offset"),
-        F.lit(0).alias("position"),
-        F.lit(0).alias("note"),
-        F.encode(F.concat_ws("\n", F.col("origin"), F.col("tip"), *more), "UTF-8").alias("data"),
-    ]
+def _mark_rows(rows: DataFrame, rank: int, at: Column, *more: Column) -> DataFrame:
+    """Select MERGED_ROWS. `data`: origin, tip, and `more` as far as it is not null."""
+    data = F.encode(F.concat_ws("\n", F.col("origin"), F.col("tip"), *more), "UTF-8")
+    return select_merged(
+        rows, network=F.col("network"), name=F.col("stream"), rank=F.lit(rank), at=F.unix_micros(at), data=data
+    )
+
+
+def write_updates(rows: DataFrame, signed_horizon: int, target: RunTarget) -> DataFrame:
+    """Write rows of `updates`, `tips` and `quarantine` to files from grouped MERGED_ROWS, and return STAGE_OUTPUTS."""
+    return rows.mapInArrow(_write_partition(signed_horizon, target), STAGE_OUTPUTS)
 
 
 def _assign_partition(separating: SeparatorConfig) -> Callable[[_Batches], _Batches]:
@@ -177,9 +168,8 @@ def _assign_partition(separating: SeparatorConfig) -> Callable[[_Batches], _Batc
                     verified = {(candidate.network, candidate.stream): separator}
                 update = _assign_separator(candidate, verified, separating)
                 if update is not None:
-                    place, packed = update.position, msgspec.msgpack.encode(update)
-                    head = (update.network, update.stream, CANDIDATE_UPDATE, update.event_time)
-                    yield from out.add(MergedRow(*head, *place, data=packed))
+                    head = (candidate.network, candidate.stream, CANDIDATE_UPDATE, update.event_time)
+                    yield from out.add(MergedRow(*head, *candidate.position, data=msgspec.msgpack.encode(update)))
         yield from out.drain()
 
     return rows
@@ -196,21 +186,8 @@ def _assign_separator(
     fault = None
     if result.contradicted is not None and result.separator is not None and candidate.reports_faults:
         fault = build_false_claim(result.contradicted, result.separator, candidate.data, observed_at)
-    return _RunUpdate(
-        network=candidate.network,
-        origin=candidate.origin,
-        message_id=candidate.message_id,
-        author=candidate.author,
-        separator=None if result.separator is None else (result.separator.key, result.separator.value),
-        source=result.source,
-        stream=candidate.stream,
-        tip=candidate.tip,
-        stamp=candidate.live or LiveUpdate(observed_at, observed_at, NOWHERE, observed_at),
-        is_live=candidate.live is not None,
-        position=(candidate.position.partition, candidate.position.offset, candidate.position.position or 0),
-        is_first=candidate.is_first,
-        fault=fault,
-    )
+    separator = None if result.separator is None else (result.separator.key, result.separator.value)
+    return _RunUpdate(msgspec.structs.replace(candidate, data=b""), separator, result.source, fault)
 
 
 def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batches], _Batches]:
@@ -231,16 +208,16 @@ def _write_partition(signed_horizon: int, target: RunTarget) -> Callable[[_Batch
                         tip_times.setdefault(tip, []).append(row.at)
                     continue
                 update = _decode_update(row.data)
+                message, event_time = update.message, update.event_time
                 if update.fault is not None:
-                    faults.add(build_quarantine_row(MessageRef(*update.position), update.fault))
+                    faults.add(build_quarantine_row(MessageRef(*message.position), update.fault))
                 if not history.offer(update.candidate):
                     continue
-                event_time, observed_at = update.event_time, update.stamp.observed_at
                 (inside if event_time in target.span else outside).add(update.row)
-                times = tip_times.setdefault(update.tip, [])
+                observed_at, times = update.stamp.observed_at, tip_times.setdefault(message.tip, [])
                 if observed_at in target.span and not any(abs(event_time - at) < signed_horizon for at in times):
                     times.append(event_time)
-                    tips.add(TipsRow(update.network, update.stream, update.tip, "update", None, observed_at))
+                    tips.add(TipsRow(message.network, message.stream, message.tip, "update", None, observed_at))
         yield encode_outputs(StageOutput(inside.close() + tips.close() + faults.close(), outside.close()))
 
     return rows

@@ -14,6 +14,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from kiln.conf.process.location import Location
 from kiln.pipelines.delta.arrow_rows import build_ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
@@ -90,15 +91,35 @@ def read_rows(
     delta-rs lists the files, and Spark reads the files that may have such rows, because Delta's connector takes a
     second or two for each table. The connector is used only for tables with deletion vectors or column mapping.
     """
-    opened = lake.open(table, version)
-    paths = _list_files(opened, times)["path"].to_pylist()
-    if not paths:
-        return create_empty(spark, table)
-    folder = lake.folder(table).spark_uri
-    if opened.protocol().min_reader_version > 1 or _GLOB & set(folder) or any(_NO_NAME & set(path) for path in paths):
+    files = list_plain_files(lake, table, version, times)
+    if files is None or _GLOB & set(lake.folder(table).spark_uri):
         return read_table(spark, lake, table, version).where(times.condition)
+    if not files:
+        return create_empty(spark, table)
     columns = build_ddl(TABLES[table].columns)
-    return spark.read.schema(columns).parquet(*(f"{folder}/{path}" for path in paths)).where(times.condition)
+    return spark.read.schema(columns).parquet(*(file.location.spark_uri for file in files)).where(times.condition)
+
+
+class PlainFile(NamedTuple):
+    """A Parquet file whose rows are those of its table."""
+
+    location: Location
+    size: int
+    """bytes"""
+
+
+def list_plain_files(
+    lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED
+) -> list[PlainFile] | None:
+    """List the files of a table that may have a row in a range of times, or return `None` if a reader needs more than
+    the files: the table has deletion vectors or column mapping, or names that the log escapes."""
+    opened = lake.open(table, version)
+    files = _list_files(opened, times)
+    paths = files["path"].to_pylist()
+    if opened.protocol().min_reader_version > 1 or any(_NO_NAME & set(path) for path in paths):
+        return None
+    folder = lake.folder(table)
+    return [PlainFile(folder / path, size) for path, size in zip(paths, files["size_bytes"].to_pylist(), strict=True)]
 
 
 def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[DataFile]) -> DataFrame:
