@@ -111,7 +111,8 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
         parts.shares.set_bridges(parts.membership.bridges)
         rule = build_topic_rule(settings.network.name, interests, is_ceramic=settings.is_ceramic)
         await _update_topics(parts, rule, peers, view.topics)
-        parts.blocks.connect_gossip_peers(select_bitswap_peers(parts.node, peers))
+        if parts.kubo is not None:
+            parts.kubo.connect_gossip_peers(select_bitswap_peers(parts.node, peers))
         for thread in (parts.membership, parts.quarantine, *parts.threads):
             thread.revive()
         status = build_status(parts, settings, view, interests, time.time())

@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kiln.bridge.app.interests import InterestsFile, open_interests
+from kiln.bridge.app.neighbours import select_bitswap_peers
 from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.sink import FrameSink
@@ -26,10 +28,12 @@ from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import select_versions
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, RpcLimits
-from kiln.bridge.ipfs import BlockStore, open_store
+from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.ipfs.kubo import Kubo
+from kiln.bridge.ipfs.node import NodeBlockStore
 from kiln.bridge.kafka.librdkafka import open_frames_producer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
@@ -42,7 +46,7 @@ from kiln.bridge.publisher.batches import PublishError, PublishingOptions
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.bridge.publisher.transition import HeightWatch, TopicScheme, Transition
+from kiln.bridge.publisher.transition import HeightWatch, PublishingTopics, Transition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
@@ -75,6 +79,8 @@ class BridgeComponents:
     quarantine: QuarantineWriter
     carrier: Carrier | None
     blocks: BlockStore
+    kubo: NodeBlockStore | None
+    """The block store again, if it is a Kubo: it dials peers that have blocks."""
     membership: Membership
     publishing: PublishingTopics
     publisher: Publisher | None
@@ -93,11 +99,10 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
 
     The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
-    discovery, carrier and threads.
+    discovery, exchange, carrier and threads.
     """
-    sink = stack.enter_context(_open_sink(settings))
-    seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     key = load_or_create_key(settings.bridge_dir / "key")
+    interests = open_interests(settings)
     shares = TopicShares(peer_text(compute_peer_id(key)))
     topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
     sources = AnnouncementSources()
@@ -106,37 +111,30 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         topic_selector.record_message(deliver)
         sources.record_message(deliver.message.data, deliver.source)
 
+    # frames, from peers to Kafka
+    sink = stack.enter_context(_open_sink(settings))
+    seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     node = _create_node(settings, key, seqno, sink, record_message)
     discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
-    quarantine = QuarantineWriter(_kafka_config(settings))
-    quarantine.start()
-    stack.callback(quarantine.stop)
+    quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
     carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
-    blocks: BlockStore
-    exchange: BlockExchange | None = None
-    if not settings.is_ceramic:
-        blocks = open_store("", settings.state / "blocks")  # no message of such a network names a block to Kiln
-    elif settings.ipfs.api == "self":
-        folder = FolderBlockStore(settings.state / "blocks")
-        exchange = _create_exchange(settings, node, folder, sources, discovery)
-        blocks = BitswapBlockStore(folder, exchange, discovery, token, node.counters)
-    else:
-        ipfs = settings.ipfs
-        blocks = open_store(
-            ipfs.api,
-            settings.state / "blocks",
-            auth=ipfs.api_auth.get_secret_value(),
-            peers=ipfs.peers,
-            at_most=ipfs.max_concurrent_fetches,
-        )
+
+    # blocks, by bitswap of our own, by a Kubo, or in a folder alone
+    folder = FolderBlockStore(settings.state / "blocks")
+    exchange = _create_exchange(settings, node, folder, sources, discovery) if _serves_blocks(settings) else None
+    kubo = _open_kubo(settings) if settings.is_ceramic and settings.ipfs.api not in ("", "self") else None
+    blocks: BlockStore = kubo or folder
+    if exchange is not None:
+        blocks = _create_bitswap_store(node, folder, exchange, discovery, token)
     stack.callback(blocks.close)
-    publishing = PublishingTopics(settings)
-    publishing.start()
-    stack.callback(publishing.stop)
-    interests = open_interests(settings)
-    membership = _create_membership(settings, node, interests)
-    membership.start()
-    stack.callback(membership.stop)
+
+    # batches and updates, between Kafka and peers
+    publishing = _run_until_closed(stack, _create_publishing_topics(settings))
+    membership = _run_until_closed(stack, _create_membership(settings, node, interests))
+    publisher = _create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None
+    announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None
+    fetcher = _create_fetcher(settings, node, blocks, kubo, membership) if settings.fetches else None
+
     return BridgeComponents(
         interests=interests,
         shares=shares,
@@ -148,57 +146,23 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         quarantine=quarantine,
         carrier=carrier,
         blocks=blocks,
+        kubo=kubo,
         membership=membership,
         publishing=publishing,
-        publisher=_create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None,
-        announcer=_create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None,
-        fetcher=_create_fetcher(settings, node, blocks, membership) if settings.fetches else None,
+        publisher=publisher,
+        announcer=announcer,
+        fetcher=fetcher,
     )
 
 
-class PublishingTopics:
-    """The topics on which batches are published now, and the subscription to the network's topic (CIP-120)."""
+_Thread = TypeVar("_Thread", QuarantineWriter, PublishingTopics, Membership)
 
-    def __init__(self, settings: Settings) -> None:
-        group = settings.transition
-        self._transition = Transition(group.mode, group.at_us, group.height or None, micros(group.phase_out))
-        self._height: HeightWatch | None = None
-        if group.height:
-            path = settings.bridge_dir / "transition.json"
-            self._height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
 
-    def start(self) -> None:
-        """Start watching the block height if the settings name one."""
-        if self._height is not None:
-            self._height.start()
-
-    def stop(self) -> None:
-        """Stop watching the block height."""
-        if self._height is not None:
-            self._height.stop()
-
-    def publishing_scheme(self) -> TopicScheme:
-        """Return the topics on which batches are published now."""
-        return self._transition.publishing_scheme(now_us(), self._reached_at)
-
-    def joins_network_topic(self) -> bool:
-        """Return whether the node subscribes to the network's topic now."""
-        return self._transition.joins_network_topic(now_us(), self._reached_at)
-
-    def describe(self) -> str:
-        """Describe what is published where; empty if there is no transition."""
-        return self._transition.describe(now_us(), self._reached_at)
-
-    @property
-    def error(self) -> str | None:
-        """The reason why the block height is unknown now."""
-        return None if self._height is None else self._height.error
-
-    @property
-    def _reached_at(self) -> int | None:
-        """Time in µs at which the chain reached the height of the settings; `None` if the chain has not, or if the
-        settings name no height."""
-        return None if self._height is None else self._height.reached_at
+def _run_until_closed(stack: ExitStack, thread: _Thread) -> _Thread:
+    """Start a thread that waits for no other part, and stop it when `stack` closes."""
+    thread.start()
+    stack.callback(thread.stop)
+    return thread
 
 
 # ---------------------------------------------------------------- network
@@ -211,7 +175,7 @@ def _create_node(
     sink: FrameSink,
     record_message: Callable[[Deliver], None],
 ) -> Node:
-    peers = settings.ipfs.peers if settings.ipfs.api == "self" and settings.is_ceramic else ()
+    peers = settings.ipfs.peers if _serves_blocks(settings) else ()
     options = NodeOptions(
         network=settings.network.name,
         listen=settings.bridge.listen,
@@ -290,6 +254,30 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
             )
 
 
+def _serves_blocks(settings: Settings) -> bool:
+    """Return whether the bridge speaks bitswap. On another network than Ceramic no message names a block to Kiln."""
+    return settings.is_ceramic and settings.ipfs.api == "self"
+
+
+def _open_kubo(settings: Settings) -> NodeBlockStore:
+    """Open the user's Kubo, which may start later."""
+    ipfs = settings.ipfs
+    return NodeBlockStore(Kubo(ipfs.api, ipfs.api_auth.get_secret_value(), ipfs.max_concurrent_fetches), ipfs.peers)
+
+
+def _create_bitswap_store(
+    node: Node,
+    folder: FolderBlockStore,
+    exchange: BlockExchange,
+    discovery: Discovery | None,
+    token: trio.lowlevel.TrioToken,
+) -> BitswapBlockStore:
+    def count_gossip_peers() -> int:
+        return len(select_bitswap_peers(node, node.router.peers))
+
+    return BitswapBlockStore(folder, exchange, discovery, token, node.counters, count_gossip_peers)
+
+
 def _create_exchange(
     settings: Settings,
     node: Node,
@@ -329,6 +317,16 @@ def _bridge_id(node: Node) -> str:
 def _kafka_config(settings: Settings) -> KafkaConfig:
     kafka = settings.broker
     return KafkaConfig(kafka.server_list(), kafka.security_options(), kafka.prefix)
+
+
+def _create_publishing_topics(settings: Settings) -> PublishingTopics:
+    group = settings.transition
+    transition = Transition(group.mode, group.at_us, group.height or None, micros(group.phase_out))
+    watch: HeightWatch | None = None
+    if group.height:
+        path = settings.bridge_dir / "transition.json"
+        watch = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
+    return PublishingTopics(transition, watch, now_us)
 
 
 def _create_publisher(
@@ -396,7 +394,9 @@ def _create_announcer(
     )
 
 
-def _create_fetcher(settings: Settings, node: Node, blocks: BlockStore, membership: Membership) -> Fetcher:
+def _create_fetcher(
+    settings: Settings, node: Node, blocks: BlockStore, kubo: NodeBlockStore | None, membership: Membership
+) -> Fetcher:
     file = open_interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     announced_interests = [format_separator(parse_source(text).separator) for text in followed]
@@ -417,4 +417,6 @@ def _create_fetcher(settings: Settings, node: Node, blocks: BlockStore, membersh
         blocks,
         lambda: (*file.read(), *announced_interests),
         instance=_bridge_id(node),
+        # with bitswap of our own, the peer that relayed the announcement is known, and connected
+        add_announcer=kubo.add_announcer if kubo is not None else lambda _: None,
     )

@@ -6,11 +6,9 @@ against its CID: no response of a node is trusted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import sha256
 from typing import Final, Protocol
 
-from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -45,7 +43,7 @@ class BlockRefusedError(Exception):
 
 
 class BlockStore(Protocol):
-    """A store of blocks. `cid` is the text of a CID."""
+    """A store of blocks: put, get, remove and close. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
         """Store a block, protect it from garbage collection, and announce it in the background. Peers can then fetch
@@ -79,17 +77,6 @@ class BlockStore(Protocol):
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
         """
-        ...
-
-    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Set the gossip peers that speak bitswap, most important first, to which the node stays connected.
-
-        Returns at once.
-        """
-        ...
-
-    def add_announcer(self, peer: str) -> None:
-        """Connect to the announcer of a block that is about to be fetched, if it can be found. Returns at once."""
         ...
 
     def status(self) -> IpfsStatus:

@@ -15,7 +15,6 @@ from kiln.bridge.ipfs.blocks import (
     refuse_too_large,
     verify_block,
 )
-from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.conf.process.small_files import open_regular_file, read_small_file
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -95,12 +94,6 @@ class FolderBlockStore:
             if sha256(data).digest() == read_sha2_256_digest(cid):
                 blocks[cid] = data
         return blocks
-
-    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Do nothing: no peer can fetch from a folder."""
-
-    def add_announcer(self, peer: str) -> None:
-        """Do nothing: no peer can fetch from a folder."""
 
     def status(self) -> IpfsStatus:
         """Implement `BlockStore.status`."""

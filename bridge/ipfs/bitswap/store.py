@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import trio
@@ -10,7 +10,6 @@ import trio
 from kiln.bridge.ipfs.bitswap.exchange import BlockExchange
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError, BlockUnavailableError, read_digest, refuse_too_large
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.bridge.libp2p.discovery import Discovery
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -32,6 +31,7 @@ class BitswapBlockStore:
         discovery: Discovery | None,
         token: trio.lowlevel.TrioToken,
         counters: Mapping[str, int],
+        count_gossip_peers: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create the store.
 
@@ -39,13 +39,14 @@ class BitswapBlockStore:
             discovery: announces the blocks in the DHT; `None` without one.
             token: token of the trio thread in which `exchange` runs.
             counters: counters of `exchange` and `discovery`.
+            count_gossip_peers: counts the gossip peers that speak bitswap, for the status; called in the trio thread.
         """
         self._folder = folder
         self._exchange = exchange
         self._discovery = discovery
         self._token = token
         self._counters = counters
-        self._gossip_peers = 0
+        self._count_gossip_peers = count_gossip_peers
         self._closed = False
 
     def put(self, cid: str, data: bytes) -> None:
@@ -80,20 +81,13 @@ class BitswapBlockStore:
         if self._discovery is not None:
             self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))
 
-    def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Count the gossip peers that speak bitswap; they are connected already."""
-        self._gossip_peers = len(peers)
-
-    def add_announcer(self, peer: str) -> None:
-        """Do nothing: the peer that relayed the announcement is known, and connected."""
-
     def status(self) -> IpfsStatus:
         """Implement `BlockStore.status`."""
-        counters = self._counters
+        counters, gossip_peers = self._counters, self._count_gossip_peers()
         return IpfsStatus(
             connections=len(self._exchange.peers),
-            gossip_peers=self._gossip_peers,
-            gossip_connected=self._gossip_peers,
+            gossip_peers=gossip_peers,
+            gossip_connected=gossip_peers,  # it is one node for both
             provided=counters.get("discovery_blocks_provided", 0),
             unprovided=counters.get("discovery_blocks_unprovided", 0),
             blocks_sent=counters.get("bitswap_blocks_sent", 0),
@@ -103,7 +97,7 @@ class BitswapBlockStore:
 
     def describe(self) -> str:
         """Implement `BlockStore.describe`."""
-        peers, sent = len(self._exchange.peers), self.status().blocks_sent
+        peers, sent = len(self._exchange.peers), self._counters.get("bitswap_blocks_sent", 0)
         routing = "" if self._discovery is not None else ", without routing"
         return f"the bridge itself: {peers} peers speak bitswap, {sent} blocks sent{routing}"
 

@@ -11,7 +11,6 @@ from kiln.bridge.ipfs import (
     BlockStore,
     BlockStoreUnavailableError,
     BlockUnavailableError,
-    open_store,
     verify_block,
 )
 from kiln.bridge.ipfs.folder import FolderBlockStore
@@ -24,13 +23,13 @@ OTHER = cid_text(compute_cid(b"other"))
 
 @pytest.fixture
 def blocks(tmp_path: Path) -> BlockStore:
-    return open_store("", tmp_path / "blocks")
+    return FolderBlockStore(tmp_path / "blocks")
 
 
 def test_what_is_put_is_there_for_the_next_one_too(blocks: BlockStore, tmp_path: Path) -> None:
     blocks.put(CID, DATA)
     blocks.put(CID, DATA)
-    assert open_store("", tmp_path / "blocks").get(CID, 1.0) == DATA
+    assert FolderBlockStore(tmp_path / "blocks").get(CID, 1.0) == DATA
     assert [path.name for path in (tmp_path / "blocks").iterdir()] == [CID]
     assert "no peer can fetch" in blocks.describe()
     blocks.remove(CID)
@@ -110,7 +109,7 @@ def test_a_version_0_cid_is_of_its_bytes_too(blocks: BlockStore) -> None:
 def test_a_folder_that_cannot_be_written_is_away_for_now(tmp_path: Path) -> None:
     (tmp_path / "blocks").write_text("a file")
     with pytest.raises(BlockStoreUnavailableError, match="blocks cannot be written"):
-        open_store("", tmp_path / "blocks").put(CID, DATA)
+        FolderBlockStore(tmp_path / "blocks").put(CID, DATA)
 
 
 @given(st.binary(max_size=100), st.binary(max_size=100))
