@@ -1,4 +1,4 @@
-"""Functions and files of the bridge through which a frame goes to Kafka: `python tests/kit/bridge_walks.py` prints them.
+"""Functions and files of the bridge through which a frame goes to Kafka; run this file to print them.
 
 A function counts as in `record_walks`. A peer in another thread sends one signed message to a node. Its frame goes into
 a producer that acknowledges at once, since librdkafka stands outside.
@@ -81,7 +81,7 @@ def _walking(mark: bytes) -> Iterator[Walk]:
         yield walk
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed lacks None, which the documentation allows
+        threading.setprofile(None)
         walk.functions.extend(functions)
 
 
