@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kiln.bridge.app.interests import InterestsFile, open_interests
+from kiln.bridge.app.neighbours import select_bitswap_peers
 from kiln.bridge.app.topic_selector import TopicSelector
 from kiln.bridge.bep50.carrier import TRANSPORT, Carrier, CarrierOptions, publisher_key
 from kiln.bridge.capture.sink import FrameSink
@@ -20,7 +22,7 @@ from kiln.bridge.capture.spool import Spool
 from kiln.bridge.cluster.group import Member, interests_digest
 from kiln.bridge.cluster.membership import Membership
 from kiln.bridge.cluster.topics import TopicShares
-from kiln.bridge.fetcher.fetcher import Fetcher, ignore_announcer
+from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.gossipsub.options import RouterOptions
@@ -44,7 +46,7 @@ from kiln.bridge.publisher.batches import PublishError, PublishingOptions
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.bridge.publisher.transition import HeightWatch, TopicScheme, Transition
+from kiln.bridge.publisher.transition import HeightWatch, PublishingTopics, Transition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
@@ -78,7 +80,7 @@ class BridgeComponents:
     carrier: Carrier | None
     blocks: BlockStore
     kubo: KuboBlockStore | None
-    """`blocks`, if it is a Kubo: it is told to which peers the Kubo stays connected."""
+    """The block store again, if it is a Kubo: it dials peers that have blocks."""
     membership: Membership
     publishing: PublishingTopics
     publisher: Publisher | None
@@ -97,11 +99,10 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
 
     The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
-    discovery, carrier and threads.
+    discovery, exchange, carrier and threads.
     """
-    sink = stack.enter_context(_open_sink(settings))
-    seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     key = load_or_create_key(settings.bridge_dir / "key")
+    interests = open_interests(settings)
     shares = TopicShares(peer_text(compute_peer_id(key)))
     topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
     sources = AnnouncementSources()
@@ -110,25 +111,30 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         topic_selector.record_message(deliver)
         sources.record_message(deliver.message.data, deliver.source)
 
+    # frames, from peers to Kafka
+    sink = stack.enter_context(_open_sink(settings))
+    seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
     node = _create_node(settings, key, seqno, sink, record_message)
     discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
-    quarantine = QuarantineWriter(_kafka_config(settings))
-    quarantine.start()
-    stack.callback(quarantine.stop)
+    quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
     carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
+
+    # blocks, by bitswap of our own, by a Kubo, or in a folder alone
     folder = FolderBlockStore(settings.state / "blocks")
-    kubo = _create_kubo(settings) if settings.uses_kubo else None
     exchange = _create_exchange(settings, node, folder, sources, discovery) if settings.speaks_bitswap else None
-    bitswap = BitswapBlockStore(folder, exchange, discovery, token, node.counters) if exchange else None
-    blocks: BlockStore = kubo or bitswap or folder
+    kubo = _open_kubo(settings) if settings.uses_kubo else None
+    blocks: BlockStore = kubo or folder
+    if exchange is not None:
+        blocks = _create_bitswap_store(node, folder, exchange, discovery, token)
     stack.callback(blocks.close)
-    publishing = PublishingTopics(settings)
-    publishing.start()
-    stack.callback(publishing.stop)
-    interests = open_interests(settings)
-    membership = _create_membership(settings, node, interests)
-    membership.start()
-    stack.callback(membership.stop)
+
+    # batches and updates, between Kafka and peers
+    publishing = _run_until_closed(stack, _create_publishing_topics(settings))
+    membership = _run_until_closed(stack, _create_membership(settings, node, interests))
+    publisher = _create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None
+    announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None
+    fetcher = _create_fetcher(settings, node, blocks, kubo, membership) if settings.fetches else None
+
     return BridgeComponents(
         interests=interests,
         shares=shares,
@@ -143,55 +149,20 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
         kubo=kubo,
         membership=membership,
         publishing=publishing,
-        publisher=_create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None,
-        announcer=_create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None,
-        fetcher=_create_fetcher(settings, node, blocks, kubo, membership) if settings.fetches else None,
+        publisher=publisher,
+        announcer=announcer,
+        fetcher=fetcher,
     )
 
 
-class PublishingTopics:
-    """The topics on which batches are published now, and the subscription to the network's topic (CIP-120)."""
+_Thread = TypeVar("_Thread", QuarantineWriter, PublishingTopics, Membership)
 
-    def __init__(self, settings: Settings) -> None:
-        group = settings.transition
-        self._transition = Transition(group.mode, group.at_us, group.height or None, micros(group.phase_out))
-        self._height: HeightWatch | None = None
-        if group.height:
-            path = settings.bridge_dir / "transition.json"
-            self._height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
 
-    def start(self) -> None:
-        """Start watching the block height if the settings name one."""
-        if self._height is not None:
-            self._height.start()
-
-    def stop(self) -> None:
-        """Stop watching the block height."""
-        if self._height is not None:
-            self._height.stop()
-
-    def publishing_scheme(self) -> TopicScheme:
-        """Return the topics on which batches are published now."""
-        return self._transition.publishing_scheme(now_us(), self._reached_at)
-
-    def joins_network_topic(self) -> bool:
-        """Return whether the node subscribes to the network's topic now."""
-        return self._transition.joins_network_topic(now_us(), self._reached_at)
-
-    def describe(self) -> str:
-        """Describe what is published where; empty if there is no transition."""
-        return self._transition.describe(now_us(), self._reached_at)
-
-    @property
-    def error(self) -> str | None:
-        """The reason why the block height is unknown now."""
-        return None if self._height is None else self._height.error
-
-    @property
-    def _reached_at(self) -> int | None:
-        """Time in µs at which the chain reached the height of the settings; `None` if the chain has not, or if the
-        settings name no height."""
-        return None if self._height is None else self._height.reached_at
+def _run_until_closed(stack: ExitStack, thread: _Thread) -> _Thread:
+    """Start a thread that waits for no other part, and stop it when `stack` closes."""
+    thread.start()
+    stack.callback(thread.stop)
+    return thread
 
 
 # ---------------------------------------------------------------- network
@@ -283,6 +254,25 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
             )
 
 
+def _open_kubo(settings: Settings) -> KuboBlockStore:
+    """Open the user's Kubo, which may start later."""
+    ipfs = settings.ipfs
+    return KuboBlockStore(Kubo(ipfs.api, ipfs.api_auth.get_secret_value(), ipfs.max_concurrent_fetches), ipfs.peers)
+
+
+def _create_bitswap_store(
+    node: Node,
+    folder: FolderBlockStore,
+    exchange: BlockExchange,
+    discovery: Discovery | None,
+    token: trio.lowlevel.TrioToken,
+) -> BitswapBlockStore:
+    def count_gossip_peers() -> int:
+        return len(select_bitswap_peers(node, node.router.peers))
+
+    return BitswapBlockStore(folder, exchange, discovery, token, node.counters, count_gossip_peers)
+
+
 def _create_exchange(
     settings: Settings,
     node: Node,
@@ -293,12 +283,6 @@ def _create_exchange(
     options = ExchangeOptions(max_bytes_per_second=settings.ipfs.max_bytes_per_second)
     search = None if discovery is None else discovery.connect_providers
     return BlockExchange(node, folder, options, sources, search)
-
-
-def _create_kubo(settings: Settings) -> KuboBlockStore:
-    """Return at once: the Kubo may start later."""
-    ipfs = settings.ipfs
-    return KuboBlockStore(Kubo(ipfs.api, ipfs.api_auth.get_secret_value(), ipfs.max_concurrent_fetches), ipfs.peers)
 
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
@@ -328,6 +312,16 @@ def _bridge_id(node: Node) -> str:
 def _kafka_config(settings: Settings) -> KafkaConfig:
     kafka = settings.broker
     return KafkaConfig(kafka.server_list(), kafka.security_options(), kafka.prefix)
+
+
+def _create_publishing_topics(settings: Settings) -> PublishingTopics:
+    group = settings.transition
+    transition = Transition(group.mode, group.at_us, group.height or None, micros(group.phase_out))
+    watch: HeightWatch | None = None
+    if group.height:
+        path = settings.bridge_dir / "transition.json"
+        watch = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
+    return PublishingTopics(transition, watch, now_us)
 
 
 def _create_publisher(
@@ -418,5 +412,6 @@ def _create_fetcher(
         blocks,
         lambda: (*file.read(), *announced_interests),
         instance=_bridge_id(node),
-        announced=ignore_announcer if kubo is None else kubo.add_announcer,
+        # with bitswap of our own, the peer that relayed the announcement is known, and connected
+        add_announcer=kubo.add_announcer if kubo is not None else lambda _: None,
     )

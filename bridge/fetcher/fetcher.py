@@ -92,10 +92,6 @@ class _StreamsReader:
         self._reader.close()
 
 
-def ignore_announcer(peer: str) -> None:
-    """Ignore the announcer: for a store that is connected to it already, or to nobody."""
-
-
 class Fetcher(KafkaWorker):
     """A thread that runs `PendingFetches` between Kafka and IPFS, from `start()` to `stop()`.
 
@@ -111,7 +107,7 @@ class Fetcher(KafkaWorker):
         clock_us: Callable[[], int] = now_us,
         group: str | None = None,
         instance: str | None = None,
-        announced: Callable[[str], None] = ignore_announcer,
+        add_announcer: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Create the thread without starting it.
 
@@ -120,14 +116,14 @@ class Fetcher(KafkaWorker):
                 this thread.
             group: consumer group of the offsets; by default one of the network.
             instance: id of the bridge in the group (`KafkaWorker`).
-            announced: receives the peer id of the announcer of a batch that is to be fetched.
+            add_announcer: called with the announcer of a batch, a peer id, before its block is fetched; must not wait.
         """
         group = group or f"{kafka.prefix}fetcher.{options.network}"
         super().__init__("fetcher", "nothing is fetched", kafka, group, "wanted", instance, reads_all=True)
         self._options = options
         self._blocks = blocks
         self._interests = interests
-        self._announced = announced
+        self._add_announcer = add_announcer
         self._clock_us = clock_us
         self._pool = self._new_pool()
         self._offsets: dict[int, DoneOffsets] = {}  # by partition
@@ -297,7 +293,7 @@ class Fetcher(KafkaWorker):
         position = KafkaPosition(partition, record.offset)
         announcer = self._pending.add_record(position, record.value, self._followed, self._clock_us())
         if announcer:
-            self._announced(announcer)
+            self._add_announcer(announcer)
 
     def _work(self, producer: StoppableKafkaProducer) -> int:
         self._followed = None

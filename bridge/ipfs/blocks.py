@@ -43,7 +43,7 @@ class BlockRefusedError(Exception):
 
 
 class BlockStore(Protocol):
-    """A store of blocks. `cid` is the text of a CID."""
+    """A store of blocks: put, get, remove and close. `cid` is the text of a CID."""
 
     def put(self, cid: str, data: bytes) -> None:
         """Store a block, protect it from garbage collection, and announce it in the background. Peers can then fetch

@@ -59,15 +59,14 @@ class KuboBlockStore:
         self._kubo.unpin(cid)
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Set the gossip peers that speak bitswap, most important first, to which the node stays connected. Returns at
-        once."""
+        """Set the gossip peers that speak bitswap, most important first, to which the node stays connected."""
         with self._lock:
             changed = self._neighbours.set_gossip(peers)
         if changed:
             self._wake.set()
 
     def add_announcer(self, peer: str) -> None:
-        """Connect to the announcer of a block that is about to be fetched, if it can be found. Returns at once."""
+        """Connect the node to the announcer of a block that is about to be fetched, if found. Returns at once."""
         with self._lock:
             new = self._neighbours.add_announcer(peer, time.monotonic())
         if new:

@@ -269,3 +269,50 @@ class HeightWatch:
                 "the height again."
             )
         self.reached_at = now
+
+
+class PublishingTopics:
+    """The topics on which batches are published now, and the subscription to the network's topic (CIP-120)."""
+
+    def __init__(self, transition: Transition, height: HeightWatch | None, clock_us: Callable[[], int]) -> None:
+        """Create the topics of a transition.
+
+        Args:
+            height: watches the block height; `None` if the transition names none.
+        """
+        self._transition = transition
+        self._height = height
+        self._clock_us = clock_us
+
+    def start(self) -> None:
+        """Start watching the block height if there is one to watch."""
+        if self._height is not None:
+            self._height.start()
+
+    def stop(self) -> None:
+        """Stop watching the block height."""
+        if self._height is not None:
+            self._height.stop()
+
+    def publishing_scheme(self) -> TopicScheme:
+        """Return the topics on which batches are published now."""
+        return self._transition.publishing_scheme(self._clock_us(), self._reached_at)
+
+    def joins_network_topic(self) -> bool:
+        """Return whether the node subscribes to the network's topic now."""
+        return self._transition.joins_network_topic(self._clock_us(), self._reached_at)
+
+    def describe(self) -> str:
+        """Describe what is published where; empty if there is no transition."""
+        return self._transition.describe(self._clock_us(), self._reached_at)
+
+    @property
+    def error(self) -> str | None:
+        """The reason why the block height is unknown now."""
+        return None if self._height is None else self._height.error
+
+    @property
+    def _reached_at(self) -> int | None:
+        """Time in µs at which the chain reached the height of the settings; `None` if the chain has not, or if the
+        transition names no height."""
+        return None if self._height is None else self._height.reached_at

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import cbor2
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
@@ -48,6 +49,7 @@ from kiln.schemas.kafka.records import (
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
+from kiln.schemas.wire.identity import compute_peer_id, peer_text
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import encode_separator_value
 from kit.awaiting import awaited, wait_until
@@ -94,6 +96,9 @@ def wanted(number: int, message: int) -> WantedRecord:
     return WantedRecord("local-test", cid_text(compute_cid(genesis(number))), "genesis", AT, update=update)
 
 
+ANNOUNCER = peer_text(compute_peer_id(Ed25519PrivateKey.from_private_bytes(b"a" * 32)))
+
+
 def has_released(fetcher: Fetcher) -> bool:
     return fetcher.counts["released"] > 0
 
@@ -107,6 +112,7 @@ class Kiln:
         self.ipfs = Ipfs()
         self.interests: tuple[str, ...] = ("model",)
         self.running: list[Fetcher] = []
+        self.announcers: list[str] = []
         ensure_topics(
             address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
         )
@@ -155,6 +161,7 @@ class Kiln:
             lambda: self.interests,
             clock_us,
             instance=instance,
+            add_announcer=self.announcers.append,
         )
         fetcher.start()
         self.running.append(fetcher)
@@ -265,7 +272,7 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
         WantedRecord("local-test", good.cid, "batch", AT, separator=MODEL, message_id="m1"),
         WantedRecord("local-test", good.cid, "batch", AT, separator=MODEL, message_id="m2"),
         WantedRecord("local-test", good.cid, "batch", AT, separator=other, message_id="m3"),
-        WantedRecord("local-test", bad, "batch", AT, separator=MODEL, message_id="m4"),
+        WantedRecord("local-test", bad, "batch", AT, separator=MODEL, message_id=f"{ANNOUNCER}/0001"),
         WantedRecord("local-test", faulty, "batch", AT, separator=MODEL, message_id="m5"),
         b"{",
     )
@@ -274,6 +281,7 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
     blocks = {block.batch_cid: block for block in map(decode_block, kiln.read("blocks"))}
     assert (blocks[good.cid].block, blocks[good.cid].separator, blocks[good.cid].reason) == (good.data, MODEL, None)
     assert (blocks[bad].block, blocks[bad].reason) == (None, "block_malformed")
+    assert kiln.announcers == [ANNOUNCER], "the only signed announcement of a followed separator"
     assert (blocks[faulty].block, blocks[faulty].reason) == (None, "fetch_fault")
     reasons = Counter(decode_quarantine(value).reason for value in kiln.read("quarantine"))
     assert reasons == {"block_malformed": 1, "fetch_fault": 1, "wanted_malformed": 1}

@@ -100,7 +100,7 @@ def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path
         token = trio.lowlevel.current_trio_token()
 
         def store_of(side: Side) -> BitswapBlockStore:
-            return BitswapBlockStore(side.folder, side.exchange, side.discovery, token, side.node.counters)
+            return BitswapBlockStore(side.folder, side.exchange, side.discovery, token, side.node.counters, lambda: 5)
 
         block, other = make_blocks(2, "stores")
         with pytest.raises(BlockStoreUnavailableError, match="the bridge has no peer"):
@@ -116,7 +116,8 @@ def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path
             await trio.to_thread.run_sync(stores[1].get, block.cid, 0.3)
         with pytest.raises(BlockUnavailableError):
             await trio.to_thread.run_sync(stores[1].get, other.cid, 0.3)
-        assert stores[0].status().blocks_sent == 1
+        status = stores[0].status()
+        assert (status.blocks_sent, status.gossip_peers, status.gossip_connected) == (1, 5, 5)
         assert "1 peers speak bitswap, 1 blocks sent" in stores[0].describe()
 
     in_town(tmp_path, test)

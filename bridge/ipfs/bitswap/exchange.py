@@ -214,11 +214,6 @@ class BlockExchange:
         return self._engine.peers
 
     @property
-    def gossip_peer_count(self) -> int:
-        """Number of gossip peers that speak bitswap."""
-        return len(self._node.router.peers.keys() & set(self.peers))
-
-    @property
     def is_isolated(self) -> bool:
         """Return whether the node is connected to no bitswap peer, no gossip peer and no bootstrap peer."""
         node = self._node

@@ -31,6 +31,7 @@ class BitswapBlockStore:
         discovery: Discovery | None,
         token: trio.lowlevel.TrioToken,
         counters: Mapping[str, int],
+        count_gossip_peers: Callable[[], int] = lambda: 0,
     ) -> None:
         """Create the store.
 
@@ -38,12 +39,14 @@ class BitswapBlockStore:
             discovery: announces the blocks in the DHT; `None` without one.
             token: token of the trio thread in which `exchange` runs.
             counters: counters of `exchange` and `discovery`.
+            count_gossip_peers: counts the gossip peers that speak bitswap, for the status; called in the trio thread.
         """
         self._folder = folder
         self._exchange = exchange
         self._discovery = discovery
         self._token = token
         self._counters = counters
+        self._count_gossip_peers = count_gossip_peers
         self._closed = False
 
     def put(self, cid: str, data: bytes) -> None:
@@ -80,11 +83,11 @@ class BitswapBlockStore:
 
     def status(self) -> IpfsStatus:
         """Implement `BlockStore.status`."""
-        counters, gossip_peers = self._counters, self._exchange.gossip_peer_count
+        counters, gossip_peers = self._counters, self._count_gossip_peers()
         return IpfsStatus(
             connections=len(self._exchange.peers),
             gossip_peers=gossip_peers,
-            gossip_connected=gossip_peers,
+            gossip_connected=gossip_peers,  # it is one node for both
             provided=counters.get("discovery_blocks_provided", 0),
             unprovided=counters.get("discovery_blocks_unprovided", 0),
             blocks_sent=counters.get("bitswap_blocks_sent", 0),
@@ -94,7 +97,7 @@ class BitswapBlockStore:
 
     def describe(self) -> str:
         """Implement `BlockStore.describe`."""
-        peers, sent = len(self._exchange.peers), self.status().blocks_sent
+        peers, sent = len(self._exchange.peers), self._counters.get("bitswap_blocks_sent", 0)
         routing = "" if self._discovery is not None else ", without routing"
         return f"the bridge itself: {peers} peers speak bitswap, {sent} blocks sent{routing}"
 

@@ -300,7 +300,7 @@ def test_bundles_once_known_stay_known() -> None:
     both = now.merge(before)
     assert list(both) == [bundle_hash(["x"]), bundle_hash(["y"]), bundle_hash(["z"])]
     assert [both.name(known) for known in both] == ["a", "b", bundle_hash(["z"]).hex()]
-    with pytest.raises(BundleError, match="'mine' has the hash f20015ad, which is that of 'old'"):
+    with pytest.raises(BundleError, match="bundles 'mine' and 'old' have the same hash, f20015ad"):
         BundleSet({"mine": ["ab", "c"]}).merge(BundleSet({"old": ["a", "bc"]}))
 
 
