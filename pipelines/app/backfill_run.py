@@ -30,7 +30,6 @@ from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import batch_config, create_submitted_session, decode_config
 from kiln.pipelines.app.supervisor import describe_failure
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.run import (
     LIVE_TABLES,
     RunError,
@@ -54,7 +53,7 @@ from kiln.pipelines.backfill.sources import (
     save_streams,
     split_captures,
 )
-from kiln.pipelines.backfill.terms import RunTerms, Source
+from kiln.pipelines.backfill.terms import RunTerms, Source, TimeRange
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
 from kiln.pipelines.runtime.topics import KafkaTopics

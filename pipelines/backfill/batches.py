@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.merged_rows import STAGE_OUTPUTS, StageOutput, encode_outputs
 from kiln.pipelines.backfill.separator_windows import LiveBatch, SeparatorWindows
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.batch.batching import BatchConfig, build_batch_records
 from kiln.pipelines.batch.offset_range import UpdateFilter, WindowKey
 from kiln.pipelines.batch.windows import ClosedWindow

@@ -28,10 +28,10 @@ from kiln.pipelines.archive.rows import (
     decode_parts,
     reject_message,
 )
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.deduplication import FramePosition
 from kiln.pipelines.backfill.frame_files import FrameTasks
 from kiln.pipelines.backfill.merged_rows import MERGED_ROWS, MERGED_SCHEMA, MergedRow, MergedRowBuffer, StageOutput
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
     DecodedMessage,

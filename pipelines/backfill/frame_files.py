@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kiln.conf.process.location import Location
-from kiln.pipelines.backfill.chunks import TimeRange
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.tables import PlainFile
 from kiln.schemas.delta.tables import TABLES

@@ -13,7 +13,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kiln.pipelines.archive.rows import build_fault_records
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.copies import RunTarget, build_quarantine_row
 from kiln.pipelines.backfill.merged_rows import (
     MERGED_ROWS,
@@ -28,6 +27,7 @@ from kiln.pipelines.backfill.merged_rows import (
     select_merged,
 )
 from kiln.pipelines.backfill.sources import FilePart, open_parts
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import MessageRef, RejectedMessage, reject_failed, reject_unreadable
 from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS

@@ -18,7 +18,6 @@ from kiln.pipelines.archive.rows import (
     build_fault_records,
     decode_data,
 )
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.copies import LASTING, REPLAY, SOURCE, UPDATE, RunTarget, build_quarantine_row, read_copy
 from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
 from kiln.pipelines.backfill.merged_rows import (
@@ -28,6 +27,7 @@ from kiln.pipelines.backfill.merged_rows import (
     read_groups,
     select_merged,
 )
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.arrow_rows import RowBuffer

@@ -20,7 +20,6 @@ from pyspark.sql import functions as F
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_topics import describe_replaced_topic
 from kiln.pipelines.backfill import batches, copies, frames, messages, published_lines, updates
-from kiln.pipelines.backfill.chunks import UPDATES_PER_STEP, TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.copies import RunTarget
 from kiln.pipelines.backfill.frame_files import plan_tasks
 from kiln.pipelines.backfill.frames import FrameFilter
@@ -37,7 +36,16 @@ from kiln.pipelines.backfill.run_log import (
     find_run,
 )
 from kiln.pipelines.backfill.sources import FilePart
-from kiln.pipelines.backfill.terms import CHUNK, RunTerms, describe_differences
+from kiln.pipelines.backfill.terms import (
+    CHUNK,
+    UPDATES_PER_STEP,
+    RunTerms,
+    TimeRange,
+    compute_margin,
+    count_pieces,
+    describe_differences,
+    split_range,
+)
 from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits

@@ -1,12 +1,12 @@
-"""Terms of a run: everything that its results depend on, except its inputs."""
+"""Terms of a run: everything that its results depend on, except its inputs; and its division into chunks. Times are µs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple
 
-from kiln.pipelines.backfill.chunks import TimeRange, compute_margin
 from kiln.pipelines.batch.offset_range import ALL, UpdateFilter
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.schemas.wire.batch_block import MAX_BLOCK
@@ -15,6 +15,38 @@ Source = Literal["frames", "kafka", "files"]
 
 CHUNK: Final = 1_000_000
 """Frames of a chunk."""
+
+_LATENESS: Final = 600_000_000
+"""Maximum disorder of updates in the log up to which windows at the edges of a run are exact."""
+
+UPDATES_PER_STEP: Final = 2_000_000
+"""Updates whose windows one step builds."""
+
+
+class TimeRange(NamedTuple):
+    """The times from `low` to before `high`."""
+
+    low: int
+    high: int
+
+    def __contains__(self, at: object) -> bool:
+        return isinstance(at, int) and self.low <= at < self.high
+
+
+def compute_margin(window: int, grace: int) -> int:
+    """Compute how far a run reads beyond both edges of its range, because of open windows and disorder there."""
+    return _LATENESS + window + grace
+
+
+def count_pieces(count: int, size: int) -> int:
+    """Count the pieces of `size` that hold `count` items; at least one."""
+    return max(1, -(-count // size))
+
+
+def split_range(whole: TimeRange, split_times: list[int]) -> list[TimeRange]:
+    """Split a range at the times within it. Empty chunks are left out."""
+    edges = [whole.low, *sorted({at for at in split_times if whole.low < at < whole.high}), whole.high]
+    return [TimeRange(low, high) for low, high in pairwise(edges)]
 
 
 @dataclass(frozen=True)

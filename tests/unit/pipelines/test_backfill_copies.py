@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.copies import COPY, REPEAT, SOURCE, CopyDecoder, RunTarget, read_copy
 from kiln.pipelines.backfill.deduplication import FramePosition
 from kiln.pipelines.backfill.merged_rows import OUTPUT_RANK, MergedRow, StageOutput
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.delta.lake import Lake

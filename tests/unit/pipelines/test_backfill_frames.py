@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.copies import RunTarget
 from kiln.pipelines.backfill.frames import (
     RUN_FRAME,
@@ -24,6 +23,7 @@ from kiln.pipelines.backfill.frames import (
 )
 from kiln.pipelines.backfill.merged_rows import MergedRow, MergedRowBuffer
 from kiln.pipelines.backfill.sources import CaptureFile, FilePart, split_captures
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC

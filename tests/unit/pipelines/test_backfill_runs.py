@@ -16,10 +16,16 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time, save_request_streams
-from kiln.pipelines.backfill.chunks import TimeRange, compute_margin, count_pieces, split_range
 from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, StoppedError, run
 from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
-from kiln.pipelines.backfill.terms import RunTerms, describe_differences
+from kiln.pipelines.backfill.terms import (
+    RunTerms,
+    TimeRange,
+    compute_margin,
+    count_pieces,
+    describe_differences,
+    split_range,
+)
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row, parse_frame_row
 from kiln.pipelines.delta.lake import Lake

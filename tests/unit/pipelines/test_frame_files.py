@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from kiln.conf.process.location import parse_location
-from kiln.pipelines.backfill.chunks import TimeRange
 from kiln.pipelines.backfill.frame_files import FrameTasks, plan_tasks
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.frame_row import FrameRow
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.tables import PlainFile
