@@ -46,7 +46,7 @@ def compare_samples(
 
 
 def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder) -> bool:
-    """Compare the samples of a call of the core, and turn the core off at a difference. Return true if it was."""
+    """Compare the samples of a call of the core. At a difference, turn the core off and return true."""
     for record, ours, theirs in compare_samples(rows, batch, decoder):
         if ours != theirs:
             turn_off("the native core and Python decoded a record into other rows", record.partition, record.offset)
@@ -76,7 +76,7 @@ def _build_python_rows(record: RecordRow, decoder: FrameDecoder) -> _ArchiveRows
         early, *late = compute_identities(item, "", decoder.config.unsigned_horizon)
         identities.append((early, late[0] if late else None, item.ref.text))
     faults = (item for item in decoded.items if isinstance(item, RejectedMessage))
-    identities += [(fault.stage, fault.reason, fault.ref.text) for fault in faults]  # the core yields none
+    identities += [(fault.stage, fault.reason, fault.ref.text) for fault in faults]  # the core has no faults
     return {**rows, "identities": identities}
 
 

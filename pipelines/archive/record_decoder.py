@@ -261,7 +261,7 @@ class _RecordDecoder:
         horizon = self._decoder.config.unsigned_horizon
         for item in decoded.items:
             if isinstance(item, DecodedMessage):
-                self._valid_copies += item.copy is not None or not item.own  # our own publication is none
+                self._valid_copies += item.copy is not None or not item.own  # our publications are no copies
                 items.append(UniqueRow(MESSAGE, compute_identities(item, "", horizon), item.ref.text, item, 0))
             else:
                 items += pack_faults(item)

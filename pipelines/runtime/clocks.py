@@ -56,7 +56,7 @@ def get_batch_time() -> int:
 
 
 def get_task_property(name: str, meaning: str) -> str:
-    """Return a local property that the driver has set for the tasks of a micro-batch. `meaning`: its name in errors.
+    """Return a local property that the driver has set for the tasks of a micro-batch. `meaning`: text for errors.
 
     Raises:
         RuntimeError: The driver has set no such property.

@@ -106,7 +106,7 @@ def select_updates(
         if known is not None:
             is_passed = known.position == copy.position
             if is_passed and announced is not None and not (announced.update in changed or announced.update in stored):
-                # The micro-batch is repeated, and the separator has changed since. A tip that waited was emitted then.
+                # The micro-batch is repeated, and the separator has changed since. A tip that waited was emitted.
                 is_passed = not announced.has_waited
                 changed[announced.update] = StoredDigest(copy.position if is_passed else "", at=announced.at)
         elif announced is None:
