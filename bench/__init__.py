@@ -1,7 +1,7 @@
-"""`python -m bench`: how fast Kiln is on this machine, beside what it could be at best. Nothing here is asserted.
+"""`python -m bench`: speed of Kiln on this machine, next to the speed of alternatives. Nothing here is asserted.
 
-Each measurement is a module with a function that returns a `bench.report.Finding`. What is compared runs in turn in one
-go (A B A B …), on one broker and one Spark session, so that whatever else the machine does strikes both sides.
+Each measurement is a module with a function that returns a `bench.report.Finding`. The sides of a comparison run in
+turn (A B A B …) on one broker and one Spark session, so that other load on the machine affects all sides alike.
 """
 
 import sys

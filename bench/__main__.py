@@ -72,7 +72,7 @@ NAMES = (*ALONE, *ON_GROUND)
 
 _ENOUGH_RUNS = 5
 _IDLE = 0.5  # load a core
-# What a user can mend, or what went wrong in words.
+# Errors whose text alone is shown, without a traceback.
 _SAID = (
     BenchError,
     RestartsExhaustedError,
@@ -81,8 +81,8 @@ _SAID = (
 
 
 class Bench:
-    """Runs measurements, shows each when it is there, and writes all so far into `file`, and plots into the folder
-    `plotted`, each time."""
+    """Runs measurements. After each, it shows the finding, and writes all findings so far to `file` and as plots to the
+    folder `plotted`."""
 
     def __init__(self, console: Console, extent: Extent, file: Path | None, plotted: Path | None = None) -> None:
         self._console = console
@@ -104,12 +104,12 @@ class Bench:
         self._failed: list[str] = []
 
     def say(self, text: str) -> None:
-        """A line of progress."""
+        """Print a line of progress."""
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
         self._console.print(f"[dim]{minutes:3}:{seconds:02}[/]  {text}", highlight=False, soft_wrap=True)
 
     def measure(self, name: str, measurement: Callable[[], Finding]) -> None:
-        """Makes one measurement; one that fails does not keep the others from being made."""
+        """Make one measurement. If it fails, the failure is shown, and other measurements can follow."""
         self._console.rule(name, align="left")
         try:
             finding = measurement()
@@ -129,13 +129,13 @@ class Bench:
         self._console.print(f"{name}: {error}", style="red", markup=False)
 
     def summary(self) -> int:
-        """All findings once more, and the exit status."""
+        """Show all findings again, and return the exit status."""
         if len(self._findings) > 1:
             self._console.rule("in short", align="left")
             for finding in self._findings:
                 self._console.print(table(finding))
         if self._busy:
-            self._console.print("The machine had other work when this began: measure again when idle.", style="yellow")
+            self._console.print("The machine was busy when this began: measure again when it is idle.", style="yellow")
         if self._extent.runs < _ENOUGH_RUNS:
             self._console.print(f"Medians of fewer than {_ENOUGH_RUNS} runs say little.", style="yellow")
         if self._failed:
@@ -144,7 +144,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 when all was measured, be the aims met or not; 1 when something could not be."""
+    """Return the exit status: 0 if all measurements were made, even if they miss their aims; 1 if one failed."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -175,16 +175,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure Kiln on this machine. What is compared runs in turn, in one go; nothing is asserted.",
-        epilog="The whole takes four hours and 20 GB of disk; --scale 0.02 --runs 1 shows that it works.",
+        description="Measure Kiln on this machine. The sides of a comparison run in turn; nothing is asserted.",
+        epilog="All measurements take four hours and 20 GB of disk; try them with --scale 0.02 --runs 1.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=f"of {', '.join(NAMES)}; none: all")
-    parser.add_argument("--runs", type=int, default=_ENOUGH_RUNS, help="of each side (default: %(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="times the sizes (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there, too")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help=f"draw {' and '.join(plots.PLOTS)} there, as SVG")
+    parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=f"of {', '.join(NAMES)}; default: all")
+    parser.add_argument("--runs", type=int, default=_ENOUGH_RUNS, help="runs of each side (default: %(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor of all sizes (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every value to this file")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help=f"plot {' and '.join(plots.PLOTS)} there, as SVG")
     parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="where the data goes while it runs (default: temporary)"
+        "--folder", type=Path, metavar="DIR", help="folder of the data during the runs (default: temporary)"
     )
     return parser
 

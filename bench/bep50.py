@@ -1,4 +1,4 @@
-"""The BEP 50 overlay in simulated time: the size of its tables, how soon an item is everywhere, what flooding costs."""
+"""The BEP 50 overlay in simulated time: size of its tables, delay until an item is on all nodes, cost of flooding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _JOINING, _PATIENCE, _STEP = 30.0, 5.0, 0.05  # simulated s
 
 
 class Trial(NamedTuple):
-    """Entries in a table, and duplicates a node and update."""
+    """Entries in a table, and duplicates per node and update."""
 
     least: int
     median: int
@@ -32,11 +32,11 @@ class Trial(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An overlay. `trial`: what a prototype showed on real sockets, which is told beside."""
+    """An overlay. `trial`: results of a prototype on real sockets, which are shown for comparison."""
 
     nodes: int
     named: int
-    """nodes that a response names at most"""
+    """maximum number of nodes in a response"""
     loss: float
     trial: Trial
 
@@ -57,7 +57,7 @@ CASES = (
 
 
 class CaseResult(NamedTuple):
-    """One run of a case. Delays in simulated seconds, one an update; `missed`: nodes that an update never came to."""
+    """One run of a case. `delays`: simulated seconds, one per update; `missed`: nodes that an update never reached."""
 
     sizes: list[int]
     delays: list[float]
@@ -67,7 +67,7 @@ class CaseResult(NamedTuple):
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Each run has a seed of its own, so that the same runs find the same again, on any machine."""
+    """Measure all cases. The seed of a run is its number, so the result of a run is the same on any machine."""
     updates = extent.of(UPDATES)
     runs: dict[tuple[Case, int], CaseResult] = {}
 
@@ -110,7 +110,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def simulate(case: Case, seed: int, updates: int) -> CaseResult:
-    """Nodes that join one after the other, each by one that is there, and then updates by the first."""
+    """Let nodes join one after another, each through an earlier node, and then let the first node publish updates."""
     network, public = Network(seed, loss=case.loss), _KEY.verify_key.encode()
     topic, settings = compute_target(public, _SALT), OverlaySettings(nodes=case.named)
     places = [DhtAddress.parse(f"10.0.{number >> 8}.{number & 255}", 6881) for number in range(1, case.nodes + 1)]

@@ -1,4 +1,4 @@
-"""Bitswap of the bridge's node: what serving a block costs, and how long gossip through the node takes meanwhile."""
+"""Bitswap of the bridge's node: cost of serving a block, and delay of gossip through the node meanwhile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.bitswap_sides import Side, open_side
 from kit.node_town import OPTIONS, TOPIC, Running, Town, in_town
 
-BLOCKS = 1_000  # of 300 bytes, as most batches
+BLOCKS = 1_000  # of 300 bytes, like most batches
 LARGE = 160  # of 256 kB: 40 MB
 MESSAGES = 200
 _SIZES = {"small": 300, "large": 256_000}
@@ -28,7 +28,7 @@ _GAP = 0.02  # s between two messages
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Fetch small blocks from a node one by one and 50 at once, then send gossip through it with and without a pull."""
+    """Fetch small blocks from a node, one by one and 50 at once; send gossip through it, with and without a pull."""
     found: dict[str, list[float]] = {}
     units: dict[str, str] = {}
     for run in range(1, extent.runs + 1):
@@ -53,7 +53,7 @@ def _measure_once(extent: Extent) -> list[tuple[str, str, float]]:
     found: list[tuple[str, str, float]] = []
     with TemporaryDirectory(prefix="kiln-bench-") as folder:
         if not pipe.poll(60):
-            raise BenchError("the node that serves blocks does not start")
+            raise BenchError("the node that serves blocks did not start within 60 s")
         address = pipe.recv()
         puller_pipe, puller_theirs = context.Pipe()
         puller = context.Process(target=_pull, args=(puller_theirs, address, large, folder), daemon=True)
@@ -79,7 +79,7 @@ def _measure_once(extent: Extent) -> list[tuple[str, str, float]]:
             puller_pipe.send("go")
             found.extend(await _delays(town, one, two, "while 40 MB are pulled", puller_pipe.poll))
             if not puller_pipe.poll(120):
-                raise BenchError("the large blocks did not come")
+                raise BenchError("the large blocks did not arrive within 120 s")
             found.append(("pull", "MB/s", large * _SIZES["large"] / 1e6 / float(puller_pipe.recv())))
 
         try:
@@ -119,7 +119,7 @@ async def _fetch_at_once(client: Side, numbers: range) -> None:
 
 
 async def _gossipers(town: Town, address: str) -> tuple[Running, Running]:
-    """Two nodes that know each other only through the server."""
+    """Start two nodes that know each other only through the server."""
     options = replace(OPTIONS, listen=(), bootstrap=(address,))
     one, two = await town.node(options), await town.node(options)
     for each in (one, two):
@@ -131,7 +131,7 @@ async def _gossipers(town: Town, address: str) -> tuple[Running, Running]:
 async def _delays(
     town: Town, one: Running, two: Running, name: str, ended: Callable[[], bool]
 ) -> list[tuple[str, str, float]]:
-    """Delay of messages from one node to the other, until there are enough or `ended`."""
+    """Measure the delays of messages from `one` to `two`, until there are MESSAGES or `ended()` is true."""
     sent: list[float] = []
     first = len(two.heard)
     while len(sent) < MESSAGES and not (ended() and len(sent) >= MESSAGES // 4):

@@ -1,4 +1,4 @@
-"""A query from a fresh checkpoint until it has read all there is, and what each of its micro-batches took."""
+"""Run of a query until it has read all records, and the durations of its micro-batches."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class MicroBatch(NamedTuple):
 
 
 def in_micro_batches(settings: Settings, records: int, *names: JobName) -> Settings:
-    """The settings with queries whose micro-batches follow at once, of at most so many records; 0: no bound."""
+    """Return settings with which these queries run micro-batches of at most `records` without pause; 0: no limit."""
     job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
     return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=dict.fromkeys(names, job))})
 
 
 class CaughtUp(ProgressListener):
-    """Keeps every micro-batch of one query, and knows when it has read up to `ends` (by full topic name)."""
+    """Recorder of the micro-batches of one query. `reached` is set once the query has read to `ends`."""
 
     def __init__(self, ends: Mapping[str, Ends]) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class CaughtUp(ProgressListener):
         known = self.snapshot().get(progress.name or "")
         if known is None or not known.read:
             return
-        # Spark counts a record anew each time a micro-batch looks at it; the offsets count it once
+        # Spark counts a record in each pass over a micro-batch; the offsets count each record once
         left = known.lag(self._ends)
         if left < self._left:
             seconds = progress.durationMs.get("triggerExecution", 0) / 1000
@@ -65,9 +65,10 @@ class CaughtUp(ProgressListener):
 def catch_up(
     spark: SparkSession, settings: Settings, name: JobName, ends: Mapping[str, Ends], patience: float = _PATIENCE
 ) -> list[MicroBatch]:
-    """Runs the query until it has read up to `ends` (by topic, without prefix), which begin at offset 0.
+    """Run the query until it has read its topics from offset 0 to `ends` (by topic, without prefix).
 
-    BenchError: it failed, or stood still for `patience` s.
+    Raises:
+        BenchError: The query failed, or made no progress for `patience` s.
     """
     listener = CaughtUp({settings.kafka.topic(topic): ends[topic] for topic in QUERIES[name].reads})
     query = launch(name, spark, settings, listener)

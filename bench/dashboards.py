@@ -1,9 +1,9 @@
-"""What the panels of the dashboards show of a run, drawn without a Grafana: each expression asked of a Prometheus.
+"""Pictures of the dashboards for a time range, drawn without Grafana: each expression is queried from a Prometheus.
 
     python -m bench.dashboards http://127.0.0.1:9090 BEGIN END FOLDER
 
-BEGIN and END are unix seconds. FOLDER gets a picture for each dashboard: rows, panels and legends as in the JSON for
-Grafana. Grafana itself draws another picture.
+BEGIN and END are unix seconds. FOLDER gets a picture for each dashboard, with the rows, panels and legends of the
+JSON for Grafana. Grafana's own picture looks different.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class PanelQuery(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A plot, or the latest value as a large number; `unit` is an id of Grafana."""
+    """A plot, or the latest value as a large number. `unit`: an id of Grafana."""
 
     row: str
     """title of the row of panels"""
     top: int
     width: int
-    """columns, of 24"""
+    """of the 24 columns of a row"""
     title: str
     unit: str
     lines: Sequence[PanelQuery]
@@ -53,7 +53,7 @@ class Panel(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What is drawn: of which Prometheus, from when until when, unix s."""
+    """URL of a Prometheus, and the time range to draw, unix s."""
 
     prometheus: str
     begin: float
@@ -61,7 +61,7 @@ class Range(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A series over the range; `at`: minutes after its beginning."""
+    """A series. `at`: minutes after the beginning of the range."""
 
     legend: str
     at: Sequence[float]
@@ -84,17 +84,17 @@ def read_panels(path: Path) -> list[Panel]:
 
 
 def asked(line: PanelQuery) -> str:
-    """The expression, with what Grafana puts in for its variables."""
+    """Return the expression with the values that Grafana would insert for variables."""
     return line.expression.replace("$instance", ".*").replace("$__rate_interval", _RATE)
 
 
 def legend(template: str, labels: Mapping[str, str]) -> str:
-    """The name of a series, as Grafana makes it of labels in braces."""
+    """Format the name of a series, as Grafana does from labels in braces."""
     return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), template)
 
 
 def in_words(value: float, unit: str) -> str:
-    """A value with its unit, one of Grafana's ids."""
+    """Format a value with its unit, an id of Grafana."""
     match unit:
         case "percentunit":
             return f"{100 * value:.3g} %"
@@ -112,7 +112,7 @@ def in_words(value: float, unit: str) -> str:
 
 
 def curves(line: PanelQuery, over: Range) -> list[Curve]:
-    """What an expression gives. httpx.HTTPError."""
+    """Query the series of an expression; may raise httpx.HTTPError."""
     what = {"query": asked(line), "start": str(over.begin), "end": str(over.end), "step": str(_STEP)}
     answer = httpx.get(f"{over.prometheus}/api/v1/query_range", params=what, timeout=60).raise_for_status().json()
     return [
@@ -126,7 +126,7 @@ def curves(line: PanelQuery, over: Range) -> list[Curve]:
 
 
 def draw(name: str, over: Range) -> Figure:
-    """The picture of a dashboard."""
+    """Draw the picture of a dashboard."""
     lines = [list(panels) for _, panels in groupby(read_panels(_FOLDER / f"{name}.json"), lambda panel: panel.top)]
     heights = [_FIGURE_HIGH if all(each.figure for each in panels) else _PLOT_HIGH for panels in lines]
     high = sum(heights) + _TITLE_HIGH * (len(lines) + 1)
@@ -180,7 +180,7 @@ def _panel(axes: Axes, panel: Panel, over: Range) -> None:
 
 
 def main(prometheus: str, begin: str, end: str, folder: str) -> None:
-    """Writes the pictures."""
+    """Write the pictures."""
     for path in _FOLDER.iterdir():
         draw(path.stem, Range(prometheus, float(begin), float(end))).savefig(Path(folder) / f"{path.stem}.png", dpi=72)
 

@@ -1,5 +1,5 @@
-"""The queries `archive` and `updates`, with the native core and in Python, beside a raw copy of the same frames by
-Spark: what all that Kiln makes of a frame costs."""
+"""The queries `archive` and `updates`, with the native core and in Python, compared with a raw copy of the same frames
+by Spark: the cost of all that Kiln does with a frame."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def _in_python() -> Iterator[None]:
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Each query has a fresh checkpoint and fresh tables in each run. Its time is that of its one micro-batch; the copy
-    is a batch job, so that neither pays for a start."""
+    """Measure the queries and the copy. In each run a query has a fresh checkpoint and fresh tables. Only the time of
+    its one micro-batch counts, and the copy is a batch job, so no startup is measured."""
     engine = find_engine()
     if not engine.is_native:
         raise BenchError(f"there is no native core to measure: {engine.reason}")
@@ -113,5 +113,5 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def _processor_time(usage: Usage) -> float:
-    """CPU time so far of all processes of the bench but the broker, s."""
+    """Return the CPU time so far of all processes of the bench, without the broker, s."""
     return sum(seconds for kind, seconds in usage.look().items() if kind != "broker")

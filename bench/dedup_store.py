@@ -1,4 +1,4 @@
-"""Time of a micro-batch of `updates` next to few and to many digests of former updates (`dedupe.signed_ttl`)."""
+"""Time of a micro-batch of `updates` with few and with many stored digests of earlier updates (`dedupe.signed_ttl`)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from kiln.schemas.wire.pubsub import UPDATE, write_update
 DIGESTS = (10_000, 1_000_000)
 """updates in the deduplication state"""
 TOUCHED = 25
-"""updates of a micro-batch, few next to the digests"""
+"""updates of a micro-batch: few compared with the digests"""
 AIM = Aim(most=2.0)
 
-_AT_ONCE = 200_000  # updates of a micro-batch that adds many digests
-_MICRO_BATCHES = 12  # of a run; the first of them also pays for the start of the query
+_AT_ONCE = 200_000  # updates of a micro-batch that fills the state
+_MICRO_BATCHES = 12  # per run; the first one includes the start of the query
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Both queries keep their checkpoints, and read so many updates more in each run. No update comes twice."""
+    """Measure two queries, which keep their checkpoints and read new updates in each run. No update is repeated."""
     few, many = (_DedupQuery(ground, extent.of(size, least=1_000)) for size in DIGESTS)
     sides: dict[str, Side] = {f"{side.size:,} digests": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
@@ -43,7 +43,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 class _DedupQuery:
-    """A query `updates` that remembers `size` updates, and those of its runs."""
+    """A query `updates` with the digests of `size` updates in its state, and of the updates of its runs."""
 
     def __init__(self, ground: Ground, size: int) -> None:
         self.size = size
@@ -54,18 +54,18 @@ class _DedupQuery:
         self._read(size, _AT_ONCE)
 
     def micro_batch(self, run: int) -> float:
-        """s, from trigger to commit: the median of a run."""
+        """Return the median time of a micro-batch of a run, from trigger to commit, s."""
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
     def _read(self, updates_more: int, at_once: int) -> list[float]:
-        """Writes so many updates more and reads them; the s of each micro-batch."""
+        """Write this number of new updates, read them, and return the time of each micro-batch, s."""
         ground, settings = self._ground, in_micro_batches(self.settings, at_once, "updates")
         ends = append(ground, settings, islice(self._frames, updates_more))
         return [each.seconds for each in catch_up(ground.spark, settings, "updates", {"frames": ends})]
 
 
 def _frames() -> Iterator[Keyed]:
-    """Frames of one update each, no two the same. BenchError: a world has none to copy."""
+    """Yield frames of one update each, no two the same. BenchError: the traffic has no such frame to copy."""
     options = TrafficOptions(network="local-bench", checked=1.0)
     for _, value in generated(1_000, options):
         frame = Frame.FromString(value)
@@ -73,7 +73,7 @@ def _frames() -> Iterator[Keyed]:
         if len(rpc.publish) == 1 and json.loads(rpc.publish[0].data).get("typ") == UPDATE:
             break
     else:
-        raise BenchError("no frame of the made-up traffic brings one update alone")
+        raise BenchError("no frame of the synthetic traffic has exactly one update")
     message = rpc.publish[0]
     stream = json.loads(message.data)["stream"]
     for number in count():

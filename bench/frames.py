@@ -1,4 +1,4 @@
-"""Frames to measure with: made once by the traffic generator, then stamped anew until there are enough of them."""
+"""Frames to measure with: generated once, then repeated with new ids until there are enough."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _RATE = 200.0  # messages a second
 
 
 def live_options() -> TrafficOptions:
-    """A world whose frames are as a live bridge writes them: with the verdict on each message."""
+    """Return options for frames as a live bridge writes them, with a verdict on each message."""
     return TrafficOptions(network="local-bench", checked=1.0)
 
 
 def generated(count: int, options: TrafficOptions) -> list[Keyed]:
-    """The first `count` frames of a world."""
+    """Generate the first `count` frames of traffic with these options."""
     traffic = Traffic(options, _START_NS, _RATE, keep_ledger=False)
     return [(frame.key, frame.value) for frame in islice(traffic.frames(), count)]
 
 
 def stamped_anew(frames: Sequence[Keyed], count: int) -> Iterator[Keyed]:
-    """`count` frames, no two the same: these, and as often as it takes these on new connections, with new messages.
+    """Yield `count` frames, no two the same: first these frames, then repeats with new connections and new messages.
 
-    Sequences stay as they are, since each connection is new; a message gets a new seqno, in all its copies the same.
-    No signature is made anew, so the verdicts in the frames must stand for them.
+    A repeat keeps its sequence, because its connection is new. All copies of a repeated message get the same new
+    seqno. Signatures become invalid, so the frames must have verdicts.
     """
     done = 0
     while done < count:
@@ -57,7 +57,7 @@ def _renewed(key: bytes, value: bytes, repeat: int) -> Keyed:
 def _new_messages(payload: bytes, mark: bytes) -> bytes:
     try:
         rpc = RPC.FromString(payload)
-    except DecodeError:  # garbage, which is what it is for
+    except DecodeError:  # intended garbage
         return payload
     if not rpc.publish:
         return payload
@@ -68,7 +68,7 @@ def _new_messages(payload: bytes, mark: bytes) -> bytes:
 
 
 def append(ground: Ground, settings: Settings, frames: Iterable[Keyed]) -> Ends:
-    """Writes frames into `kiln.frames` of a plot; where the topic then ends."""
+    """Write frames to `kiln.frames` of a plot, and return the end offsets."""
     with ground.producer(settings, "frames") as producer:
         for key, value in frames:
             producer.send_record(key, value)

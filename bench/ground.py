@@ -1,4 +1,4 @@
-"""What measurements stand on: one broker and one Spark session in a folder of their own, which is gone afterwards."""
+"""Services of the measurements: one broker and one Spark session, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kiln.deploy.stack.spark import spark_session
 from kiln.pipelines.runtime.kafka import Broker
 
 Ends = dict[int, int]
-"""Partition to the offset after its last record."""
+"""Offset after the last record, by partition."""
 
 _GROUND = "ground"
 
@@ -38,7 +38,7 @@ class LogRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Ground:
-    """How to talk to the broker, the session, and `folder` to write in. `say` hears how it goes."""
+    """The Spark session, the settings of the broker, and a folder for data. `say` receives lines of progress."""
 
     spark: SparkSession
     kafka: Kafka
@@ -47,13 +47,13 @@ class Ground:
 
     @property
     def broker_data(self) -> Path:
-        """Where the broker has a folder for each partition."""
+        """Folder in which the broker has a folder per partition."""
         return self.folder / _GROUND / "broker" / "data"
 
     def plot(self, name: str, partitions: int | None = None) -> Settings:
-        """Default settings, with topics (made here), lake and checkpoints under a name that no other plot has.
+        """Return default settings with a lake and checkpoints of their own, and create topics with the prefix `name`.
 
-        `partitions`: of `frames` and `updates`; None: as the settings have them.
+        `partitions`: number of partitions of `frames` and `updates`; None for the default.
         """
         kafka = self.kafka.model_copy(update={"bootstrap": self.kafka.servers, "prefix": f"{name}."})
         if partitions is not None:
@@ -65,7 +65,7 @@ class Ground:
         return Broker(settings.kafka.servers, settings.kafka.prefix, settings.kafka.spark_options())
 
     def producer(self, settings: Settings, topic: str) -> FramesProducer:
-        """Takes records of any topic, not only Frames."""
+        """Create a producer, which accepts records of any topic, not only Frames."""
         return FramesProducer(
             connect(settings.kafka.server_list(), settings.kafka.security_options()), settings.kafka.topic(topic)
         )
@@ -78,7 +78,7 @@ class Ground:
             consumer.close()
 
     def read(self, settings: Settings, topic: str, first: Ends, last: Ends) -> list[LogRecord]:
-        """The records from `first` up to before `last`, by stamp and in the order of each partition."""
+        """Read the records from `first` up to before `last`, sorted by stamp, else in the order of their partition."""
         consumer = KafkaConsumer(**settings.kafka.client_options(), max_partition_fetch_bytes=16 << 20)
         parts = {TopicPartition(settings.kafka.topic(topic), partition): end for partition, end in last.items()}
         found: list[LogRecord] = []
@@ -99,18 +99,18 @@ class Ground:
 
     @contextmanager
     def fresh(self, settings: Settings, *topics: str) -> Iterator[Settings]:
-        """The settings with a lake and checkpoints that no run had before; at the end these and the topics are emptied.
+        """Yield settings with a new lake and new checkpoints, and at the end delete both and empty the topics.
 
-        A state store may still write where its query has stopped, so no folder is used twice. Offsets go on.
+        A state store may still write after its query has stopped, so no folder is used twice. Offsets continue.
         """
         settings.state.mkdir(parents=True, exist_ok=True)
         state = Path(tempfile.mkdtemp(dir=settings.state))
-        yield settings.model_copy(update={"state": state})  # what a failure leaves goes with the folder of all
+        yield settings.model_copy(update={"state": state})  # after a failure, the whole folder is deleted
         shutil.rmtree(state, ignore_errors=True)
         self.empty(settings, *topics)
 
     def empty(self, settings: Settings, *topics: str) -> None:
-        """Removes all records of topics. Offsets go on."""
+        """Delete all records of topics. Offsets continue."""
         upto = {
             TopicPartition(settings.kafka.topic(topic), partition): end
             for topic in topics
@@ -128,9 +128,10 @@ def _ends(consumer: KafkaConsumer, topic: str) -> Ends:
 
 @contextmanager
 def prepared(folder: Path, say: Say) -> Iterator[Ground]:
-    """Broker and session for as long as the context lasts, with default settings but for the ports.
+    """Start a broker and a session for the duration of the context, with default settings except the ports.
 
-    JavaError, JarsError, BrokerError, TopicsError: there is no broker to be had; the text says why and what to do.
+    Raises:
+        JavaError, JarsError, BrokerError, TopicsError: The broker cannot be started.
     """
     port, controller_port = find_free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)

@@ -1,4 +1,4 @@
-"""What a frame costs as frames grow in number: the queries that read frames, catching up with short and long logs."""
+"""Cost of a frame by number of frames: the queries that read frames catch up with short and long logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kiln.conf.settings.model import JobName, Settings
 
 SIZES = (100_000, 1_000_000, 5_000_000)
 MICRO_BATCH = 100_000
-"""Records; the same at every size, so that what a commit costs is spread over as many frames."""
+"""records of a micro-batch, the same for all sizes, so that the cost of a commit is spread over as many frames"""
 QUERIES: tuple[JobName, ...] = ("archive", "updates")
 AIM = Aim(least=0.85, most=1.15)
 
@@ -22,9 +22,9 @@ _Ran = Mapping[JobName, list[MicroBatch]]
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Each query alone from a fresh checkpoint; the cost is the time of its micro-batches.
+    """Measure each query alone, from a fresh checkpoint. The cost is the time of its micro-batches.
 
-    Its first one is extra and does not count: it also pays for the start, whatever the size.
+    The first micro-batch is extra and does not count, because it includes the start of the query.
     """
     micro_batch = extent.of(MICRO_BATCH, least=10_000)
     frames = generated(extent.of(GENERATED), live_options())
@@ -46,7 +46,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def cost(micro_batches: list[MicroBatch]) -> float:
-    """µs a frame of all micro-batches but the first."""
+    """Return the time per frame of all micro-batches except the first, µs."""
     counted = micro_batches[1:]
     return 1e6 * sum(each.seconds for each in counted) / sum(each.records for each in counted)
 

@@ -1,4 +1,4 @@
-"""What is done for every message, in plain Python on one core: no Spark, no broker."""
+"""Work for every message, in plain Python on one core, without Spark and broker."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, resolve_to
 
 FRAMES = 20_000
 AIM = Aim(most=1.05)
-_ED25519 = b"\x00\x24\x08\x01"  # how a peer id that holds such a key begins (libp2p specs, peer-ids/peer-ids.md)
+_ED25519 = b"\x00\x24\x08\x01"  # prefix of a peer id with an Ed25519 key (libp2p specs, peer-ids/peer-ids.md)
 
 Published = Sequence[tuple[Frame, Sequence[Message]]]
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """CPU time over frames as a live bridge writes them; what goes by index are the same frames, rewritten so."""
+    """Measure the CPU time of frames as a live bridge writes them, and of the same frames with topics by index."""
     say("making frames")
     frames = list(with_messages(value for _, value in generated(extent.of(FRAMES, least=100), live_options())))
     bundles = BundleSet({"all": {message.topic for frame in frames for message in messages(frame)}})
@@ -68,13 +68,13 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def messages(frame: Frame) -> Sequence[Message]:
-    """The messages in a frame; none in one that is bad as a whole."""
+    """List the messages of a frame; none if the frame is rejected as a whole."""
     found = list_messages(frame)
     return () if isinstance(found, Rejected) else found
 
 
 def with_messages(values: Iterable[bytes]) -> Iterator[Frame]:
-    """The frames that came in with messages."""
+    """Select the received frames that have messages."""
     for value in values:
         frame = Frame.FromString(value)
         if frame.direction == Frame.IN and messages(frame):
@@ -82,7 +82,7 @@ def with_messages(values: Iterable[bytes]) -> Iterator[Frame]:
 
 
 def copied(frame: Frame, *, verdicts: bytes) -> Frame:
-    """The frame with other verdicts."""
+    """Copy a frame with other verdicts."""
     copy = Frame()
     copy.CopyFrom(frame)
     copy.verdicts = verdicts
@@ -90,14 +90,14 @@ def copied(frame: Frame, *, verdicts: bytes) -> Frame:
 
 
 def agreed(frame: Frame, bundles: BundleSet) -> Frame:
-    """The frame on a connection where both peers have all of `bundles`."""
+    """Copy a frame to a connection where both peers have all of `bundles`."""
     copy = copied(frame, verdicts=frame.verdicts)
     copy.hello_in = copy.hello_out = write_hello(bundles)
     return copy
 
 
 def by_index(frame: Frame, bundles: BundleSet) -> Frame:
-    """As `agreed`, with the index of each topic in place of its name. BenchError: a topic is in no bundle."""
+    """Copy a frame as `agreed` does, with topics by index. BenchError: a topic is in no bundle."""
     copy = agreed(frame, bundles)
     table = negotiate_table(copy.hello_in, copy.hello_out, bundles).table
     rpc = RPC.FromString(copy.payload)
@@ -112,7 +112,7 @@ def by_index(frame: Frame, bundles: BundleSet) -> Frame:
 
 
 def published(frames: Iterable[Frame]) -> Published:
-    """The frames, each with its messages parsed."""
+    """Parse the messages of each frame."""
     return [(frame, messages(frame)) for frame in frames]
 
 
@@ -125,7 +125,7 @@ def serialized(frames: Iterable[Frame]) -> list[bytes]:
 
 def _timed(work: Callable[[], None], count: int) -> Side:
     def side(run: int) -> float:
-        gc.collect()  # what an earlier side left behind is not this one's
+        gc.collect()  # garbage of an earlier side must not count for this side
         started = time.process_time()
         work()
         return 1e6 * (time.process_time() - started) / count

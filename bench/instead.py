@@ -1,4 +1,4 @@
-"""The query `archive` beside what a user would write instead (`bench/peers`): the same frames into the same tables."""
+"""The query `archive` compared with programs that a user would write instead (`bench/peers`), over the same frames."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from kiln.pipelines.delta.lake import Lake
 
 FRAMES = 150_000
 WARM = 2_000
-"""Frames that `archive` and PySpark read before each measurement. The other two have nothing to warm up."""
+"""Frames that `archive` and PySpark read before each measurement. The other two programs need no warm-up."""
 LIMIT = 180.0
-"""s for a program, its start and its warming up too. The bench ends a program that takes longer."""
+"""s for a program, start and warm-up included. A program that takes longer is killed."""
 AIMS = {"kafka-python and deltalake": Aim(least=4.5), "quixstreams": Aim(least=4.5), "naive PySpark": Aim(least=11)}
 
 _INSTALL_LIMIT = 300.0  # s
 _ALIKE = 0.02
-"""Share by which rows of `frames`, `copies` and `messages` may differ: the programs judge some messages otherwise."""
+"""Share by which the numbers of rows in `frames`, `copies` and `messages` may differ between programs."""
 _ROOT = Path(__file__).resolve().parents[1]
 
 _Counts = Mapping[str, int]
 
 
 class _Field:
-    """A topic with frames, and where it ends."""
+    """A topic with frames, and its end offsets."""
 
     def __init__(self, ground: Ground, name: str, count: int, generated_frames: int) -> None:
         self.settings = in_micro_batches(ground.plot(name), 0, "archive")
@@ -55,9 +55,9 @@ class _Field:
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """All four in turn, each into a lake of its own.
+    """Measure all four programs in turn, each with a lake of its own.
 
-    A program that fails, or is not done in time, is left out, and a note says so. BenchError: `archive` failed.
+    A program that fails, or takes too long, is left out, with a note. BenchError: `archive` failed.
     """
     count = extent.of(FRAMES)
     ground.say(f"writing {count:,} frames")
@@ -70,7 +70,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
         for name in [name for name in rates if name not in failed]:
             try:
                 if name == "archive":
-                    _archive(ground, warm)  # Spark ends workers that are idle for a minute
+                    _archive(ground, warm)  # warms up again: Spark ends workers that are idle for a minute
                     seconds, rows[name] = _archive(ground, field)
                 else:
                     seconds, rows[name] = _program(name, field, warm)
@@ -98,7 +98,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def _archive(ground: Ground, field: _Field) -> tuple[float, _Counts]:
-    """Seconds from the start of the query until it has read all, and what it wrote."""
+    """Return the seconds from the start of the query until it has read all records, and the rows it wrote by table."""
     before = ground.ends(field.settings, "quarantine")
     with ground.fresh(field.settings, "quarantine") as fresh:
         started = time.perf_counter()
@@ -109,7 +109,7 @@ def _archive(ground: Ground, field: _Field) -> tuple[float, _Counts]:
 
 
 def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
-    """As `_archive`: a program in a process of its own, which says how long it took without its start."""
+    """Return the same as `_archive` for a program in a process of its own, which prints its time without startup."""
     field.settings.state.mkdir(parents=True, exist_ok=True)
     folder = Path(mkdtemp(dir=field.settings.state))
     lake, warm_lake = (Lake(str(folder / each)) for each in ("lake", "warm"))
@@ -119,7 +119,7 @@ def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
     options = kafka.spark_options() if name == "naive PySpark" else kafka.security_options()
     if name == "naive PySpark":
         warm_lake.create(TABLES)
-        jars = ",".join(str(jar) for jar in list_spark_jars() if "bare-naked" not in jar.name)  # Kiln's own remedy
+        jars = ",".join(str(jar) for jar in list_spark_jars() if "bare-naked" not in jar.name)  # used only by Kiln
         paths = (lake.path, str(folder / "checkpoints"), jars, warm.topic, warm_lake.path)
         command = [sys.executable, "-m", "bench.peers.naive_spark", servers, field.topic, *paths]
     elif name == "quixstreams":
@@ -130,7 +130,7 @@ def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
     try:
         seconds = float(json.loads(said.splitlines()[-1])["seconds"])
     except (ValueError, LookupError, TypeError) as error:
-        raise BenchError(f"it did not say how long it took, but: {said[-200:]!r}") from error
+        raise BenchError(f"the program printed no time as its last line, but: {said[-200:]!r}") from error
     found = _rows(lake.path, TABLES)
     shutil.rmtree(folder)
     return seconds, found
@@ -143,18 +143,18 @@ def _rows(lake: str, tables: Sequence[str]) -> _Counts:
 def _check(found: _Counts, expected: _Counts) -> None:
     for table in TABLES[:-1]:
         if abs(found[table] - expected[table]) > _ALIKE * expected[table]:
-            raise BenchError(f"it wrote {found[table]:,} rows of {table}, and archive {expected[table]:,}")
+            raise BenchError(f"the program wrote {found[table]:,} rows of {table}, and archive {expected[table]:,}")
 
 
 def run_within(limit: float, command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None) -> str:
-    """What a program prints, which is given `limit` s. It and all that it started are then killed.
+    """Run a program for at most `limit` s, and return its output. At the end, all processes that it started are killed.
 
-    `variables`: of its environment, such as what nobody is to see in `ps`.
+    `variables`: environment variables of the program, such as secrets that `ps` must not show.
 
-    BenchError: it took longer, or ended in failure.
+    BenchError: the program took longer, or failed.
     """
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONWARNINGS": "ignore", **(variables or {})}
-    out, errors = folder / "out", folder / "errors"  # files, as a pipe stays open for as long as any child lives
+    out, errors = folder / "out", folder / "errors"  # files, because a pipe stays open as long as any child lives
     with out.open("wb") as printed, errors.open("wb") as said:
         process = subprocess.Popen(
             bind_to_parent(command), env=environment, cwd=folder, stdout=printed, stderr=said, start_new_session=True
@@ -164,16 +164,16 @@ def run_within(limit: float, command: Sequence[str], folder: Path, variables: Ma
     except subprocess.TimeoutExpired:
         raise BenchError(f"not done within {limit:g} s; last words: {_last(errors)}") from None
     finally:
-        with suppress(ProcessLookupError):  # all of them have ended
+        with suppress(ProcessLookupError):  # all processes have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
-        raise BenchError(f"it ended with {process.returncode}; last words: {_last(errors)}")
+        raise BenchError(f"the program ended with {process.returncode}; last words: {_last(errors)}")
     return out.read_text("utf-8", "replace")
 
 
 def _last(file: Path) -> str:
-    """The last line that is not indented, as those of Java's traces and Spark's plans are."""
+    """Return the last line that is not indented, because Java's traces and Spark's plans are indented."""
     lines = file.read_text("utf-8", "replace").splitlines()
     return next((line for line in reversed(lines) if line.strip() and not line[0].isspace()), "")[:300]
 
@@ -184,7 +184,7 @@ def _quix() -> Path:
     The environment is installed if it is missing, or if `quix.lock` has changed since.
 
     Raises:
-        BenchError: It cannot be installed.
+        BenchError: The environment cannot be installed.
     """
     folder, lock = _ROOT / ".peers" / "quix", _ROOT / "bench" / "peers" / "quix.lock"
     python, installed = folder / "bin" / "python", folder / lock.name

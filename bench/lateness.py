@@ -1,4 +1,4 @@
-"""How late batches are beyond T: with all queries running, beside the window query alone on the same updates."""
+"""Delay of batches beyond T: with all queries running, and with the window query alone on the same updates."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _SHARES = ((0.5, "p50"), (0.99, "p99"))
 
 
 class Traffic(NamedTuple):
-    """What went through `kiln.updates` in a run, by stamp; measured between the stamps `since` and `until` (ms). The
-    batches of the measured time."""
+    """Updates of a run, by stamp, and the batches of the measured time, which is between the stamps `since` and `until`
+    (ms)."""
 
     updates: Sequence[LogRecord]
     batches: Sequence[LogRecord]
@@ -40,26 +40,26 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Lateness:
-    """Of the batches of one run, in ms beyond the end of their window, ascending."""
+    """Delays of the batches of one run beyond the end of their windows, ms, ascending."""
 
     late: tuple[float, ...]
 
     def percentile(self, share: float) -> float:
-        """What this share of the batches keeps within."""
+        """Return the delay within which this share of the batches came, ms."""
         return self.late[min(len(self.late) - 1, int(share * len(self.late)))]
 
 
 def lateness(batches: Sequence[LogRecord]) -> Lateness:
-    """From records of `kiln.batches`: the broker's stamp of each less the end of its window, in event time. BenchError:
-    none."""
+    """Compute the delay of each record of `kiln.batches`: its broker stamp minus the end of its window in event time.
+    BenchError: there are no records."""
     if not batches:
         raise BenchError("no batch came while measuring")
     return Lateness(tuple(sorted(each.stamp - decode_batch(each.value).closed_at / 1000 for each in batches)))
 
 
 def lateness_by_log(batches: Sequence[LogRecord], updates: Iterable[LogRecord]) -> Lateness:
-    """The broker's stamp of each batch less T and the stamp of the update that opened the window: what the log had
-    before does not count. Of batches whose first update is among `updates`. BenchError: none."""
+    """Compute the delay of each batch whose first update is in `updates`: its broker stamp, minus the stamp of this
+    update and T. Delays before the log do not count. BenchError: there is no such batch."""
     stamps: dict[tuple[SeparatorRecord | None, int], int] = {}
     for each in updates:
         update = decode_update(each.value)
@@ -76,7 +76,7 @@ def lateness_by_log(batches: Sequence[LogRecord], updates: Iterable[LogRecord]) 
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """In each run the one side hears made-up traffic; the other then gets the updates it made, at the same pace."""
+    """Compare both: in each run all queries get synthetic traffic, then the window query alone the same updates."""
     whole, alone = ground.plot("lateness-all"), ground.plot("lateness-alone")
     found: dict[str, list[Lateness]] = {"all queries": [], "window query alone": []}
     for run in range(1, extent.runs + 1):
@@ -115,11 +115,11 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def measure_by_load(ground: Ground, extent: Extent) -> Finding:
-    """With all queries running, at one load after the other."""
+    """Measure all queries at one load after another."""
     found: dict[float, list[Lateness]] = {load: [] for load in LOADS}
     for run in range(1, extent.runs + 1):
         for load, results in found.items():
-            settings = ground.plot(f"load-{load:g}-{run}")  # anew, so that no load works off what another left
+            settings = ground.plot(f"load-{load:g}-{run}")  # a new plot, so that no load has the backlog of another
             traffic = settings.traffic.model_copy(update={"rate": load})
             late = lateness(_with_all(ground, settings.model_copy(update={"traffic": traffic}), extent).batches)
             results.append(late)
@@ -135,7 +135,7 @@ def measure_by_load(ground: Ground, extent: Extent) -> Finding:
 
 
 def _with_all(ground: Ground, settings: Settings, extent: Extent) -> Traffic:
-    options = replace(traffic_options(settings), checked=1.0)  # as a live bridge would write them
+    options = replace(traffic_options(settings), checked=1.0)  # with verdicts, as a live bridge writes frames
     feed = Feed(options, settings.traffic.rate, lambda: ground.producer(settings, "frames"))
     before = ground.ends(settings, "updates")
     with _Queries(ground, settings, tuple(QUERIES)) as queries:
@@ -177,7 +177,7 @@ def _alone(ground: Ground, settings: Settings, traffic: Traffic) -> Lateness:
 
 
 class _Queries:
-    """Queries of one plot, from where their checkpoints stand, while the context lasts."""
+    """Queries of one plot, which run from their checkpoints for the duration of the context."""
 
     def __init__(self, ground: Ground, settings: Settings, names: Sequence[JobName]) -> None:
         self._batches: Callable[[], Ends] = lambda: ground.ends(settings, "batches")
@@ -192,7 +192,7 @@ class _Queries:
         self._application.stop()
 
     def wait(self, seconds: float) -> None:
-        """Lets them run, if `seconds` are left. BenchError if one failed: what it was late by then says nothing."""
+        """Let the queries run for `seconds`. BenchError: a query failed, so delays mean nothing."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_EVERY))
@@ -201,7 +201,7 @@ class _Queries:
                 raise BenchError("; ".join(f"{name}: {text}" for name, text in self._application.errors.items()))
 
     def await_batch(self) -> None:
-        """Returns when a first batch has come."""
+        """Wait for the first batch."""
         until = time.monotonic() + _PATIENCE
         while self._batches() == self._before:
             if time.monotonic() > until:

@@ -1,6 +1,6 @@
-"""`kiln run` as a user runs it, from a new state folder, with the demo network beside it: cores, memory, lateness.
+"""`kiln run` as a user runs it, with a new state folder and the demo network: cores, memory, delay of batches.
 
-All that Kiln writes is read from the lake afterwards. Nothing here asks the running Kiln for anything.
+The results are read from the lake afterwards. The running Kiln is not queried.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from kiln.deploy.query.estimate import estimate_savings, read_received_updates
 from kiln.deploy.stack.ports import find_free_ports
 from kiln.pipelines.delta.lake import Lake
 
-LASTS, COUNTED = 240, 60  # s of a run, and of its end that is counted
+LASTS, COUNTED = 240, 60  # s of a run, and of the counted part at its end
 LOADS = {50: 40, 500: 200}
-"""Messages a second, and the separators that they are over."""
+"""Number of separators by load in messages a second."""
 HOUR = 3_600  # s
 WINDOWS_AIM = Aim(most=1.1)
 
 _LOOK_EVERY = 2.0  # s
 _END = timedelta(seconds=10)
-"""What is younger at the end of a run may be in a window that is open still."""
+"""Updates younger than this at the end of a run may be in a window that is still open."""
 _ENDS_IN = 180.0  # s
 
 
@@ -74,8 +74,8 @@ class Batches:
 
 @dataclass
 class Run:
-    """What was seen of a run: cores by kind in the counted time; MB, and s of CPU since the start, by kind at each
-    minute."""
+    """Measurements of a run: cores in the counted time, and at each minute MB, and s of CPU since the start; by kind of
+    process."""
 
     folder: Path
     cores: Mapping[str, float] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class Run:
 
     @property
     def all_cores(self) -> float:
-        """Of Kiln, without the demo network."""
+        """Cores of Kiln, without the demo network."""
         return sum(cores for kind, cores in self.cores.items() if kind != DEMO)
 
     @property
@@ -95,7 +95,7 @@ class Run:
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """A silent network, and each load, in turn."""
+    """Measure a silent network and each load, in turn."""
     seconds = extent.of(LASTS, least=100)
     cores: dict[str, list[float]] = {}
     found: dict[int, list[Batches]] = {load: [] for load in LOADS}
@@ -141,7 +141,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def measure_an_hour(extent: Extent, say: Say) -> Finding:
-    """Memory of each kind of process over an hour, and what is on the disk then."""
+    """Measure the memory of each kind of process over an hour, and disk use at the end."""
     seconds = extent.of(HOUR, least=120)
     with tempfile.TemporaryDirectory(prefix="kiln-hour-") as folder:
         run = _loaded(Path(folder), min(LOADS), seconds, say)
@@ -175,7 +175,7 @@ def _in_words(run: Run) -> str:
 
 
 def _silent(folder: Path, seconds: int) -> Run:
-    """The nodes of the demo network are there, and say nothing."""
+    """Run Kiln with a demo network that sends no messages."""
     demo = DemoNetwork(Settings(state=folder / "silent", network=Network(name="local-demo")))
     demo.launch()
     try:
@@ -193,7 +193,7 @@ def _loaded(folder: Path, load: int, seconds: int, say: Say | None = None) -> Ru
 def _watched(
     state: Path, seconds: int, options: Sequence[str], settings: Mapping[str, str], say: Say | None = None
 ) -> Run:
-    """Looks on while Kiln runs, and waits until Kiln has ended. BenchError: badly."""
+    """Measure a Kiln while it runs, and wait for its end. BenchError: Kiln failed."""
     run = Run(state)
     with _kiln(state, seconds, options, settings) as kiln:
         run.started, began = time.time(), time.monotonic()
@@ -243,7 +243,7 @@ def _kiln(
 
 
 def _batches(run: Run) -> Batches:
-    """BenchError: too few to tell."""
+    """Read the batches of a run from the lake. BenchError: there are too few."""
     sql = """
         SELECT opened_at, closed_at, emitted_at, late_seconds FROM batch_times
         WHERE origin = 'LIVE' ORDER BY emitted_at"""
@@ -254,7 +254,7 @@ def _batches(run: Run) -> Batches:
                 case (datetime() as opened, datetime() as closed, datetime() as emitted, float(seconds)):
                     found.append((opened, closed, emitted, seconds))
         if len(found) < 2:
-            raise BenchError("too few batches to tell")
+            raise BenchError("the run has fewer than two batches")
         last = found[-1][2]
         until = last - _END
         counted = last - timedelta(seconds=COUNTED)
@@ -276,7 +276,7 @@ def _batches(run: Run) -> Batches:
 
 
 def micros_of(moment: datetime) -> int:
-    """µs of the unix time."""
+    """Convert a time to unix µs."""
     return round(moment.timestamp() * 1_000_000)
 
 

@@ -1,7 +1,7 @@
-"""The node on the network: a peer in Rust (tests/network/rust) sends as fast as the node takes.
+"""The node on the network: a peer in Rust (tests/network/rust) sends as fast as the node accepts.
 
-What a frame costs is parted by leaving things out: each side does less than the one before it. The first puts frames
-into Kafka, as a bridge does; the others count them.
+The cost of a frame is divided by omission: each side does less than the side before it. The first side puts frames into
+Kafka, as a bridge does; the others only count frames.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PATIENCE: Final = 60.0  # s
 STOCK: Final = "stock py-libp2p"
 RUST: Final = "a node in Rust"
 _REPORT: Final = 250  # messages
-# The Rust peer refuses what is over 5,000 in its queue to us: it is told in portions, and never so far ahead.
+# The Rust peer queues at most 5,000 messages for the node: they are published in portions, never that far ahead.
 _PORTION: Final = 500
 _AHEAD: Final = 2_500
 
@@ -70,7 +70,7 @@ T = TypeVar("T")
 
 
 class Figures(NamedTuple):
-    """One run: messages per second of the clock, µs of the node's CPU for each, and frames captured for each."""
+    """Result of one run: messages per second of wall time, and per message µs of the node's CPU and captured frames."""
 
     rate: float
     cpu: float
@@ -78,15 +78,15 @@ class Figures(NamedTuple):
 
 
 class _Mute(Router):
-    """Takes no messages in."""
+    """Router that ignores published messages."""
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         return ([], [], b"") if rpc.publish else super().receive(peer, rpc, now)
 
 
 def _count_unread(sink: _Counting) -> Callable[[Traffic, PubsubSession, bytes | OversizedRpc, bool], None]:
-    """Make a `Traffic.process` that counts RPCs unread, but for the first, subscriptions and GRAFT: without these the
-    node would be sent nothing."""
+    """Make a `Traffic.process` that counts RPCs without reading them. Small ones (subscriptions, GRAFT) are processed:
+    without these, no peer would send messages."""
     process = Traffic.process
 
     def count(traffic: Traffic, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True) -> None:
@@ -112,9 +112,9 @@ NODE: Final[Mapping[str, tuple[bool, type[Router], bool]]] = {
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Frames/s and CPU per frame of the node from one peer, and unique messages/s with MESH peers in the mesh.
+    """Measure frames/s and CPU per frame with one peer, and unique messages/s with MESH peers in the mesh.
 
-    BenchError without cargo, or when a peer fails.
+    BenchError: cargo is missing, or a peer failed.
     """
     mesh = f"{MESH} mesh peers"
     try:
@@ -175,7 +175,7 @@ def _broker(folder: Path, say: Say) -> Iterator[Kafka]:
 
 
 def _play(binary: Path, side: str, peers: int, count: int, kafka: Kafka | None = None) -> Figures:
-    """One run. The node has a process of its own, so that its CPU time is nobody else's."""
+    """Make one run. The node has a process of its own, so that its CPU time can be measured."""
     ours, theirs = get_context("spawn").Pipe()
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
         rusts = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(peers)]
@@ -214,7 +214,7 @@ def _has(one: ForeignPeer, messages: int) -> bool:
 
 
 def _rust(binary: Path, count: int) -> Figures:
-    """The same peer as receiver. Its CPU has the JSON in it that it writes of each message."""
+    """Measure the Rust peer as receiver. Its CPU time includes the JSON that it writes for each message."""
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
         source, target = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(2)]
         for each in (source, target):
@@ -232,14 +232,14 @@ def _rust(binary: Path, count: int) -> Figures:
 
 
 def _cpu_of(peer: ForeignPeer) -> float:
-    """Seconds that a peer's process was busy, so far."""
+    """Return the CPU time of a peer's process so far, s."""
     fields = Path(f"/proc/{peer.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _told(pipe: Connection, kind: type[T]) -> T:
     if not pipe.poll(PATIENCE):
-        raise BenchError(f"the node said nothing for {PATIENCE:g} s: messages were lost?")
+        raise BenchError(f"the node reported nothing for {PATIENCE:g} s. Messages may be lost")
     try:
         value = pipe.recv()
     except EOFError:
@@ -252,7 +252,7 @@ def _told(pipe: Connection, kind: type[T]) -> T:
 
 
 class _Counting:
-    """The sink: counts frames."""
+    """Sink that counts frames."""
 
     full = False
     frames = 0
@@ -261,11 +261,11 @@ class _Counting:
         self.frames += 1
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Never full."""
+        """Do nothing: this sink is never full."""
 
 
 class _Counter:
-    """Counts messages, tells of them, and reads the clocks when a tenth and when all have come."""
+    """Counter of messages, which reports its count, and reads the clocks after a tenth and after all messages."""
 
     def __init__(self, pipe: Connection, count: int) -> None:
         self._pipe = pipe
@@ -286,7 +286,7 @@ class _Counter:
 
 
 class _Ticking(_Counting):
-    """Where frames are what is counted."""
+    """Sink that counts each frame as a message."""
 
     def __init__(self, counter: _Counter) -> None:
         self._counter = counter
@@ -297,7 +297,7 @@ class _Ticking(_Counting):
 
 
 class _IntoKafka(_Ticking):
-    """Frames go where those of a bridge go. What the broker has not taken yet at the end is a part of a second's."""
+    """Sink that also puts frames into Kafka. At the end the broker may lack the frames of a fraction of a second."""
 
     def __init__(self, counter: _Counter, sink: FrameSink) -> None:
         super().__init__(counter)
@@ -347,7 +347,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
 
 
 def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str, kafka: Kafka | None) -> None:
-    """py-libp2p's own host and pubsub, with its silent limit of 10 messages a second off."""
+    """Run py-libp2p's own host and pubsub, without its silent limit of 10 messages a second."""
     counter = _Counter(pipe, count)
     logging.getLogger("libp2p").addHandler(logging.NullHandler())
 

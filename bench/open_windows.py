@@ -1,4 +1,4 @@
-"""What a micro-batch of `batch` takes, through Spark and its state store, beside few open windows and beside many."""
+"""Time of a micro-batch of `batch`, with Spark and its state store, with few and with many open windows."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kiln.pipelines.runtime.kafka import write_topic
 OPEN = (200, 20_000)
 """windows"""
 TOUCHED = 1_000
-"""updates of a micro-batch, each for a window that is open"""
+"""updates of a micro-batch, each for an open window"""
 AIM = Aim(most=2.0)
 
 _AT_ONCE = 100_000  # updates of a micro-batch that opens windows
-_MICRO_BATCHES = 8  # of a run; the first of them also pays for the start of the query
-_EVER = timedelta(days=1)  # no window ends while this measures
-_SPREAD = 7_919  # a prime: updates that follow each other are for windows far apart
+_MICRO_BATCHES = 8  # per run; the first one includes the start of the query
+_EVER = timedelta(days=1)  # no window ends during the measurement
+_SPREAD = 7_919  # a prime: consecutive updates are for windows far apart
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Both queries keep their checkpoints, and read so many records more in each run."""
+    """Measure two queries, which keep their checkpoints and read new records in each run."""
     few, many = (_OpenWindowsQuery(ground, extent.of(count, least=200)) for count in OPEN)
     sides: dict[str, Side] = {f"{side.count:,} open windows": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
@@ -52,11 +52,11 @@ class _OpenWindowsQuery:
         self._read(count, _AT_ONCE)
 
     def micro_batch(self, run: int) -> float:
-        """s, from trigger to commit: the median of a run."""
+        """Return the median time of a micro-batch of a run, from trigger to commit, s."""
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
     def _read(self, updates_more: int, at_once: int) -> list[float]:
-        """Writes so many updates more and reads them; the s of each micro-batch."""
+        """Write this number of new updates, read them, and return the time of each micro-batch, s."""
         first, self._written = self._written, self._written + updates_more
         numbers = range(first, self._written)
         ground, settings = self._ground, in_micro_batches(self.settings, at_once, "batch")

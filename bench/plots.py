@@ -1,8 +1,8 @@
-"""Plots of what was measured, as SVG, from the JSON that `bench/report.py` makes.
+"""Plots of findings as SVG, from the JSON that `bench/report.py` writes.
 
     python -m bench.plots FILE FOLDER
 
-A plot has a line for each quantity: medians over a size or a load, and bars from the least run to the greatest.
+A plot has a line for each quantity: medians by size or load, with bars from the least to the greatest run.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import NamedTuple, TypedDict
 from bench.report import Note, number
 
 PLOTS = {"growth": "cost-by-size.svg", "load": "lateness-by-load.svg", "hour": "memory-over-time.svg"}
-"""Findings that become plots. Their series are named "<quantity>, <x> <unit of x>", such as "archive, 1,000 frames"."""
+"""Files of the findings to plot. Series have names "<quantity>, <x> <unit of x>", such as "archive, 1,000 frames"."""
 
 WIDTH, HEIGHT = 720, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 150, 50, 70
 _COLORS = ("#0b6e99", "#b4540a", "#4c7a34", "#8a3f8f", "#6b6b6b", "#b02a4c", "#7a6a00", "#1f7a6d")
 _EVEN = ("minutes",)
-"""Units of x that go on evenly; sizes and loads grow by factors."""
+"""Units of x with a linear axis; sizes and loads have a logarithmic one."""
 _MOST_TICKS = 12
 
 
 class SeriesJson(TypedDict):
-    """As `report.as_json` writes one."""
+    """A series, as `report.as_json` writes it."""
 
     name: str
     unit: str
@@ -39,7 +39,7 @@ class SeriesJson(TypedDict):
 
 
 class FindingJson(TypedDict):
-    """What of a finding a plot shows."""
+    """Fields of a finding that a plot shows."""
 
     name: str
     title: str
@@ -47,14 +47,14 @@ class FindingJson(TypedDict):
 
 
 class Content(TypedDict):
-    """A file of `make bench`."""
+    """Content of a file that `make bench` writes."""
 
     circumstances: Mapping[str, Note]
     findings: Sequence[FindingJson]
 
 
 class PlotPoint(NamedTuple):
-    """`low` to `high`: of the runs."""
+    """A value of x, and the range and median of the runs."""
 
     x: float
     low: float
@@ -63,7 +63,7 @@ class PlotPoint(NamedTuple):
 
 
 def draw(content: Content, folder: Path) -> list[Path]:
-    """Writes a plot for each finding that becomes one; the files."""
+    """Write a plot for each finding in PLOTS, and return the files."""
     seen = content["circumstances"]
     caption = ", ".join(f"{name} {seen[name]}" for name in ("runs", "scale", "cores", "machine", "at") if name in seen)
     written = []
@@ -76,7 +76,7 @@ def draw(content: Content, folder: Path) -> list[Path]:
 
 
 def plot(finding: FindingJson, caption: str) -> str:
-    """One plot. ValueError: a series has another name than a plot takes."""
+    """Draw a finding. ValueError: the name of a series has another form than in PLOTS."""
     lines: dict[str, list[PlotPoint]] = {}
     for each in finding["series"]:
         quantity, _, rest = each["name"].partition(", ")
@@ -124,13 +124,13 @@ def plot(finding: FindingJson, caption: str) -> str:
 
 
 def _rounded(value: float) -> float:
-    """The next of 1, 2, 4, 8 times a power of ten."""
+    """Round up to 1, 2, 4 or 8 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(value)) if value > 0 else 1.0
     return next(step * power for step in (1, 2, 4, 8, 10) if step * power >= value)
 
 
 def _apart(heights: Mapping[str, float]) -> dict[str, float]:
-    """Moves labels down where two would cover each other."""
+    """Move labels down if they would overlap."""
     placed: dict[str, float] = {}
     for name, height in sorted(heights.items(), key=lambda item: item[1]):
         placed[name] = max([height, *(other + 15 for other in placed.values())])
@@ -142,7 +142,7 @@ def _text(x: float, y: float, text: str, anchor: str = "start", size: int = 12, 
 
 
 def main(file: str, folder: str) -> None:
-    """Says what it wrote."""
+    """Draw the plots of a file, and print their paths."""
     for path in draw(json.loads(Path(file).read_text(encoding="utf-8")), Path(folder)):
         print(path)
 

@@ -1,4 +1,4 @@
-"""What a running Kiln takes, by kind of process: of a core, and of memory."""
+"""CPU and memory of a running Kiln, by kind of process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _KINDS = {
     "kafka.Kafka": "broker",
     "org.apache.spark": "Spark's JVM",
 }
-"""By a word of the command line. A process with no such word is of its parent's kind."""
+"""Kinds by a word of the command line. A process without such a word has its parent's kind."""
 
 DEMO = "demo network"
 ROOT = "kiln run"
 
 
 def kind_of(command: str, parents: str) -> str:
-    """The kind of a process with this command line, below a parent of the kind `parents`."""
+    """Return the kind of a process with this command line, whose parent has the kind `parents`."""
     return next((kind for word, kind in _KINDS.items() if word in command), parents)
 
 
@@ -37,13 +37,13 @@ class _Known(NamedTuple):
 
 @dataclass
 class Usage:
-    """`look()` now and then: a process that began and ended between two looks is not counted."""
+    """CPU and memory of a tree of processes. A process that lives only between two calls of `look` is not counted."""
 
     root: psutil.Process
     _known: dict[psutil.Process, _Known] = field(default_factory=dict)
 
     def look(self) -> Mapping[str, float]:
-        """s of CPU by kind, of all processes that were seen so far, those that ended too."""
+        """Return CPU time by kind, s, of all processes seen so far, including those that have ended."""
         for process, kind in self._tree():
             try:
                 times = process.cpu_times()
@@ -56,7 +56,7 @@ class Usage:
         return seconds
 
     def memory(self) -> Mapping[str, float]:
-        """MB by kind now; a page that several processes share counts once, by shares (PSS)."""
+        """Return memory by kind now, MB. A page that several processes share counts once (PSS)."""
         found: defaultdict[str, float] = defaultdict(float)
         for process, kind in self._tree():
             try:

@@ -1,8 +1,8 @@
-"""How long `kiln quality` takes: the first check of a lake of two million messages, and the check of what the next five
-minutes bring; beside a plain count of the same rows by DuckDB and by Spark. And the first check of ten million rows of
-frames, copies and messages, which take no time to make.
+"""Time of `kiln quality`: the first check of a lake of two million messages, and the check of the next five minutes,
+compared with a count of the same rows by DuckDB and by Spark; and the first check of ten million rows of frames, copies
+and messages, which are quick to generate.
 
-Each side is a whole command, imports and all, as a user would type the command.
+Each side is a whole command, including imports, as a user would type it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FIRST_SECONDS, NEXT_SECONDS = 90.0, 15.0
 """the aims"""
 ROWS = 10_000_000
 _NEXT = 1 / 24
-"""five minutes of two hours"""
+"""five minutes, as a share of two hours"""
 _LOOK_EVERY = 0.05  # s
 _MET = (0, 1)
-"""exit codes of a check that was made: the lake has a few gaps"""
+"""exit codes of a finished check: 1, because the lake has a few gaps"""
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Each run checks a copy of the lake from nothing, then the copy with five minutes more."""
+    """Measure the checks: each run checks a copy of the lake for the first time, then with five more minutes."""
     with tempfile.TemporaryDirectory(prefix="kiln-quality-") as folder:
         place, count = Path(folder), extent.of(MESSAGES, least=2_000)
         say(f"writing a lake of {count:,} messages, and the messages of five minutes more")
@@ -72,7 +72,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def _make(place: Path, count: int) -> dict[str, int]:
-    """`before`: a lake of `count` messages; `after`: the same lake with one commit more to each table."""
+    """Write the lakes `before`, with `count` messages, and `after`, the same with another commit to each table."""
     lake, rows = Lake(str(place / "before")), dict[str, int]()
     rest = {}
     for name, columns in tables(round(count * (1 + _NEXT))):
@@ -118,11 +118,11 @@ _MANY = {
         "data": "encode(md5(i::VARCHAR))",
     },
 }
-"""columns by table, as expressions over the number of a row"""
+"""columns by table, as SQL expressions of the row number `i`"""
 
 
 def _make_many(place: Path, rows: int) -> int:
-    """`many`: a lake of so many rows, in which nothing is wrong. Each frame has a message."""
+    """Write the lake `many`, with this number of rows and without faults. Each frame has a message."""
     lake, each = Lake(str(place / "many")), rows // len(_MANY)
     with duckdb.connect() as db:
         db.execute("SET TimeZone = 'UTC'")
@@ -181,7 +181,7 @@ class _Runs:
         return self._place / "state"
 
     def _lay(self, lake: str) -> None:
-        """The state folder's lake is a copy of this one: a check writes into its lake."""
+        """Replace the lake of the state folder by a copy of this one, because a check writes into the lake."""
         shutil.rmtree(self._state / "lake", ignore_errors=True)
         shutil.copytree(self._place / lake, self._state / "lake", copy_function=os.link)
 
@@ -221,8 +221,8 @@ def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) ->
 
 
 def _peak(process: int) -> int:
-    """The most memory of a process so far, bytes. What a parent learns at the end counts the parent's own, too, out of
-    which the process was made."""
+    """Return the peak memory of a process so far, bytes. The value from `wait4` would also count the memory of the
+    parent, from which the process was forked."""
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""What was measured, as plain data: medians, ranges, ratios beside their aims; as tables to read and as JSON."""
+"""Findings of measurements as plain data (medians, ranges, ratios and their aims), as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Note = str | int | float
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity, a value a run. ValueError if there is none."""
+    """One quantity, with a value per run. ValueError: there is no value."""
 
     name: str
     unit: str
@@ -38,7 +38,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Aim:
-    """What a ratio is hoped to be: not under `least`, not over `most`."""
+    """Aim of a ratio: at least `least`, at most `most`."""
 
     least: float | None = None
     most: float | None = None
@@ -54,7 +54,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One series over another of the same runs. ValueError if the runs are not as many, or divide by nothing."""
+    """One series divided by another one of the same runs. ValueError: the numbers of runs differ, or a divisor is 0."""
 
     name: str
     of: Series
@@ -70,23 +70,23 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """Median over median."""
+        """The quotient of the medians."""
         return self.of.median / self.to.median
 
     @property
     def by_run(self) -> tuple[float, ...]:
-        """The ratio within each run, which what comes and goes on the machine disturbs least."""
+        """The ratio within each run, which varying load on the machine affects least."""
         return tuple(of / to for of, to in zip(self.of.values, self.to.values, strict=True))
 
     @property
     def met(self) -> bool | None:
-        """Whether the aim is; None without one."""
+        """True if the aim is met; None without an aim."""
         return None if self.aim is None else self.aim.met(self.value)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """All that one measurement found. `notes`: sizes and settings it was made with, and what else was seen."""
+    """Result of one measurement. `notes`: sizes, settings and other observations."""
 
     name: str
     title: str
@@ -96,14 +96,14 @@ class Finding:
 
 
 def number(value: float) -> str:
-    """Three digits that count, thousands apart; whole numbers from 1,000 on."""
+    """Format a value with three significant digits; from 1,000 on as a whole number with separators."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".") if value else "0"
 
 
 def table(finding: Finding) -> Table:
-    """The finding as a table: a line for each series, and one for each ratio."""
+    """Build a table of a finding, with a line for each series and each ratio."""
     notes = ", ".join(f"{name} {_shown(note)}" for name, note in finding.notes.items())
     shown = Table(title=f"{finding.name}: {finding.title}", caption=notes or None, title_justify="left")
     for column in ("", "median", "min – max", ""):
@@ -129,7 +129,7 @@ def _shown(note: Note) -> str:
 
 
 def as_json(findings: Iterable[Finding], circumstances: Mapping[str, Note]) -> dict[str, object]:
-    """The findings as JSON: every value of every run, and what the tables say of them."""
+    """Convert findings for JSON: every value of every run, and the values of the tables."""
     return {"circumstances": dict(circumstances), "findings": [_finding_json(finding) for finding in findings]}
 
 

@@ -1,4 +1,4 @@
-"""Runs in turn: what is compared is measured side by side, so that what disturbs the machine strikes both."""
+"""Runs in turn: the sides of a comparison alternate, so that other load on the machine affects all sides alike."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from bench.report import Series, number
 
 Say = Callable[[str], None]
 Side = Callable[[int], float]
-"""Measures once; takes the number of the run, from 1."""
+"""Function that measures once, from the number of the run, which begins with 1."""
 
 
 class BenchError(RuntimeError):
-    """A measurement could not be made; the text says why."""
+    """A measurement failed."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much is measured: `runs` of each side, and sizes times `scale`. ValueError unless both are above 0."""
+    """Number of `runs` of each side, and `scale` as factor of sizes. ValueError: one of them is not above 0."""
 
     runs: int = 5
     scale: float = 1.0
@@ -28,12 +28,12 @@ class Extent:
             raise ValueError(f"{self.runs} runs at scale {self.scale:g}: both must be above 0")
 
     def of(self, size: int, least: int = 1) -> int:
-        """A size that is `size` at scale 1, and never under `least`."""
+        """Scale a size, to `least` or more."""
         return max(least, round(size * self.scale))
 
 
 def in_turn(sides: Mapping[str, Side], runs: int, unit: str, say: Say) -> tuple[Series, ...]:
-    """One run of each side, then the next of each, `runs` times. A series for each, in the order of `sides`."""
+    """Run all sides in turn, `runs` times, and return a series for each side, in the order of `sides`."""
     values: dict[str, list[float]] = {name: [] for name in sides}
     for run in range(1, runs + 1):
         for name, side in sides.items():

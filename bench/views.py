@@ -1,5 +1,5 @@
-"""How long DuckDB takes for each view (kiln.schemas.delta.views), and for the way of a thing, over a lake of two
-million messages, made up for the purpose."""
+"""Time of DuckDB for each view (kiln.schemas.delta.views), and of `kiln trace`, over a synthetic lake of two million
+messages."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ Columns = Mapping[str, pa.Array]
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """All rows and columns of each view, by `kiln sql`'s own way to the tables: the log is read and every value made,
-    and DuckDB hashes them, so that nothing of Python's counts. And all steps of `kiln trace`, without the start of a
-    process."""
+    """Measure all rows and columns of each view, read as `kiln sql` does: each time the log is read, and DuckDB
+    computes and hashes every value, so that Python adds no time. Also measure `kiln trace`, without the start of
+    a process."""
     with tempfile.TemporaryDirectory(prefix="kiln-views-") as folder:
         lake = Lake(folder)
         count = extent.of(MESSAGES, least=1_000)
         say(f"writing a lake of {count:,} messages")
         rows = make_lake(lake, count)
         say(", ".join(f"{name} {number:,}" for name, number in rows.items()))
-        lake.create(TABLES)  # a trace asks tables that no view reads
+        lake.create(TABLES)  # a trace reads tables that no view reads
         sides = {name: partial(seconds, lake, name) for name in views()}
         sides |= {f"trace of a {kind}": partial(seconds_of_trace, lake, text) for kind, text in _traced(lake).items()}
         series = in_turn(sides, extent.runs, "s", say)
@@ -81,21 +81,21 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def seconds(lake: Lake, view: str, run: int) -> float:
-    """How long all of a view takes."""
+    """Measure the time of a whole view, s."""
     started = time.perf_counter()
     list(query_lake(lake, f"SELECT count(*), bit_xor(hash(v)) FROM {view} AS v").rows())
     return time.perf_counter() - started
 
 
 def seconds_of_trace(lake: Lake, text: str, run: int) -> float:
-    """How long the whole way of a thing takes; `text`: its id."""
+    """Measure the time of a trace, s. `text`: the id to trace."""
     started = time.perf_counter()
     trace_subject(lake, parse_id(text))
     return time.perf_counter() - started
 
 
 def _traced(lake: Lake) -> dict[str, str]:
-    """An id of each kind."""
+    """Find an id of each kind to trace."""
     found: dict[str, str] = {}
     for kind, table, column in (
         ("stream", "updates", "stream"),
@@ -112,11 +112,10 @@ def _traced(lake: Lake) -> dict[str, str]:
 
 
 def make_lake(lake: Lake, messages: int, seed: int = 1) -> dict[str, int]:
-    """Fills the tables as the queries would after so many messages. Returns the rows of each table.
+    """Fill the tables as the queries would after this number of messages. Return the number of rows of each table.
 
-    Two nodes of ours hear 200 separators, of which the first has a sixth of the updates. Frames have payloads of the
-    usual length, without a meaning: no view reads more of them than the length. Ids, and the blocks of batches, are as
-    real ones.
+    Two of our nodes receive 200 separators, of which the first has a sixth of the updates. Frames have
+    meaningless payloads of the usual length, because views read only the length. Ids and blocks are like real ones.
     """
     rows: dict[str, int] = {}
     for name, columns in tables(messages, seed):
@@ -126,7 +125,7 @@ def make_lake(lake: Lake, messages: int, seed: int = 1) -> dict[str, int]:
 
 
 def tables(messages: int, seed: int = 1) -> Iterator[tuple[str, Columns]]:
-    """The rows that `make_lake` writes, table by table, in the order in which they came."""
+    """Yield the rows that `make_lake` writes, table by table, in the order of their times."""
     return _tables(np.random.default_rng(seed), messages)
 
 
@@ -151,7 +150,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
     tips = _cids(rng, count)
     update = kinds == 0
     again = update & (rng.random(count) < _AGAIN)
-    # what is said again is an update a little before
+    # a repeat has the content of an update shortly before
     source = np.where(again, np.maximum(0, np.arange(count) - rng.integers(1, 50_000, count)), np.arange(count))
     again &= update[source] & ~again[source]
     source = np.where(again, source, np.arange(count))
@@ -162,7 +161,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
     stream_column, topic_column = stream_texts.take(pa.array(stream)), topics.take(pa.array(separator))
     query = _texts(rng, streams, b"bagaaiera", _BASE32, 50).take(pa.array(stream))
 
-    # copies, each in a frame of its own; the first is the one that messages keeps
+    # copies, each in a frame of its own; `messages` has the first copy
     number = rng.choice([1, 2, 3], count, p=[0.25, 0.5, 0.25])
     of = np.repeat(np.arange(count), number)
     place = np.arange(len(of)) - np.repeat(np.cumsum(number) - number, number)
@@ -191,7 +190,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
     for each in range(_POINTS * _NEIGHBOURS):
         mine = connection == each
         sequence[mine] = np.arange(1, mine.sum() + 1)
-    kept = (rng.random(len(of)) > 1e-5) | (connection % 4 != 0)  # a quarter of the connections loses frames
+    kept = (rng.random(len(of)) > 1e-5) | (connection % 4 != 0)  # a quarter of the connections lose frames
     connections = pa.array([bytes([each]) * 16 for each in range(_POINTS * _NEIGHBOURS)], pa.binary())
     empty = pa.array([b""], pa.binary()).take(pa.array(np.zeros(len(of), np.int64)))
     frames = {
@@ -354,7 +353,7 @@ def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns
 
 
 def _subscriptions(head: Columns, topics: pa.Array) -> Columns:
-    """A SUBSCRIBE of each peer for each topic. `head`: the columns of a connection, a row for each."""
+    """Build a SUBSCRIBE of each peer for each topic. `head`: columns of the connections, one row each."""
     connection = np.repeat(np.arange(len(head["connection"])), len(topics))
     topic = np.tile(np.arange(len(topics)), len(head["connection"]))
     return {
@@ -370,7 +369,7 @@ def _subscriptions(head: Columns, topics: pa.Array) -> Columns:
 
 
 def _controls(rng: np.random.Generator, head: Columns, topics: pa.Array, ids: pa.Array, times: _Ints) -> Columns:
-    """A control entry for each tenth message, most of them IHAVEs of ten ids. Each id is one of shortly before."""
+    """Build a control entry for each tenth message, most of them IHAVEs of ten ids. The ids are of recent messages."""
     count = max(100, len(times) // 10)
     kind = rng.choice(len(_KINDS), count, p=_KIND_SHARES)
     at = np.sort(rng.integers(0, len(times), count))
@@ -407,7 +406,7 @@ def _entry_tail(connection: _Ints, number: _Ints) -> Columns:
 
 
 def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints]:
-    """The window of each update; then of each window when it opened, its separator, and how many updates it holds."""
+    """Compute the window of each update; and by window the opening time, the separator and the number of updates."""
     current = [-1] * _SEPARATORS
     ends = [0] * _SEPARATORS
     of: list[int] = []
@@ -423,7 +422,7 @@ def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints
 
 
 def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, made: int) -> list[BatchBlock]:
-    """The block of each window's updates."""
+    """Build the blocks of each window's updates."""
     leaves: list[list[bytes]] = [[] for _ in range(made)]
     for which, stream, tip in zip(window.tolist(), streams.to_pylist(), tips.to_pylist(), strict=True):
         leaves[which].append(encode_stream_key(stream) + cid_bytes(tip))
@@ -436,7 +435,7 @@ def _streams(rng: np.random.Generator, count: int) -> pa.Array:
 
 
 def _cids(rng: np.random.Generator, count: int) -> pa.Array:
-    """CIDs of DAG-CBOR by sha2-256: 36 bytes are 57.6 letters of base32, and what is over is 0."""
+    """Generate CIDs of DAG-CBOR by sha2-256: 36 bytes are 57.6 letters of base32, so the last bits are 0."""
     cells = _letters(rng, count, b"bafyrei", _BASE32, 52)
     for place, letters in ((7, b"abcdefgh"), (-1, b"aeimquy4")):
         cells[:, place] = rng.choice(np.frombuffer(letters, np.uint8), count)
@@ -444,7 +443,7 @@ def _cids(rng: np.random.Generator, count: int) -> pa.Array:
 
 
 def _texts(rng: np.random.Generator, count: int, prefix: bytes, alphabet: bytes, length: int) -> pa.Array:
-    """Random texts: a prefix, and `length` letters of the alphabet."""
+    """Generate random texts: a prefix, then `length` letters of the alphabet."""
     return _cells(_letters(rng, count, prefix, alphabet, length), pa.string())
 
 
@@ -481,9 +480,9 @@ def _stamps(micros: _Ints) -> pa.Array:
 
 
 def write(lake: Lake, name: str, columns: Columns, batch_id: int = 0) -> None:
-    """One commit, as the queries write: the same files, row groups and statistics. `batch_id`: of the micro-batch.
+    """Write one commit with the files, row groups and statistics that queries write. `batch_id`: its micro-batch.
 
-    A column that is not given is null, if it may be.
+    A missing column is null, if it is nullable.
     """
     lake.create([name])
     schema = build_arrow_schema(TABLES[name].columns, strict=True)

@@ -1,9 +1,9 @@
-"""A week of commits: what care for the tables does to a commit, to a look at a table, and to the log. Kiln's own writer
-and Kiln's own care, in one process: no Spark, no broker.
+"""A week of commits: effect of table maintenance on the time of a commit and of a read, and on the log. Kiln's writer
+and maintenance run in one process, without Spark and broker.
 
-Time is told by commits: one to each table stands for ten seconds, as queries commit by default. One lake is cared for
-after each sixty, as `kiln run` does every ten minutes. Nobody cares for another lake, which gets the same commits in
-the first quarter of the time.
+Time is counted in commits: one commit to each table stands for ten seconds, the default interval of queries. One lake
+has maintenance after every sixty commits, as `kiln run` does every ten minutes. Another lake has none, and gets the
+same commits in the first quarter of the time.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ WEEK = 60_480
 SECONDS = 600
 _TABLES = ("messages", "tips")
 _ROWS = 50
-"""of a commit in each table"""
+"""rows of a commit in each table"""
 _HOUR, _CARED_EVERY, _LOOKED_EVERY = 360, 60, 600  # commits
 _TARGET = 128 << 20
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """CPU time, which what else the machine does disturbs least, at the beginning and at the end of the time."""
+    """Measure CPU time, which other load on the machine affects least, at the beginning and at the end."""
     with tempfile.TemporaryDirectory(prefix="kiln-week-") as folder:
         cared, left = _Arm(Path(folder) / "cared"), _Arm(Path(folder) / "left")
         began, lasts = time.monotonic(), extent.of(SECONDS)
@@ -61,7 +61,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 @dataclass(frozen=True)
 class _TableReading:
-    """At `messages` at one moment. Times in ms of CPU."""
+    """State of the table `messages` at one moment. Times in ms of CPU."""
 
     commits: int
     commit: float
@@ -86,18 +86,18 @@ class _Arm:
     commits: int = 0
     looks: list[_TableReading] = field(default_factory=list)
     cared: list[float] = field(default_factory=list)
-    """ms of CPU of each time that somebody cared"""
+    """time of each maintenance, ms of CPU"""
 
     def __post_init__(self) -> None:
         self._lake = Lake(str(self.folder))
         self._lake.create(_TABLES)
         self._writer = DeltaRsCommits(self._lake)
-        list(query_lake(self._lake, "SELECT count(*) FROM messages").rows())  # which imports what it needs
+        list(query_lake(self._lake, "SELECT count(*) FROM messages").rows())  # so that later queries import nothing
         self._took: list[float] = []
         self._at: list[int] = []
         chance = random.Random(1)
         files = [_file(self._lake, table, chance) for table in _TABLES]
-        # as each commit appends them; care removes the files themselves in time, as no commit names them
+        # content of the files of each commit; maintenance deletes these files, because no commit names them
         self._files = [(file, (self.folder / file.table / file.name).read_bytes()) for file in files]
 
     def commit(self, times: int) -> None:
@@ -119,7 +119,7 @@ class _Arm:
         self.cared.append(_since(started))
 
     def _since(self, commits: int) -> int:
-        """How long it took to make so many commits, µs; longer than all, where there were fewer."""
+        """Return how long the last `commits` commits took, µs; the unix time if there were fewer."""
         now = time.time_ns() // 1_000
         return now - self._at[-commits] if commits <= len(self._at) else now
 
@@ -131,7 +131,7 @@ class _Arm:
         started = time.process_time()
         ((rows,),) = query_lake(self._lake, "SELECT count(*) FROM messages").rows()
         counted = _since(started)
-        assert rows == self.commits * _ROWS, "a row was lost, or came twice"
+        assert rows == self.commits * _ROWS, "a row was lost or duplicated"
         took, self._took = self._took, []
         entries = list(log.iterdir())
         self.looks.append(
@@ -149,7 +149,7 @@ class _Arm:
 
 
 def _file(lake: Lake, table: str, chance: random.Random) -> DataFile:
-    """A file that no commit names."""
+    """Write a file that no commit names."""
     out = TableFiles(lake, table)
     heard = time.time_ns() // 1_000
     for number in range(_ROWS):
@@ -191,16 +191,16 @@ _T = TypeVar("_T")
 
 
 def _last(values: Sequence[_T]) -> Sequence[_T]:
-    """The last third."""
+    """Return the last third."""
     return values[-max(1, len(values) // 3) :]
 
 
 def _after_a_week(looks: Sequence[_TableReading], what: str) -> float:
-    """By a straight line through what was seen."""
+    """Extrapolate a value to a week by linear regression."""
     slope, least = linear_regression([look.commits for look in looks], [getattr(look, what) for look in looks])
     return least + slope * WEEK
 
 
 def _since(started: float) -> float:
-    """ms of CPU."""
+    """Return the CPU time since `started`, ms."""
     return (time.process_time() - started) * 1_000

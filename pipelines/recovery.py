@@ -4,8 +4,9 @@ No remedy loses or duplicates rows:
 
 - `repair` sets torn newest files aside, at each start.
 - `recover_tables` restores the tables of `archive` or `sink` to the newest micro-batch that all of them have, and gives
-  the query a new checkpoint that begins behind it.
-- `advance_query` lets `updates`, which has no table, resume after its own output, with deduplication state read again.
+  the query a new checkpoint that begins after this micro-batch.
+- `advance_query` lets `updates`, which has no table, resume after its own output, with deduplication state rebuilt
+  from Kafka.
 - `adopt_topics` lets a query resume in re-created topics, and keeps its tables, state and deduplication state.
 """
 
@@ -172,16 +173,16 @@ def recover_tables(
     *,
     durable: bool,
 ) -> None:
-    """Continue `archive` or `sink` behind the newest micro-batch that all its tables have. The tables are restored to
-    it, and the query repeats what followed from Kafka. An interrupted call can be repeated.
+    """Continue `archive` or `sink` after the newest micro-batch that all its tables have. The tables are restored to
+    this micro-batch, and the query reads later records from Kafka again. An interrupted call can be repeated.
 
     Args:
         location: Folders of the query.
         name: The query.
         topics: The topics that the query reads, by full name.
         read_identities: Reads the digests of the rows in the tables, for the deduplication file.
-        now: µs; the digests are kept from now on.
-        durable: True if that file must survive a power cut.
+        now: Time from which the digests are kept, µs.
+        durable: True if the deduplication file must survive a power cut.
 
     Raises:
         DamageError: Rows would be lost. Nothing was changed, except that torn files were set aside.
@@ -230,10 +231,10 @@ def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]
     topic.
 
     Returns:
-        The offsets, and true if a topic was re-created: its records cannot be repeated, so that no row may go.
+        The offsets, and true if a topic was re-created: its old records cannot be read again, so no row may be removed.
 
     Raises:
-        DamageError: Kafka no longer has the records in between, or did not answer.
+        DamageError: Kafka no longer has the records after the offsets in the tables, or did not answer.
     """
     if missing := sorted(point.offsets.keys() - topics.keys()):
         raise DamageError(
@@ -351,7 +352,7 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
 
 
 def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
-    """Offer `recover_tables` for a query whose tables tell where it can continue."""
+    """Offer `recover_tables` for a query whose tables show where it can continue."""
     name = damage.query
     if not QUERIES[name].tables or _find_obstacle(location, name) or damage.remedy == _NOTHING_TO_RESTORE:
         return damage
@@ -359,7 +360,7 @@ def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
         f"{name} reads {', '.join(damage.adopted_topics)} from the oldest new record on, and recognises what its tables"
         " have. The records of an unfinished micro-batch that are in no table are lost"
         if damage.adopted_topics
-        else f"{name} repeats from Kafka what followed"
+        else f"{name} reads the later records from Kafka again"
     )
     remedy = (
         f"The tables of {name} are restored to the newest micro-batch that all of them have, and {topics}. The query "
@@ -369,7 +370,7 @@ def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
 
 
 def _examine_progress(location: DamageLocation, name: str, progress: ProgressReport | None) -> Damage | None:
-    """Check a checkpoint against the query's progress in Kafka, and its deduplication state."""
+    """Compare a checkpoint with the query's progress in Kafka, and check the deduplication state."""
     checkpoint = Checkpoint(location.checkpoints / name)
     if progress is not None and checkpoint.exists and progress.query_id != checkpoint.query_id:
         progress = None
@@ -443,7 +444,7 @@ def _examine_end(
     lake: Lake,
     logs: Mapping[str, TableLog],
 ) -> Damage | None:
-    """Examine the newest micro-batches of a checkpoint: `claimed` by its file names, of which `sound` is intact."""
+    """Examine the end of a checkpoint: `claimed` according to file names, `sound` according to intact files."""
     torn_tables = {table for table, log in logs.items() if log.torn}
     if older := find_older_table(lake, name, checkpoint, sound.next - 1, torn_tables):
         return Damage(name, older, _RESTORE_OR_RESTART)
@@ -478,7 +479,7 @@ _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() f
 
 
 def _examine_log_of(lake: Lake, table: str) -> Damage | None:
-    """Examine a table that no query writes. A torn commit was never reported, as its writers wait for the sync."""
+    """Examine a table that no query writes. A torn commit was never reported as done, as writers wait for the sync."""
     location = locate_log(lake.folder(table))
     if not location.exists():
         return None
@@ -487,7 +488,7 @@ def _examine_log_of(lake: Lake, table: str) -> Damage | None:
     if not torn:
         return None
     remedy = "These files were set aside. The table has its previous version, or Kiln creates the table again"
-    files = torn if log.newest >= len(log.torn) else [Path(location.uri)]  # the latter if no commit is whole
+    files = torn if log.newest >= len(log.torn) else [Path(location.uri)]  # the whole log if no commit is intact
     return Damage(f"table {table}", _describe_torn(torn), remedy, tuple(torn), tuple(files))
 
 

@@ -1,13 +1,14 @@
-"""What a user would write instead of the query `archive`: three programs over the same topic into the same tables.
+"""Programs that a user would write instead of the query `archive`: three, from the same topic into the same tables.
 
-Each is short and idiomatic for its tools, and each does less than Kiln. None of them
+Each program is short and idiomatic for its tools, and does less than Kiln. No program
 
-- checks a signature (they take the bridge's verdict), a StreamID, a CID or a separator;
-- writes an id in one spelling, whichever it came in;
-- knows topics by index, hellos or announcements in the DHT;
-- takes out a frame that came twice;
-- tells a fault from Kiln's list of reasons: quarantine says `decoding` of all;
-- writes each row once where the program crashes between two appends.
+- checks a signature (all use the bridge's verdict), a StreamID, a CID or a separator;
+- normalizes the spelling of ids;
+- supports topics by index, hellos or announcements in the DHT;
+- drops repeated frames;
+- distinguishes faults: the reason in quarantine is always `decoding`;
+- writes each row exactly once if it crashes between two appends.
 
-What else a program lacks stands at its top. Quarantine goes to a table, where Kiln's `archive` writes a Kafka topic.
+The docstring of each program lists what else is missing. Quarantine goes to a table; Kiln's `archive` writes it to a
+Kafka topic.
 """

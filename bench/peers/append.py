@@ -1,4 +1,4 @@
-"""Appends rows to the Delta tables by deltalake, and lets the first copy of each message through."""
+"""Writer of Delta tables with deltalake, which accepts the first copy of each message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHUNK = 20_000
 
 
 class Tables:
-    """The tables of a lake, and which messages came before: in memory, for as long as the program runs."""
+    """The tables of a lake, and in memory the ids of all messages since the program started."""
 
     def __init__(self, lake: str) -> None:
         self._paths = {name: f"{lake}/{name}" for name in TABLES}
@@ -22,7 +22,7 @@ class Tables:
         self._seen: set[tuple[object, object]] = set()
 
     def append(self, records: Iterable[Rows]) -> None:
-        """One commit a table."""
+        """Append rows, with one commit per table."""
         rows: Rows = {name: [] for name in TABLES}
         for found in records:
             for name in TABLES:

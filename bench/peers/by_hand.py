@@ -1,4 +1,4 @@
-"""Reads one record of `kiln.frames` as a user's own code would: the generated protobuf classes, orjson, base58."""
+"""Decoder of a record of `kiln.frames` as a user would write it, with protobuf classes, orjson and base58."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ TABLES = ("frames", "copies", "messages", "quarantine")
 
 Row = dict[str, object]
 Rows = dict[str, list[Row]]
-"""Rows by table; those of `messages` for each copy."""
+"""Rows by table; `messages` has a row for each copy."""
 
 _TYPES = {0: "UPDATE", 1: "QUERY", 2: "RESPONSE", 3: "KEEPALIVE", 4: "BATCH_UPDATE"}
 _GOOD = 1
-_PASSING = (_GOOD, 3)  # verdicts of the bridge: a good signature, unsigned and allowed
+_PASSING = (_GOOD, 3)  # verdicts of the bridge: valid signature; unsigned, which is allowed
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read(value: bytes, partition: int, offset: int, stamp: datetime) -> Rows:
-    """All rows of a record; `stamp`: the broker's."""
+    """Build all rows of a record. `stamp`: the broker's stamp."""
     rows: Rows = {name: [] for name in TABLES}
     place: Row = {"kafka_partition": partition, "kafka_offset": offset}
     try:
@@ -99,7 +99,7 @@ def read(value: bytes, partition: int, offset: int, stamp: datetime) -> Rows:
 
 
 def _content(message: Mapping[str, object]) -> Row:
-    """Columns of `messages`. An error where the message has no known type, or a field of another type."""
+    """Build columns of `messages`. Raise an error for an unknown type of message, or a field of a wrong type."""
     kind = "BATCH_UPDATE" if "sep" in message else _TYPES[int(str(message["typ"]))]
     old = "doctype" in message and "doc" not in message and "stream" not in message  # the form of 2020
     row: Row = {name: message.get(name) for name in ("model", "sep", "ver")}

@@ -2,10 +2,10 @@
 
     python -m bench.peers.loop SERVERS TOPIC RECORDS LAKE
 
-Reads so many records from the beginning of a topic, and prints how many seconds that took. Copies are known by a set in
-memory, which a restart empties.
+Reads RECORDS records from the beginning of a topic, and prints how many seconds this took. Copies are recognised by a
+set in memory, which a restart empties.
 
-`BENCH_KAFKA` in the environment: kafka-python's options to log in, as JSON.
+The environment variable `BENCH_KAFKA` has kafka-python's login options, as JSON.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kafka import KafkaConsumer
 
 
 def run(servers: str, topic: str, records: int, lake: str) -> None:
-    """Until so many records are in the lake."""
+    """Append records until this number of them is in the lake."""
     tables = Tables(lake)
     consumer = KafkaConsumer(
         topic,

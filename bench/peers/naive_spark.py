@@ -2,11 +2,10 @@
 
     python -m bench.peers.naive_spark SERVERS TOPIC LAKE CHECKPOINTS JARS WARM_TOPIC WARM_LAKE
 
-Reads all of a topic, after all of a short one to warm up, and prints how many seconds the first took. Each query reads
-and decodes every record for itself. A message whose copies come in two hours has two rows, and Spark drops without a
-word a copy that came more than an hour before the newest one. Settings are those of Spark and Delta, but for two
-numbers of tasks: a shuffle has 200 by default, and each look of Delta at a table's log 50, which a laptop pays for with
-most of its time.
+Warms up with all records of WARM_TOPIC, then reads all records of TOPIC, and prints how many seconds TOPIC took. Each
+query reads and decodes every record separately. A message with copies in two hours has two rows, and Spark silently
+drops a copy that came more than an hour before the newest copy. Settings are the defaults of Spark and Delta, except
+two numbers of tasks: 200 of a shuffle, and 50 of each read of a table's log, would take a laptop most of the time.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from bench.peers.by_hand import TABLES, Row, read
 
 
 def run(spark: SparkSession, servers: str, topic: str, lake: str, checkpoints: str) -> None:
-    """Until all that the topic holds is in the lake."""
+    """Run the queries until all records of the topic are in the lake."""
     records = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", servers)
-        .options(**json.loads(os.environ["BENCH_KAFKA"]))  # to log in
+        .options(**json.loads(os.environ["BENCH_KAFKA"]))  # login
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
         .load()
@@ -55,7 +54,7 @@ def _rows(spark: SparkSession, records: DataFrame, lake: str, table: str) -> Dat
 
     rows = records.select(F.inline(decode("value", "partition", "offset", "timestamp")))
     if table == "messages":
-        # Of a time of its own, as Spark takes one column of event time, and a window of such a column is another.
+        # On a copy of the column: Spark allows one column of event time, and its window would be a second one.
         heard = rows.withColumn("heard", F.col("observed_at")).withWatermark("heard", "1 hour")
         hourly = heard.withColumn("hour", F.window("heard", "1 hour")).drop("heard")
         rows = hourly.dropDuplicates(["network", "message_id", "hour"]).drop("hour")
@@ -81,7 +80,7 @@ def _session(jars: str) -> SparkSession:
 
 
 def main(servers: str, topic: str, lake: str, checkpoints: str, jars: str, warm_topic: str, warm_lake: str) -> None:
-    """Both topics, one after the other."""
+    """Read both topics, one after the other."""
     spark = _session(jars)
     run(spark, servers, warm_topic, warm_lake, f"{checkpoints}/warm")
     started = time.perf_counter()

@@ -2,10 +2,10 @@
 
     python -m bench.peers.quix SERVERS TOPIC RECORDS LAKE
 
-Reads so many records from the beginning of a topic, and prints how many seconds that took. Runs in an environment of
-its own (`quix.lock`), as quixstreams wants other versions of packages than Kiln. Copies are known by a set in memory,
-which a restart empties: quixstreams keeps state by the record's key, which is the connection, and copies of a message
-come over several connections.
+Reads RECORDS records from the beginning of a topic, and prints how many seconds this took. Runs in a separate
+environment (`quix.lock`), because quixstreams needs other versions of packages than Kiln. Copies are recognised by a
+set in memory, which a restart empties: quixstreams keeps state by the record's key, which is the connection, and copies
+of a message come over several connections.
 
 `quix.lock` is regenerated with
 
@@ -13,7 +13,7 @@ come over several connections.
       .venv/bin/uv pip compile --universal --python-version 3.11 --no-header --no-annotate --generate-hashes - \\
       -o bench/peers/quix.lock
 
-`BENCH_KAFKA` in the environment: kafka-python's options to log in, as JSON.
+The environment variable `BENCH_KAFKA` has kafka-python's login options, as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 import time
 from datetime import UTC, datetime
 
-# Neither is in Kiln's environment.
+# These packages are not in Kiln's environment.
 from quixstreams import Application, message_context  # type: ignore[import-not-found, unused-ignore]  # in an environment of its own
 from quixstreams.kafka import ConnectionConfig  # type: ignore[import-not-found, unused-ignore]  # in an environment of its own
 from quixstreams.sinks import BatchingSink, SinkBatch  # type: ignore[import-not-found, unused-ignore]  # in an environment of its own
@@ -34,14 +34,14 @@ from bench.peers.by_hand import Rows, read
 
 
 class DeltaSink(BatchingSink):  # type: ignore[misc, unused-ignore]  # in an environment of its own
-    """Appends what came since the last commit of offsets. quixstreams hands a sink each partition by itself."""
+    """Sink that appends all records since the last commit of offsets. quixstreams passes each partition separately."""
 
     def __init__(self, lake: str) -> None:
         super().__init__()
         self._tables = Tables(lake)
 
     def write(self, batch: SinkBatch) -> None:
-        """Called by quixstreams before it commits offsets."""
+        """Append the records; quixstreams calls this before it commits offsets."""
         self._tables.append(item.value for item in batch)
 
 
@@ -51,7 +51,7 @@ def _rows(value: bytes, key: bytes, stamp: int, headers: object) -> Rows:
 
 
 def run(servers: str, topic: str, records: int, lake: str) -> None:
-    """Until so many records are in the lake."""
+    """Run until this number of records is in the lake."""
     login = json.loads(os.environ["BENCH_KAFKA"])
     application = Application(
         broker_address=ConnectionConfig(

@@ -87,11 +87,11 @@ def save_request_streams(settings: Settings, request: BackfillRequest) -> Backfi
 
     Raises:
         InputError: A stream cannot be read or saved.
-        StoppedError: SIGTERM arrived before all were saved.
+        StoppedError: SIGTERM arrived before all streams were saved.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise StoppedError(f"run {request.name} was stopped before it began. What was saved of its input is deleted")
+        raise StoppedError(f"run {request.name} was stopped before it began. Its saved input is deleted")
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:
@@ -104,7 +104,7 @@ def check_files(settings: Settings, terms: RunTerms, say: Callable[[str], None])
     """Report the files that are skipped, before Spark starts. On an error, the saved streams are deleted.
 
     Raises:
-        InputError: A named file cannot be read, or there is none to read.
+        InputError: A named file cannot be read, or there is no file to read.
     """
     try:
         for skipped in find_captures(terms.files, say)[1]:
@@ -243,7 +243,7 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
     """Parse `frames`, `kafka`, or paths of files.
 
     Raises:
-        ValueError: The texts mix these.
+        ValueError: The texts mix these three sources.
     """
     if list(texts) in ([], ["frames"]):
         return "frames", ()
@@ -369,7 +369,7 @@ def read_frames_topic_id(settings: Settings) -> str:
 
 
 def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[int, int]], list[str]]:
-    """Read the offsets of a run's records in `kiln.frames`, and describe the parts of its range that Kafka has removed.
+    """Read the offsets of a run's records in `kiln.frames`, and describe which records of its range Kafka has removed.
     A frame is captured before the broker stamps it, so a run reads from the first record with a stamp in its range to
     the end of the topic.
 
@@ -377,7 +377,7 @@ def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, t
         First offset and end by partition, and the descriptions.
 
     Raises:
-        InputError: There is no topic, or Kafka has removed the whole range.
+        InputError: The topic does not exist, or Kafka has removed the whole range.
     """
     kafka = settings.broker
     consumer = open_client(
@@ -423,11 +423,11 @@ def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, t
 
 
 def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str:
-    """Describe the records of a range that a partition has removed; empty if it has removed none.
+    """Describe the records of a range that Kafka has removed from a partition; empty if there are none.
 
     Args:
         start: First offset of the partition.
-        oldest: The broker's stamp of its first record, ms; `None` if it has no records.
+        oldest: The broker's stamp of the first record, ms; `None` if the partition has no records.
         span: The range.
     """
     if not start:

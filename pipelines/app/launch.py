@@ -119,7 +119,7 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
         remember: Also save the bundles of the settings in the table.
 
     Raises:
-        BundleError: The two contradict each other.
+        BundleError: The settings and the table contradict each other.
         DecoderError: The decoder of the settings cannot be used.
     """
     network = settings.network

@@ -33,7 +33,7 @@ from kiln.schemas.metrics import build_family
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES
 
-_LOCK_PATIENCE = 25.0  # s for the driver of a killed application to end, as for its lease
+_LOCK_PATIENCE = 25.0  # s for the driver of a killed application to end, as long as for its lease
 _CHECK_EVERY = 1.0  # s
 _REPORT_EVERY = 10  # checks
 _HANG_TIMEOUT = 30.0  # s after which a driver that does not check its query is considered hung

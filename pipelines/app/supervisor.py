@@ -50,12 +50,13 @@ _BREAKER_ERROR = DecodingBrokenError.__name__
 _FATAL_ERRORS = (SecondWriterError.__name__, SchemaChangedError.__name__)
 """Errors after which a query must not continue."""
 _WORKER_ERROR = "Python worker failed to connect back"
-"""Error of Spark if a Python process takes more than 10 s to start, as on a busy machine. That limit is a constant."""
-_WORKER_RESTARTS = 4  # times as many restarts as of other failures: the query is not at fault
+"""Error of Spark if a Python process takes more than 10 s to start, as on a busy machine. No setting
+raises this limit."""
+_WORKER_RESTARTS = 4  # restarts, as a multiple of those after other failures: the query is not at fault
 _FRAMES_TOPIC = "frames"
-"""Topic that queries which decode frames read."""
+"""Topic that is read by the queries that decode frames."""
 _HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
-_WINDOW_PATIENCE = timedelta(minutes=1)  # of log time for which a run that catches up waits for the last windows
+_WINDOW_PATIENCE = timedelta(minutes=1)  # log time for which a run that catches up waits for the last windows
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
@@ -66,9 +67,9 @@ class _QueryRun:
 
     query: StreamingQuery
     failures: int = 0
-    """in a row, with no finished micro-batch in between"""
+    """failures in a row, with no finished micro-batch in between"""
     batch_id: int = -1
-    """of the newest micro-batch at the last failure"""
+    """id of the newest micro-batch at the last failure"""
     restart_at: float | None = None
     """restart time of a failed query, monotonic s; None if the query runs or is held"""
     held: bool = False
@@ -299,7 +300,7 @@ class Supervisor:
                 run.query = self._start(name)
 
     def _handle_failure(self, name: JobName, run: _QueryRun) -> None:
-        self._check_topics()  # its error is clearer than Spark's
+        self._check_topics()  # an error of this check is clearer than Spark's
         run.error = describe_failure(run.query.exception())
         progress = self._listener.snapshot().get(name)
         newest = progress.batch_id if progress else -1
@@ -362,8 +363,8 @@ class Supervisor:
 
     @property
     def errors(self) -> dict[str, str]:
-        """The failure of each query that waits for its restart or is held, by query. In addition, "ticks" has the
-        failure of the ticks, and "log time" and "clock" the consequence of a clock that is behind."""
+        """The failure of each query that waits for its restart or is held, by query. In addition, "topics"
+        has the missing topics, "ticks" the failure of the ticks, and "log time" and "clock" a clock that is behind."""
         errors: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
@@ -476,7 +477,7 @@ def describe_failure(error: BaseException | None) -> str:
     line of Spark's message."""
     if error is None:
         return "the query ended by itself"
-    message = str(error).partition("=== Streaming Query ===")[0]  # after it: which query, and its plan
+    message = str(error).partition("=== Streaming Query ===")[0]  # the rest is the id and the plan of the query
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     causes = [line for line in map(_read_cause, lines) if line]
     text = (causes or lines or [type(error).__name__])[-1 if causes else 0]

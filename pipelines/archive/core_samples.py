@@ -23,7 +23,7 @@ _ArchiveRows = dict[str, _Values]
 def compare_samples(
     rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder
 ) -> Iterator[tuple[RecordRow, _ArchiveRows, _ArchiveRows]]:
-    """Yield the samples of a call with their rows from the core and from Python."""
+    """Yield the samples of a call of the core, each with its rows from the core and from Python."""
     samples = list(take_records(batch, rows.samples))
     if not samples:
         return
@@ -46,7 +46,7 @@ def compare_samples(
 
 
 def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder) -> bool:
-    """Compare the samples of a call, and turn the core off at a difference. Returns true if there is one."""
+    """Compare the samples of a call of the core. At a difference, turn the core off and return true."""
     for record, ours, theirs in compare_samples(rows, batch, decoder):
         if ours != theirs:
             turn_off("the native core and Python decoded a record into other rows", record.partition, record.offset)
@@ -76,12 +76,12 @@ def _build_python_rows(record: RecordRow, decoder: FrameDecoder) -> _ArchiveRows
         early, *late = compute_identities(item, "", decoder.config.unsigned_horizon)
         identities.append((early, late[0] if late else None, item.ref.text))
     faults = (item for item in decoded.items if isinstance(item, RejectedMessage))
-    identities += [(fault.stage, fault.reason, fault.ref.text) for fault in faults]  # the core has none: a difference
+    identities += [(fault.stage, fault.reason, fault.ref.text) for fault in faults]  # the core has no faults
     return {**rows, "identities": identities}
 
 
 def _convert_rows(table: str, rows: Sequence[Sequence[object]]) -> _Values:
-    """Convert rows as a file of the table does."""
+    """Convert the values of rows to those that a file of the table would return."""
     if not rows:
         return []
     schema = build_arrow_schema(TABLES[table].columns)

@@ -1,7 +1,7 @@
 """First stage of the query `archive`: records of `kiln.frames` to copies of messages, with the native core and in
 Python. All rows but those of `messages` go into files.
 
-Records that the core leaves are decoded in Python, and their rows take the places that they have without the core.
+Records that the core leaves are decoded in Python. The order of the rows is the same as without the core.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _Batches = Iterator[pa.RecordBatch]
 _Faults = list[RejectedMessage]
 
 PARTS: Final = ("copies", "subscriptions", "controls")
-"""Tables whose rows are parts of a frame, at its position."""
+"""Tables whose rows are parts of a frame, and have its Kafka position."""
 
 MESSAGE: Final = "messages"
 FAULT: Final = "fault"
@@ -73,13 +73,13 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CopyChunk:
-    """Copies of messages, faults and results, for one transaction of the deduplication file: rows of the core, then
-    those of Python.
+    """Message copies, faults and results that go into one transaction of the deduplication file: first the rows from
+    the core, then the rows from Python.
 
     Attributes:
         messages: Rows of `messages` of the core.
         items: Rows from Python: a message is a `DecodedMessage`.
-        columns: All of them in the order of their records.
+        columns: Digests and positions of all rows, in the order of their records.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class CopyChunk:
 
         Args:
             items: Rows from Python.
-            rows: Of the record of each item, in the batch; needed with rows of the core only.
+            rows: Row of each item's record in the batch; needed only if there are rows of the core.
             messages: Rows of the core.
-            identities: Their digests and positions, and the row of the record of each.
+            identities: For each row of the core: digests, position, and the row of its record in the batch.
         """
         self.messages = messages
         self.items = items
@@ -115,7 +115,7 @@ class CopyChunk:
             )
 
     def restore_order(self, accepted: list[bool]) -> list[bool]:
-        """Return what `select_new` returned for `columns`, in the order of `messages` and `items`."""
+        """Reorder what `select_new` returned for `columns` to the order of `messages`, then `items`."""
         if self._order is None:
             return accepted
         restored = [False] * len(accepted)
@@ -133,12 +133,12 @@ def decode_records(
         batches: Columns partition, offset, stamp and value of RECORDS.
         config: How to decode.
         lake: The lake of the files.
-        task: Digest that each attempt of the task shares, and no other task.
+        task: Digest that all attempts of this task share, and no other task has.
         native_core: Use the native core if there is one.
 
     Yields:
-        Every copy of a message, because the deduplication file may have accepted a later copy of this task already; the
-        faults; and last the task's `DecodeResult`.
+        Every copy of a message, even a repeat, because the deduplication file may already have accepted a later copy
+        of this task; the faults; and at the end the task's `DecodeResult`.
     """
     decoder: _RecordDecoder | None = None
     for batch in batches:
@@ -228,7 +228,7 @@ class _RecordDecoder:
             self._items, self._bytes = [], 0
 
     def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
-        """Decode in Python what the core left, and write the rows of both."""
+        """Decode in Python the records that the core left, and write the rows from both."""
         yield from self._take_chunk()
         tables: Mapping[str, pa.RecordBatch] = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
         frame_keys, identities = rows.tables[len(TABLES_OF_CORE) :]
@@ -253,7 +253,7 @@ class _RecordDecoder:
         yield CopyChunk(items, item_rows, tables["messages"], identities)
 
     def _write(self, decoded: DecodedRecord, size: int, *, is_new: bool) -> list[UniqueRow[object]]:
-        """Write the rows of a record from Python, unless its frame came before, and return its messages and faults."""
+        """Write the rows of a record decoded in Python, if its frame is new, and return its messages and faults."""
         if is_new and decoded.row is not None:
             self._frames.add(decoded.row, size)
             self._parts.add(decoded)
@@ -261,14 +261,14 @@ class _RecordDecoder:
         horizon = self._decoder.config.unsigned_horizon
         for item in decoded.items:
             if isinstance(item, DecodedMessage):
-                self._valid_copies += item.copy is not None or not item.own  # a copy is received
+                self._valid_copies += item.copy is not None or not item.own  # our publications are no copies
                 items.append(UniqueRow(MESSAGE, compute_identities(item, "", horizon), item.ref.text, item, 0))
             else:
                 items += pack_faults(item)
         return items
 
     def _write_tables(self, tables: Mapping[str, pa.RecordBatch], is_new: list[bool]) -> None:
-        """Write the rows of `frames` and its parts from the core, without the rows of frames that came before."""
+        """Write the rows of `frames` and its parts from the core, without the rows of repeated frames."""
         frames = tables["frames"]
         parts = {name: tables[name] for name in PARTS}
         if not all(is_new):
@@ -286,7 +286,8 @@ class PartFiles:
     """Writer of the rows of the tables in PARTS."""
 
     def __init__(self, lake: Lake, rejected: _Faults | None = None) -> None:
-        """`rejected`: receives the faults of rows that their table cannot store; by default `add` or `close` raises."""
+        """Open the files. `rejected`: receives the faults of rows that a table cannot store; if None, `add` or `close`
+        raises."""
         self._copies, self._subscriptions, self._controls = (_open_files(lake, table, rejected) for table in PARTS)
         self.entries = Counter[str]()
         """subscriptions and control entries by kind"""

@@ -1,6 +1,6 @@
 """One record of `kiln.frames`, decoded in Python: its messages, faults and control entries, and the rows of its parts.
 
-This is the definition of what the native core decodes.
+The native core must decode a record into the same rows.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class ControlRow(NamedTuple):
 
 
 class ControlRows(NamedTuple):
-    """Rows of one frame."""
+    """Rows of the subscriptions and control entries of one frame."""
 
     subscriptions: Sequence[SubscriptionRow] = ()
     controls: Sequence[ControlRow] = ()
@@ -119,8 +119,8 @@ def read_control_rpc(frame: Frame) -> RPC | None:
 def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
     """Build the rows of a frame.
 
-    The network of a row is that of its topic, as in the table `messages`, and without a topic that of the frame. `rpc`
-    is the frame's.
+    The network of a row is the one that its topic names, as in the table `messages`, or else the frame's. `rpc`: the
+    RPC in the frame.
     """
     table = negotiate_table(frame.hello_in, frame.hello_out, config.bundles).table
     part = list_control_entries(rpc, table, config.message_ids.format)
@@ -250,8 +250,8 @@ class DecodedRecord(NamedTuple):
 
 
 def decode_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> DecodedRecord:
-    """Decode one record. If this fails, the record is a fault of the stage `archive`, and stays in `frames` if it has a
-    row there."""
+    """Decode one record. If this fails, the record becomes a fault of the stage `archive`, and keeps its row of
+    `frames` if that row was built."""
     row: FrameRow | None = None
     try:
         frame = read_frame(value)
@@ -268,7 +268,7 @@ def decode_parts(
     decoder: FrameDecoder, frame: Frame, partition: int, offset: int, row: FrameRow | None = None
 ) -> DecodedRecord:
     """Decode a frame into the rows of its parts. Its messages are decoded even if its control part cannot be read.
-    `row`: its own, if it has one."""
+    `row`: the frame's row of `frames`, if it has one."""
     rpc = read_control_rpc(frame)  # parsed once for its messages and its control part
     items = decoder.decode_frame(frame, partition, offset, rpc)
     copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
@@ -323,8 +323,8 @@ def build_message_row(item: DecodedMessage) -> MessageRow:
 def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> CopyRow:
     """Build the row of a received message, valid or not.
 
-    The network is that of the topic, given by name or by index, as in the table `messages`, and without a topic that of
-    the frame.
+    The network is the one that the topic (given by name or by index) names, as in the table `messages`, or else the
+    frame's.
 
     Raises:
         ValueError: The item is no copy.
@@ -337,7 +337,7 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> Copy
 
 
 def decode_data(row: MessageRow, decoder: MessageDecoder) -> MessageRow | RejectedMessage:
-    """Fill the column `decoded`, or return the fault, with the data of the message."""
+    """Fill the column `decoded`, or return a fault that has the data of the message."""
     decoded = decoder.decode(row.data)
     if isinstance(decoded, str):
         return row._replace(decoded=decoded)
@@ -346,13 +346,13 @@ def decode_data(row: MessageRow, decoder: MessageDecoder) -> MessageRow | Reject
 
 
 def reject_message(item: DecodedMessage, error: Exception) -> RejectedMessage:
-    """Build the fault of a message of which no row can be built."""
+    """Build the fault of a message from which no row can be built."""
     return reject_failed("archive", error, item.ref, item.envelope.SerializeToString(), item.observed_at)
 
 
 def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedMessage:
-    """Build the fault of a row that its table cannot store. Its data is the payload of the frame or the data of the
-    message; a row of `copies` has none."""
+    """Build the fault of a row that its table cannot store. The data of the fault is the payload of a frame or the
+    data of a message, and empty for rows of other tables."""
     values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
     partition, offset, index = (values.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))
     data, at = values.get("payload", values.get("data")), values["observed_at"]

@@ -57,7 +57,7 @@ IDENTITIES: Final = ("early", "late")
 """Columns of the digests that identify copies of a message (decision 5)."""
 
 OUTPUT_DDL: Final = "kind string, key binary, value binary"
-"""A quarantine record, a `DecodeResult` or an `ArchiveOutput`"""
+"""Rows that hold a quarantine record, a `DecodeResult` or an `ArchiveOutput`"""
 ARCHIVE_OUTPUT: Final = "archive_output"
 """Kind of the row that holds an `ArchiveOutput`."""
 
@@ -79,8 +79,8 @@ def build_stages(config: DecodeConfig, lake: Lake) -> UniqueStages:
     """Build the stages. RECORDS in; OUTPUT_DDL out: the quarantine records, and for each task a `DecodeResult` with the
     files of `frames` and its parts, and an `ArchiveOutput` with the files of `messages`.
 
-    A frame that comes twice in one task is written once. The driver removes frames of earlier micro-batches. With the
-    stages in one task, the native core decodes most records.
+    A frame that comes twice in one task is written once. The driver removes frames of earlier micro-batches. The
+    native core is used only if both stages run in one task.
     """
 
     def decode(batches: _Batches) -> Iterator[UniqueRow[object]]:
@@ -115,7 +115,7 @@ def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig
 
 
 def _pack_messages(chunks: Iterable[CopyChunk]) -> Iterator[UniqueRow[object]]:
-    """Yield the rows for Spark's operators: of each message in the task the first copy, to save them work."""
+    """Yield the rows for Spark's operators, with only the first copy of each message, to save the operators work."""
     emitted: set[tuple[bytes, ...]] = set()
     for chunk in chunks:
         for item in chunk.items:

@@ -34,7 +34,7 @@ def check_samples() -> None:
     """Decode messages known to be valid.
 
     Raises:
-        DecodingBrokenError: One of them does not decode.
+        DecodingBrokenError: A sample does not decode.
     """
     for kind, text in SAMPLES:
         read = read_message(text.encode())
@@ -59,8 +59,8 @@ class DecodeBreaker:
     """Trips when the messages of many authors, which used to decode, no longer do.
 
     An author has stopped when `streak` messages in a row failed after some that decoded. The breaker trips when at
-    least `authors` authors have stopped, and more than half of all recent authors whose messages used to decode. So
-    neither one peer nor a crowd of new peers that send nothing but garbage can stop the query.
+    least `authors` authors have stopped, and they are more than half of all recent authors whose messages used to
+    decode. So neither one peer nor a crowd of new peers that send nothing but garbage can stop the query.
     """
 
     authors: int = 3
@@ -72,7 +72,7 @@ class DecodeBreaker:
     _observed: int = 0
 
     def observe(self, tallies: Iterable[AuthorTally]) -> None:
-        """Count a micro-batch, with or without faults: only authors that decode now can stop later.
+        """Count a micro-batch, even one without faults: an author can stop only after messages that decoded.
 
         Raises:
             DecodingBrokenError: The breaker trips.
@@ -92,6 +92,6 @@ class DecodeBreaker:
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
             raise DecodingBrokenError(
                 f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode have each sent "
-                f"{self.streak} or more messages in a row that do not, although their signatures are valid: their "
+                f"{self.streak} or more messages in a row that fail, although their signatures are valid: their "
                 "format is new, or this build is broken"
             )

@@ -63,7 +63,7 @@ _WHOLE_MESSAGE_REASONS = (METADATA_ONLY, PROCESSING_FAILED)
 
 
 class MessageRef(NamedTuple):
-    """Position in `kiln.frames`. `position`: of the message in its RPC; None for the whole frame."""
+    """Position in `kiln.frames`. `position`: index of the message in its RPC; None for the whole frame."""
 
     partition: int
     offset: int
@@ -87,8 +87,8 @@ class MessageCopy(NamedTuple):
 class RejectedMessage(NamedTuple):
     """A message or frame for quarantine.
 
-    `frame`: identity of the frame, empty if the record is not a Frame. `author`: the peer whose valid signature the
-    message has, else "". `copy`: set for a message, and for nothing else.
+    `frame`: identity of the frame, empty if the record is not a Frame. `author`: signer of the message if
+    the signature is valid, else "". `copy`: set only for a gossip message.
     """
 
     ref: MessageRef
@@ -154,8 +154,8 @@ def decode(
 ) -> list[DecodedMessage | RejectedMessage]:
     """Decode one record of `kiln.frames`: its messages in order, each valid or rejected, and faults of the frame.
 
-    A datagram of the BitTorrent DHT has one message. A frame that Kiln sent (OUT) gives the BATCH_UPDATEs that it
-    publishes. `stamp`: the broker's, µs; the time of a record that is not a Frame.
+    A datagram of the BitTorrent DHT has one message. A frame that Kiln sent (OUT) yields the BATCH_UPDATEs that it
+    publishes. `stamp`: the broker's stamp, µs, which is the time of a record that is not a Frame.
     """
     return FrameDecoder(config).decode(value, partition, offset, stamp)
 
@@ -209,15 +209,15 @@ class FrameDecoder:
     def decode_frame(
         self, frame: Frame, partition: int, offset: int, rpc: RPC | None = None
     ) -> list[DecodedMessage | RejectedMessage]:
-        """Decode one frame. If decoding itself fails, the fault is of that message, or of the frame.
+        """Decode one frame. If decoding itself fails, the message or the frame becomes a fault.
 
-        `rpc`: the RPC in its payload, if the caller has parsed it.
+        `rpc`: the RPC in the frame's payload, if the caller has parsed it.
         """
         items: list[DecodedMessage | RejectedMessage] = []
         try:
             if frame.direction == Frame.IN:
                 self._decode_messages(items, frame, partition, offset, rpc)
-            elif any(verdicts := frame.verdicts):  # all that most OUT frames cost
+            elif any(verdicts := frame.verdicts):  # most OUT frames cost no more than this check
                 items += self._decode_published(verdicts, frame, partition, offset, rpc)
         except PROCESSING_ERRORS as error:  # decoding is pure: the bytes alone have caused this
             ref = MessageRef(partition, offset, None)
@@ -344,7 +344,7 @@ class _Verified(NamedTuple):
 
 
 _NO_REF: Final = MessageRef(0, 0, None)
-_NO_ENVELOPE: Final = Message()  # one of a frame would keep the whole frame in memory
+_NO_ENVELOPE: Final = Message()  # the envelope in a frame would keep the whole frame in memory
 
 
 def _verify(
@@ -373,7 +373,7 @@ def _verify(
     if reason:
         return _Verified(_reject_copy(copy, "signature", Rejected(reason, "")), cost)
     if unverifiable and not message.HasField("data"):
-        missing = Rejected(METADATA_ONLY, "a copy of a message without its data, which the log lacks")
+        missing = Rejected(METADATA_ONLY, "a copy of a message without its data: the log has only metadata")
         return _Verified(_reject_copy(copy, HISTORY, missing), cost)
     try:
         content = read_message(message.data, config.batch_typ) if config.ceramic else _DATA
@@ -407,7 +407,7 @@ def _reject_copy(copy: MessageCopy, stage: str, why: Rejected, author: str = "")
 def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) -> DecodedMessage | RejectedMessage:
     """Decode a datagram of the BitTorrent DHT into the equivalent BATCH_UPDATE.
 
-    Its author is the peer id that the publisher's key would have; its seqno is the item's.
+    The author is the peer id of the publisher's key; the seqno is the sequence number of the DHT item.
     """
     observed_at = frame.observed_at // 1000
     try:
@@ -455,7 +455,7 @@ def check_signature(message: Message, topic: str, bridge_verdict: int, policy: P
         return check(message, policy)
     judgement = check(message, policy, topic)
     if judgement.verdict is Verdict.INVALID and message.HasField("topic"):
-        # next to a name the index may be the author's own, a field like any other, and signed with the rest
+        # next to a name, the index may be a field that the author has set, and signed like the other fields
         again = check(message, policy)
         return again._replace(cost=judgement.cost + again.cost)
     return judgement

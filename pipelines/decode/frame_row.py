@@ -38,7 +38,7 @@ class FrameRow(NamedTuple):
 def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> FrameRow:
     """Build the row of a frame. `stamp`: the broker's, µs."""
     protocol, payload = frame.protocol, frame.payload
-    has_record = not payload and frame.HasField("dialled")  # of its connection
+    has_record = not payload and frame.HasField("dialled")  # the record of the connection
     return FrameRow(
         network=frame.network,
         connection=frame.connection,
@@ -70,7 +70,7 @@ def _format_peer(raw: bytes, protocol: str) -> str:
 
 
 def parse_frame_row(row: FrameRow) -> Frame:
-    """Build the Frame of a row, to the µs: the reverse of `build_frame_row`."""
+    """Build the Frame of a row, the reverse of `build_frame_row`, except that times are cut to µs."""
     return Frame(
         network=row.network,
         connection=row.connection,

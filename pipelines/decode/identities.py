@@ -14,9 +14,10 @@ def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tup
 
     Copies of a signed message, or of an unverifiable message with author and seqno, are identified as long as its
     digest is stored. An unsigned message, and any message on a network with ids by content, is identified by its bytes.
-    The same bytes may legitimately be sent again (an unsigned QUERY is always the same), so its two digests hold only
-    within the horizon. Time is divided into spans of one horizon in two ways, which are half a span apart. Copies less
-    than half a span apart share a span in at least one division; a repeat after a whole horizon shares none.
+    The same bytes may legitimately be sent again (an unsigned QUERY is always the same), so the digests of such a
+    message include its span of time. There are two digests, because time is divided into spans of one horizon in two
+    ways, half a span apart. Copies less than half a span apart share at least one span; a repeat after a whole horizon
+    shares none.
 
     Args:
         decoded: The message.

@@ -83,11 +83,11 @@ class MessageDecoder:
         """Load the decoder.
 
         Args:
-            name: Its entry point.
-            time_limit: Seconds for one message. It interrupts Python code, but no call of native code.
+            name: Entry point of the decoder.
+            time_limit: Seconds for one message. Python code is interrupted then, but no call of native code.
 
         Raises:
-            DecoderError: It cannot be used.
+            DecoderError: The decoder cannot be used.
         """
         self._decode = load_decoder(name)
         # Python delivers signals to the main thread alone, in which Spark's workers run tasks.
@@ -139,7 +139,7 @@ def _limit_time(seconds: float | None) -> Iterator[None]:
             raise _TimeLimitExceededError
 
     previous = signal.signal(signal.SIGALRM, interrupt)
-    # Again after each interval, because the body may drop an error, as in a finalizer.
+    # The timer fires again after each interval, because the body may drop the error, as in a finalizer.
     signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield

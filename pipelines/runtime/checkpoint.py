@@ -1,5 +1,5 @@
-"""Spark's files in a query's checkpoint: their reader, the writer of a new checkpoint, detection of files that a power
-cut left empty or truncated, and their sync to disk, because Spark syncs none. It needs no Spark."""
+"""Spark's files in a query's checkpoint: reading them, writing a new checkpoint, detecting files that a power cut left
+empty or truncated, and syncing files to disk, because Spark syncs none. This module needs no Spark."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from kiln.schemas.kafka.records import Epoch
 _NONE = -1
 
 FIRST_OFFSETS_FILE = "sources/0/0"
-"""offsets at which the first micro-batch begins, in the file and format of Spark's own Kafka source
+"""file of the offsets at which the first micro-batch begins, with the name and format of Spark's own Kafka source
 (KafkaSourceInitialOffsetWriter)"""
 
 _FIRST_OFFSETS_HEAD = "\0v1\n"
 
 REPLACED_EPOCH_FILE = "replaced-epoch"
-"""Kiln's file in a checkpoint: an epoch as JSON"""
+"""Kiln's file in a checkpoint: the epoch that the first micro-batch replaces, as JSON"""
 
 
 GENERATION_FILE = "generation"
@@ -50,7 +50,7 @@ def parse_offsets(text: str) -> log.Offsets:
     """Parse a file of Spark's offset log, version 1: header, metadata, then one line per source ("-": no offsets).
 
     Raises:
-        CheckpointError: The file has another version, or is not JSON.
+        CheckpointError: The version is not 1, or a line holds no Kafka offsets.
     """
     header, *lines = text.splitlines() or [""]
     if header != "v1":
@@ -73,8 +73,8 @@ def format_first_offsets(offsets: Mapping[str, Mapping[int, int]] | Mapping[str,
 
 
 def write_checkpoint(folder: Path, begin: log.Offsets, others: Mapping[str, str]) -> None:
-    """Write and sync the checkpoint of a query that begins at these offsets, under a new id. `others`: text of more
-    files, by name."""
+    """Write and sync a checkpoint with a new query id, from which the query begins at the offsets `begin`. `others`:
+    text of additional files, by name."""
     shutil.rmtree(folder, ignore_errors=True)
     files = {"metadata": json.dumps({"id": str(uuid4())}), FIRST_OFFSETS_FILE: format_first_offsets(begin), **others}
     for name, text in files.items():
@@ -87,13 +87,13 @@ def write_checkpoint(folder: Path, begin: log.Offsets, others: Mapping[str, str]
 
 
 def describe_deleted_records(query: str, deleted: Mapping[str, int]) -> str:
-    """Describe `Checkpoint.deleted_records` of a query; empty if there are none."""
+    """Describe the records in `deleted` (`Checkpoint.deleted_records`); empty if there are none."""
     topics = " and ".join(f"the first {count:,} records of {topic}" for topic, count in sorted(deleted.items()))
     return topics and f"Kafka had deleted {topics} before {query} first ran: they are missing in its tables"
 
 
 DELETED_ADVICE = (
-    "run the queries more often than kafka.retention and the size limits of topics delete records, or raise these; "
+    "run the queries before kafka.retention or the size limits of topics delete records, or raise these limits; "
     "records that a capture still has can be added with kiln replay"
 )
 """Advice for records that `describe_deleted_records` describes."""
@@ -130,8 +130,8 @@ class Checkpoint:
         return int(self._read_metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
     def newest_time(self, retention: int) -> int:
-        """Return the newest time that a query with this retention has used (`MicroBatchClock`), µs; 0 if there is
-        none."""
+        """Return the newest time that a query with this retention has used (`MicroBatchClock`), µs; 0 if it has
+        used none."""
         watermark = self.watermark
         return max(watermark and watermark + retention, read_dedup_state(self.path.folder).at)
 
@@ -175,8 +175,8 @@ class Checkpoint:
         """Find since when the driver's clock has been behind `time`.
 
         Returns:
-            The begin of the first of the newest micro-batches that all began before `time`, µs, as far back as Spark
-            keeps them; None if the newest micro-batch began at `time` or later.
+            Begin (µs) of the earliest micro-batch from which on all micro-batches that Spark still keeps began before
+            `time`; None if the newest micro-batch began at `time` or later.
         """
         since = None
         for batch_id in sorted(self._list_numbers("offsets"), reverse=True):
@@ -187,8 +187,8 @@ class Checkpoint:
         return since
 
     def ends(self, batch_id: int) -> log.Offsets:
-        """Return the end offsets of a micro-batch, by full topic name and partition; no offsets for the micro-batch
-        before the first.
+        """Return the end offsets of a micro-batch, by full topic name and partition; empty for -1, the
+        micro-batch before the first.
 
         Raises:
             CheckpointError: The file does not have Spark's format.
@@ -203,7 +203,7 @@ class Checkpoint:
             raise CheckpointError(f"{path}: {error}") from error
 
     def starts(self, batch_id: int) -> log.Offsets:
-        """Return the offsets at which a micro-batch begins. A partition that is new in the micro-batch has none."""
+        """Return the offsets at which a micro-batch begins. A partition that is new in the micro-batch is missing."""
         return self.ends(batch_id - 1) if batch_id > 0 else self.first_offsets or {}
 
     def list_planned(self) -> list[int]:
@@ -215,7 +215,7 @@ class Checkpoint:
         return int(self._read_metadata(batch_id)["batchTimestampMs"])
 
     def count_records(self, batch_id: int) -> int | None:
-        """Count the records of a micro-batch; None if its beginning is not known."""
+        """Count the records of a micro-batch; None if the first offset of a partition is not known."""
         before = self.starts(batch_id)
         starts = {(topic, part): at for topic, parts in before.items() for part, at in parts.items()}
         ends = {(topic, part): at for topic, parts in self.ends(batch_id).items() for part, at in parts.items()}
@@ -376,7 +376,7 @@ class DurableCheckpoint:
         """folders whose own names are on disk"""
 
     def sync(self) -> None:
-        """Sync every file in the checkpoint, and its name."""
+        """Sync every new file in the checkpoint, and the folder entry that names it."""
         if not self._synced:  # the folders above, once
             for folder in (self._path.parent.parent, self._path.parent):
                 to_disk(folder)

@@ -1,5 +1,5 @@
-"""Clocks that go wrong: the one by which a query expires its deduplication state (decision 10), and those behind stored
-times.
+"""The clock by which a query expires its deduplication state (decision 10), and detection of clocks that are behind
+stored times.
 
 The driver passes its time to the tasks of a micro-batch. This time never goes back: with Spark's own
 `current_timestamp`, the deduplicating operators would silently drop every row as late after a wrong clock is set back.
@@ -56,7 +56,7 @@ def get_batch_time() -> int:
 
 
 def get_task_property(name: str, meaning: str) -> str:
-    """Return a local property that the driver has set for the tasks of a micro-batch. `meaning`: for the error.
+    """Return a local property that the driver has set for the tasks of a micro-batch. `meaning`: text for errors.
 
     Raises:
         RuntimeError: The driver has set no such property.

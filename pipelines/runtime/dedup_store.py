@@ -1,8 +1,8 @@
 """Deduplication store of a query, on the disk next to the query's checkpoint (decision 10).
 
 Each digest is stored with the Kafka position of the one copy that passed. When that copy is read again, it passes
-again. So a micro-batch that is repeated after a crash has the same rows, even if it is split into other tasks, and the
-file may be newer than the checkpoint, but never older.
+again. So a micro-batch that is repeated after a crash has the same rows, even if it is split into other tasks. The file
+may therefore be newer than the checkpoint, but never older.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DedupStoreConfig:
 
 
 class DedupStoreError(KilnError):
-    """The file cannot be read or written, because the disk is full or it is not a file of this format."""
+    """The file cannot be read or written, because the disk is full or the file has another format."""
 
 
 @contextmanager
@@ -67,7 +67,7 @@ class StoredDigest(NamedTuple):
     position: str = ""
     """position of the copy that passed; empty if no copy did, or if the position is not known"""
     tip: bytes = b""
-    """digest of a tip, where the rule of the query stores one"""
+    """digest of a tip, if the rule of the query stores tips"""
     at: int = 0
     """a time that the rule stores, µs"""
 
@@ -145,16 +145,16 @@ class DedupStore:
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
     def filter_new(self, copies: Collection[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass: one per digest, and again one per digest that has expired. `now`: µs.
+        """Return the copies that pass: one per digest, and another one after the digest has expired. `now`: µs.
 
-        The digests of a copy are checked one after the other, as by two consecutive operators: a copy that the second
-        operator drops still counts as seen by the first.
+        The digests of a copy are checked one after the other, as by two consecutive operators of Spark: a copy that
+        the second operator drops still counts as seen by the first.
         """
         columns = CopyColumns(*_split_identities(copies), [copy.position for copy in copies])
         return list(compress(copies, self.select_new(columns, now)))
 
     def select_new(self, copies: CopyColumns, now: int) -> list[bool]:
-        """Return for each copy whether it passes, as `filter_new`."""
+        """Return for each copy whether it passes, as in `filter_new`."""
         second = [None if digest is None else digest + _SECOND_TURN for digest in copies.second]
         with self._transaction():
             keys = set(copies.first).union(digest for digest in second if digest is not None)
@@ -235,8 +235,8 @@ class DedupStore:
             self._file.execute("BEGIN IMMEDIATE")
             try:
                 yield
-            except BaseException:  # whatever it is: raised again
-                if self._file.in_transaction:  # SQLite may have ended it, as where the disk is full
+            except BaseException:  # raised again, whatever the error is
+                if self._file.in_transaction:  # SQLite may have ended the transaction, as on a full disk
                     self._file.execute("ROLLBACK")
                 raise
             self._file.execute("COMMIT")
@@ -272,8 +272,7 @@ _DELETE_REST = "DELETE FROM digests WHERE digest > ? AND passed_at <= ?"
 
 
 _SECOND_TURN: Final = b"\1"
-"""suffix of the key of a second digest, which thus differs from the key of a first digest even if the digests are the
-same"""
+"""suffix of the keys of second digests, so that they differ from the keys of equal first digests"""
 
 
 def _build_keys(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
@@ -307,7 +306,7 @@ def filter_new_copies(
     """Yield the copies of a task that pass, in their order.
 
     Args:
-        chunks: The copies, in transactions.
+        chunks: The copies, one list per transaction.
         config: The file.
         now: The time of the micro-batch, µs.
         epoch: The micro-batch.

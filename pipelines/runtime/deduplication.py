@@ -7,7 +7,7 @@ query in which these stages run. Both implementations accept the same rows.
     StateDeduplication   source: decode and pack ─ Spark's deduplicating operators ─  micro-batch: unpack, write
 
 The steps of `updates` are different (`kiln.pipelines.updates.transform`): whether an update is new depends on the order
-of announcements, so that the file is looked up in a single task of the micro-batch.
+of announcements, so a single task of the micro-batch looks up the digests in the file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Batches = Iterator[pa.RecordBatch]
 _Row = TypeVar("_Row")
 
 _SMALL: Final = 20_000
-"""records of a micro-batch up to which one task writes its files: each task has a startup cost, and writes a file"""
+"""number of records up to which one task writes a micro-batch: each task has a startup cost, and files of its own"""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class DedupSteps:
     deduplicate: Callable[[DataFrame], DataFrame]
     """from rows of the source to rows of a micro-batch"""
     finish: Callable[[DataFrame, int | None], DataFrame]
-    """from rows of a micro-batch to the query's output; takes the number of records that it reads, if known"""
+    """from rows of a micro-batch, and the number of records in the micro-batch if known, to the query's output"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class UniqueStages:
     """columns kind and data of accepted rows in, rows of `output_schema` out"""
     output_schema: str
     in_one_task: Callable[[DedupStoreConfig], ArrowTask]
-    """builds the task that runs both stages, with the file between them"""
+    """builds the task that runs both stages, with the deduplication file between them"""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def find_deduplication(checkpoint: Location, master: str, retention: int, *, dur
         durable: The file must survive a power cut.
 
     Raises:
-        KilnError: The query's deduplication state is in the other of the two places.
+        KilnError: The query's deduplication state is in a file, but this master uses Spark's state, or the reverse.
     """
     if checkpoint.folder is None:
         return StateDeduplication(retention)

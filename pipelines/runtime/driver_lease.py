@@ -82,8 +82,8 @@ class DriverLease:
         while (holder := self._find_holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
-                    f"cannot run {self._query}: another driver runs it ({_describe(holder)}). Stop that one first. "
-                    f"This one can then start at once on the same machine, and {SESSION:.0f} s later on another"
+                    f"cannot run {self._query}: another driver runs it ({_describe(holder)}). Stop that driver. Then "
+                    f"start this one: at once on the same machine, or {SESSION:.0f} s later on another machine"
                 )
             time.sleep(HOLDER_POLL_INTERVAL)
         self._consumer = consumer = open_client(
@@ -113,8 +113,8 @@ class DriverLease:
     def check(self) -> None:
         """Check that this process still holds the lease. Call it about every second.
 
-        While no broker answers, the lease stays: all writes go through that broker, or are fenced by the transactions
-        of the tables.
+        While the broker does not answer, the lease stays: every write needs the broker, or is fenced by the
+        transactions of the tables.
 
         Raises:
             SecondDriverError: Another driver has taken over the query.
@@ -131,13 +131,13 @@ class DriverLease:
             return
 
     def _poll_group(self, consumer: KafkaConsumer) -> None:
-        """Join the group, or rejoin it after the session has expired. The group has no purpose but its membership."""
+        """Join the group, or rejoin it after the session has expired. Only membership in the group matters."""
         until = self._now() + _JOIN_TIMEOUT
         consumer.poll(timeout_ms=0, max_records=1)
         # kafka-python 3.0.12 drops the result of a join that ends between two polls, and joins again: with rare polls a
         # driver would never be in the group, and never learn that another has taken over.
         while consumer.group_metadata().state is not MemberState.STABLE and self._now() < until:
-            # After a false alarm of changed topic metadata it does not rejoin, and sends no heartbeats.
+            # After a false alarm of changed topic metadata, kafka-python does not rejoin, and sends no heartbeats.
             coordinator = consumer._coordinator
             if not coordinator.need_rejoin():
                 coordinator.request_rejoin()
@@ -153,7 +153,7 @@ class DriverLease:
         holder = self._find_holder(self._now())
         return SecondDriverError(
             f"{self._query} has been taken over by another driver{', ' + _describe(holder) if holder else ''}: Kafka "
-            f"received no heartbeat of this one for {SESSION:.0f} s, or both started at once. This one has stopped"
+            f"received no heartbeat of this driver for {SESSION:.0f} s, or both started at once. This one has stopped"
         )
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ class DriverLease:
         """Find the `client_id` of the group's member.
 
         Args:
-            until: Time up to which retriable errors, such as those before the broker's first group, are retried.
+            until: Time up to which retriable errors, such as those of a broker without groups, are retried.
 
         Returns:
             None if the group has no member.
@@ -198,7 +198,7 @@ def _compute_machine_id() -> str:
 
 
 def _has_ended(process: str) -> bool:
-    """Return true if a driver ran on this machine and has ended, which includes one with this process's own id."""
+    """Return true if a driver ran on this machine and has ended. A driver with this process's own id has ended."""
     pid, machine, _ = process.split("_", 2)
     if machine != _compute_machine_id():
         return False
@@ -208,7 +208,7 @@ def _has_ended(process: str) -> bool:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # of another user
+    except PermissionError:  # a process of another user
         return False
     return False
 

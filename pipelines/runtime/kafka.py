@@ -1,7 +1,7 @@
 """Kafka topics as DataFrames, and as a streaming source whose tasks read the records themselves (decision 30).
 
-A task of the source runs a function over the records in the Python worker that reads them, and Spark receives only its
-output. With Spark's own Kafka source, the way of a record through the JVM to the worker takes more CPU than most
+A task of the source runs a function over the records in the Python worker that reads them, and Spark receives only the
+function's output. With Spark's own Kafka source, moving a record through the JVM to the worker takes more CPU than most
 queries do. Offsets have the format of Spark's own source, in checkpoints and in progress reports.
 """
 
@@ -86,8 +86,8 @@ def _build_source_options(broker: Broker, topics: Sequence[str]) -> dict[str, st
         "kafka.bootstrap.servers": broker.servers,
         # A frame may be as large as the broker accepts; by default Kafka fetches 1 MiB of each partition.
         "kafka.max.partition.fetch.bytes": str(16 << 20),
-        # After each poll Spark requests the end offsets. The broker answers a consumer's requests in order, so only
-        # after the fetch of the next records: by default half a second, if there are none.
+        # After each poll Spark requests the end offsets. The broker answers a consumer's requests in order, so this
+        # request waits for the fetch before it: by default half a second, if there are no new records.
         "kafka.fetch.max.wait.ms": "1",
         "kafka.isolation.level": "read_committed",
         **broker.options,
@@ -118,7 +118,7 @@ def build_sink_options(broker: Broker) -> dict[str, str]:
 
 
 def write_records(records: DataFrame, broker: Broker) -> None:
-    """Append key and value to the topic that each row names in full, at least once. Other columns are ignored."""
+    """Append the key and value of each row to its `topic` (a full name), at least once. Other columns are ignored."""
     records.write.format("kafka").options(**build_sink_options(broker)).save()
 
 
@@ -130,12 +130,12 @@ def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
 
 
 Offsets = dict[str, dict[str, int]]
-"""Offsets by full topic name and partition, which is a text, as in JSON."""
+"""Offsets by full topic name and partition; the partition is text, as in JSON."""
 
 _FORMAT: Final = "kiln-kafka"
 _TIMEOUT: Final = 5.0  # s for the broker to answer
-_PATIENCE: Final = 60.0  # s without an answer until the query fails; it can stop within _TIMEOUT
-_LIST_EVERY: Final = 10.0  # s between two looks for new partitions
+_PATIENCE: Final = 60.0  # s without an answer until the query fails; stopping it takes at most _TIMEOUT
+_LIST_EVERY: Final = 10.0  # s between two checks for new partitions
 _EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as above
 _LOG = logging.getLogger("librdkafka")
@@ -155,12 +155,12 @@ class KafkaSource:
     small: int = 20_000
     """number of records below which one task reads a micro-batch: each task has a startup cost"""
     tasks: int = 0
-    """maximum number of tasks; 0 for one for each partition"""
+    """maximum number of tasks; 0: one per partition"""
 
 
 def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask, checkpoint: Checkpoint) -> str:
     """Register the source for `session.readStream.format(…).schema(…).load()`. Its rows are the rows that `task` makes
-    of `kafka_ranges.RECORDS`.
+    from `kafka_ranges.RECORDS`.
 
     A query without a checkpoint reads from the beginning of the log. A record that Kafka's retention removed before it
     was read stops the query: loss is never silent.
@@ -299,7 +299,7 @@ class KafkaReader(DataSourceStreamReader):
 
 
 def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]:
-    """Shorten ranges to `limit` records in all (rounded up for each), each in proportion to its size."""
+    """Shorten each range in proportion to its size (rounded up), so that all together have `limit` records."""
     total = sum(offsets.size for offsets in ranges)
     if total <= limit:
         return list(ranges)
@@ -307,8 +307,8 @@ def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]
 
 
 def assign_ranges(ranges: Sequence[OffsetRange], small: int, tasks: int) -> list[list[OffsetRange]]:
-    """Assign ranges to tasks: to one for less than `small` records, else to at most `tasks` (0: one for each range),
-    evenly."""
+    """Assign ranges evenly to tasks: to one task for fewer than `small` records, else to at most `tasks` (0: one per
+    range)."""
     if not ranges:
         return []
     count = 1 if sum(offsets.size for offsets in ranges) < small else min(tasks or len(ranges), len(ranges))
@@ -329,7 +329,7 @@ def _list_partitions(admin: AdminClient, topics: Sequence[str]) -> list[TopicPar
 
 
 def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: OffsetSpec) -> Offsets:
-    """Read the offsets of partitions from the broker. The latest one is that of the first open transaction, if any.
+    """Read the offsets of partitions from the broker. The latest offset is that of the first open transaction, if any.
 
     Raises:
         KafkaException, TimeoutError: The broker does not answer.

@@ -15,8 +15,8 @@ from kiln.conf.process.kafka_records import READ_OPTIONS, UNDECODABLE, describe_
 from kiln.schemas.times import MIN_MICROS
 
 ClientOptions = tuple[tuple[str, str | int | bool], ...]
-"""librdkafka's options for the broker, as (name, value) pairs. `group.id` must be among them, and nothing joins that
-group."""
+"""librdkafka's options for the broker, as (name, value) pairs. `group.id` must be among them, although no consumer
+joins the group."""
 
 RECORDS: Final = pa.schema(
     [
@@ -74,8 +74,8 @@ class LostRecordsError(RuntimeError):
 def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: str = "") -> Iterator[pa.RecordBatch]:
     """Read ranges of different partitions, each in the order of its offsets. `prefix`: prefix of the topic names.
 
-    Records of aborted transactions are left out. Where the broker's bytes cannot be decoded, each offset has a row. Its
-    value describes the fault, so that no decoder accepts it, and its stamp is the earliest valid time.
+    Records of aborted transactions are left out. Where the broker's bytes cannot be decoded, each offset has a row with
+    a value that describes the fault, so that no decoder accepts the row, and with the earliest valid time as stamp.
 
     Yields:
         RECORDS of one partition.

@@ -1,10 +1,10 @@
-"""Versions of the tables up to which all queries have passed (docs/design, decision 29).
+"""Newest version of each table whose rows all queries have processed (docs/design, decision 29).
 
 A row may be judged once no query can still add what follows from it. The checkpoints show this: each contains the
 offsets of its newest micro-batches, and the times at which they were planned. The output of a query is in its topics
 before the query plans its next micro-batch. A micro-batch of `sink` that reached the ends of its topics has read all
 that was written before the preceding micro-batch of `sink` was planned. At the end of a run nothing more is planned, so
-the run notes that all queries have read everything. A row is kept back too long rather than judged too early.
+the run notes that all queries have read everything. In doubt, a row is judged too late rather than too early.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.schemas.queries import QUERIES
 
 CAUGHT_UP_FILE: Final = "caught-up.json"
-"""file in the folder of the checkpoints: the micro-batch of each query, by its id, when all had read everything"""
+"""file in the folder of the checkpoints: newest micro-batch by query id, from when all queries had read everything"""
 
 _NONE: Final = -1
 
@@ -40,15 +40,15 @@ _NOTHING: Final = PlannedBatch(_NONE, 0, {})
 
 
 def save_caught_up(checkpoints: Location, numbers: Mapping[str, int]) -> None:
-    """Save the micro-batches, by the ids of their checkpoints, with which queries had read their topics to the end."""
+    """Save the micro-batches, by query id, with which the queries had read their topics to the end."""
     (checkpoints / CAUGHT_UP_FILE).write([msgspec.json.encode(numbers)])
 
 
 def read_committed(checkpoints: Location, names: Collection[str]) -> dict[str, int]:
-    """Read the newest micro-batch that each query has finished, by the ids of their checkpoints.
+    """Read the newest micro-batch that each query has finished, by query id.
 
     Returns:
-        Nothing if a query has a checkpoint and is not one of `names`: it may have read less.
+        An empty dict if a query has a checkpoint and is not one of `names`: that query may have read less.
     """
     existing = {name: checkpoint for name in QUERIES if (checkpoint := Checkpoint(checkpoints / name)).exists}
     return (
@@ -99,7 +99,7 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
     for before, newest in reversed(list(pairwise(done["sink"]))):
         count = sum(newest.ends.values()) - sum(before.ends.values())
         if sink_limit and count + len(newest.ends) >= sink_limit:  # Spark rounds each partition's share down
-            continue  # it did not reach the ends of its topics
+            continue  # `newest` did not reach the ends of its topics
         written = {name: _find_written(batches, before.planned_at) for name, batches in planned.items()}
         archive = [one for one in done["archive"] if one.number <= written["archive"].number]
         sink = [one for one in done["sink"] if one.number <= before.number]
@@ -119,7 +119,7 @@ def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
 
 
 def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatch:
-    """Find the newest of `batches` whose output `batch`, or its successor, may have read."""
+    """Find the newest of `batches` whose output may have been read by `batch` or its successor."""
     return max((earlier for earlier in batches if earlier.planned_at <= batch.planned_at), default=_NOTHING)
 
 
@@ -142,7 +142,7 @@ def _list_batches(checkpoint: Checkpoint) -> list[PlannedBatch]:
 
 
 def _find_version(lake: Lake, table: str, query_id: str, number: int) -> int | None:
-    """Find the version of a table before the first commit of a later micro-batch of its query."""
+    """Find the newest version of a table before its query's first commit for a micro-batch after `number`."""
     try:
         version = lake.open(table).version() if lake.has(table) else None
     except LakeError:

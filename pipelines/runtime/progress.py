@@ -26,7 +26,7 @@ from kiln.pipelines.runtime.dedup_store import DedupStoreState
 from kiln.schemas.kafka import topics as log
 
 Offsets = dict[str, dict[int, int]]
-"""Topic to partition to the offset after the last record."""
+"""Offset after the last record, by topic and partition."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _JsonListener(JStreamingQueryListener):
     """Fetches the progress of a micro-batch as one JSON text.
 
     PySpark's own listener calls the JVM for each value. With five queries, these hundreds of calls take a fifth of a
-    core on either side.
+    core in Python, and as much in the JVM.
     """
 
     def onQueryProgress(self, jevent: JavaObject) -> None:
@@ -127,7 +127,7 @@ class ProgressListener(StreamingQueryListener):
         dedup_state = self._read_dedup_state(progress.name)
         starts = _merge_offsets([source.startOffset for source in progress.sources])
         ends = _merge_offsets([source.endOffset for source in progress.sources])
-        records = log.count_unread(starts, ends)  # Spark counts the rows that tasks make of them
+        records = log.count_unread(starts, ends)  # Spark would count the rows that tasks make from them
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
             began_at = _parse_time(progress.timestamp) // 1000

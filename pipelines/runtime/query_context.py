@@ -27,7 +27,7 @@ from kiln.pipelines.runtime.table_ages import TABLES_FILE, read_table_writes
 from kiln.schemas.queries import QUERIES
 
 _NEWEST: Final = 2
-"""saved micro-batches of a write: the newest one is not done yet when the file is written"""
+"""micro-batches saved per write: two, because the newest one is not done yet when the file is written"""
 
 
 class TableOutput(NamedTuple):
@@ -134,7 +134,7 @@ class QueryContext:
         )
 
     def find_deduplication(self, query: str) -> Deduplication:
-        """Return the deduplication of a query, as `find_deduplication` of `deduplication` does."""
+        """Return the deduplication of a query, as `runtime.deduplication.find_deduplication` does."""
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
         return find_deduplication(checkpoint, master, self.dedup_retention, durable=self.durable)
 
@@ -153,7 +153,7 @@ class QueryContext:
             session: The query's session.
             task: Function of a task: RECORDS in, the rows of the source out.
             small: Number of records below which one task reads a micro-batch, as each task has a startup cost.
-            tasks: Maximum number of tasks; 0 for one for each partition.
+            tasks: Maximum number of tasks; 0: one per partition.
         """
         topics = tuple(self.broker.topic(topic) for topic in QUERIES[query].reads)
         options = (*librdkafka_options(self.client_options).items(), ("group.id", self.broker.topic("reader")))
@@ -172,7 +172,7 @@ class QueryContext:
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
         conf = self.spark.sparkContext.getConf()
         for key, value in _INTERPRETED.items():
-            if not conf.contains(key):  # else `spark.conf` in the settings has another value
+            if not conf.contains(key):  # `spark.conf` in the settings takes precedence
                 session.conf.set(key, value)
         if self.listener is not None:  # Spark calls a listener only for the queries of its session
             session.streams.addListener(self.listener)
@@ -195,8 +195,8 @@ def write_in_order(
     write.
 
     `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
-    it, so that its state is on disk before Spark records the micro-batch as done (decision 19). A call of a query whose
-    JVM has ended may still run: the next call of that query waits for its end.
+    it, so that its state is on disk before Spark records the micro-batch as done (decision 19). After the end of
+    its JVM, a query's call may still run: the next call of the same query waits for it.
     """
 
     def call(rows: DataFrame, batch_id: int) -> None:

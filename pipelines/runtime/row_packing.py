@@ -1,5 +1,5 @@
-"""Rows before and after deduplication. For Spark's operator they are packed into one binary column, so that it shuffles
-a digest and bytes instead of the columns of a table (decisions 10 and 18)."""
+"""Rows before and after deduplication. For Spark's operator they are packed into one binary column, so that the
+operator shuffles a digest and bytes instead of the columns of a table (decisions 10 and 18)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _Row = TypeVar("_Row", covariant=True)
 
 
 class UniqueRow(NamedTuple, Generic[_Row]):
-    """A row of which one copy is accepted; from Spark's operator it comes without identities and position."""
+    """A row of which one copy is accepted. After Spark's operator, it has no identities and no position."""
 
     kind: str
-    """name of a table, or one that the query defines"""
+    """name of a table, or another kind that the query defines"""
     identities: tuple[bytes, ...]
     """digests that identify the row, checked in turn"""
     position: str
-    """position of the source of the row"""
+    """Kafka position from which the row comes"""
     row: _Row
     size: int
     """approximate size of the payload, bytes"""
@@ -37,7 +37,7 @@ def pack_rows(items: Iterable[UniqueRow[object]], identities: Sequence[str], see
     """Pack rows for Spark's operators.
 
     Args:
-        items: Rows; each may have only one digest.
+        items: Rows. A single digest goes into all digest columns.
         identities: Names of the digest columns.
         seen_at: Time of the micro-batch, µs.
     """

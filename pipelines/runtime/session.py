@@ -72,12 +72,12 @@ _ALIASES: Final = {
 
 
 def _normalize_key(key: str) -> str:
-    """Normalize a key of delta-rs: it may be in upper case, have the prefix `aws_`, and be one of several names."""
+    """Normalize a key of delta-rs: it may be in upper case, have the prefix `aws_`, and be an alias."""
     plain = key.lower().removeprefix("aws_")
     return _ALIASES.get(plain, plain)
 
 
-# A checkpoint's first run fixes these settings in it.
+# The first run of a query fixes these settings in its checkpoint.
 _STATE = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -88,7 +88,7 @@ _STATE = {
 _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # The default of 50 tasks for a table's log costs more than the log.
+    # The default of 50 tasks for a table's log costs more than reading the log.
     "spark.databricks.delta.snapshotPartitions": "1",
 }
 
@@ -135,7 +135,7 @@ _STREAMING = {
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.executorEnv.PYTHONSAFEPATH": "1",  # Python workers never import from the current folder
     "spark.sql.session.timeZone": "UTC",
-    # What Spark masks in its UI, logs and plans. The default misses the keys of Azure's and Kafka's settings.
+    # Settings that Spark masks in its UI, logs and plans. The default misses the keys of Azure's and Kafka's settings.
     "spark.redaction.regex": (
         "(?i)secret|password|token|credential|jaas|oauth|(access|account|session|encryption)[.]?key"
     ),
@@ -164,7 +164,7 @@ def create_session(
     (deploy/run/spark_classes.py). The options of `spark-submit` override `master` and `driver_memory`.
     """
     appended = tuple(appended)
-    # Workers must run in the driver's interpreter: the system's lacks the packages.
+    # Workers must run in the driver's interpreter: the system's interpreter lacks the packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # With one glibc arena for each thread, RocksDB's memory would grow by megabytes a minute.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
@@ -179,7 +179,7 @@ def create_session(
         scratch=scratch,
         extra=extra,
     )
-    if "SPARK_ENV_LOADED" in os.environ:  # set by spark-submit, whose own options count then
+    if "SPARK_ENV_LOADED" in os.environ:  # set by spark-submit, whose options take precedence
         for key in {"spark.master", "spark.driver.memory"} - (extra or {}).keys():
             del conf[key]
     if appended and not is_local(conf.get("spark.master", master)):
@@ -216,7 +216,7 @@ def build_session_settings(
         scratch: Folder of the temporary files of Spark and its JVM.
         extra: Settings that override all others.
     """
-    # the JVM unpacks native libraries of 15 MB there, which a killed one leaves
+    # the JVM unpacks 15 MB of native libraries into its temporary folder, and leaves them if it is killed
     options = [f'"-Djava.io.tmpdir={scratch}"'] if scratch is not None else []
     if java_options:
         options.append(java_options)
@@ -259,7 +259,7 @@ def _get_submitted_master() -> str | None:
 
 
 def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path], scratch: Path | None) -> None:
-    """Start the JVM, if this process has none, with `conf` in a file in `scratch` that only its user can read.
+    """Start the JVM, if this process has none, with `conf` in a file in `scratch` that only this user can read.
 
     PySpark would put `conf` on the command line, which every user of the machine can read, passwords included.
     """

@@ -1,4 +1,4 @@
-"""Environment of a Spark on this machine: PySpark's own, without the variables of another Spark or Hadoop.
+"""Environment of a local Spark: the Spark of PySpark, without the variables of another Spark or Hadoop.
 
 A user's SPARK_HOME, SPARK_CONF_DIR, HADOOP_CONF_DIR or PYSPARK_PYTHON belong to another installation. With them,
 Spark's scripts, its JVM and PySpark would use other jars, settings, file systems and interpreters. On a cluster these
@@ -66,8 +66,8 @@ def check_user() -> None:
     except KeyError:
         raise PrerequisiteError(
             f"the user {number} has no entry in /etc/passwd, and Spark does not start without one. Run Kiln as a user "
-            f"that has one, or add the line kiln:x:{number}:{os.getegid()}::/tmp:/bin/sh; in a container, mount a file "
-            "with it over /etc/passwd"
+            f"with one, or add the line kiln:x:{number}:{os.getegid()}::/tmp:/bin/sh; in a container, mount a file "
+            "with this line over /etc/passwd"
         ) from None
 
 

@@ -1,8 +1,8 @@
 """Comparison of the tables of a query with its checkpoint (decision 19).
 
-A table records which micro-batches it contains (decision 7). The checkpoint shows which micro-batches it must contain:
-a file in the checkpoint names, for each write, the two newest micro-batches that the query has committed. A table that
-lacks one of these, although Spark has recorded the micro-batch as done, is an older copy.
+A table records which micro-batches it contains (decision 7). The checkpoint shows which micro-batches a table must
+contain: a file in the checkpoint names, for each write, the two newest micro-batches that the query has committed. A
+table that lacks one of these, although Spark has recorded the micro-batch as done, is an older copy.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
 def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, torn: Collection[str] = ()) -> str:
     """Find a table that is older than the checkpoint of the query that writes it. The query may be running.
 
-    A table that cannot be opened is skipped, as its readers report it.
+    A table that cannot be opened is skipped: its readers report it.
 
     Args:
         lake: The tables.
         query: The query.
-        checkpoint: Its checkpoint.
+        checkpoint: The checkpoint of the query.
         done: The newest micro-batch that is done.
         torn: Tables to skip, because a power cut has damaged their newest commits.
 
@@ -93,11 +93,11 @@ OLDER_TABLE_REMEDY: Final = (
 
 
 def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
-    """Find tables that are older than the checkpoint of the query that writes them, one for each query.
+    """Find tables that are older than the checkpoint of the query that writes them, at most one per query.
 
     Args:
         lake: The tables.
-        checkpoints: Folder with one checkpoint for each query, which may be missing.
+        checkpoints: Folder of the checkpoints of the queries, some of which may be missing.
     """
     existing = ((query, Checkpoint(checkpoints / query)) for query in QUERIES)
     problems = (

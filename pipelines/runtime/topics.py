@@ -133,7 +133,8 @@ def find_mismatches(
 
     Returns:
         The mismatches by full topic name. In a replaced topic the query continues at the beginning. In a topic that has
-            lost its newest records, as after the loss of a broker's disk, it continues at the end.
+            lost its newest records, as after the loss of a broker's disk, the query continues at the end, or at the
+            beginning if the topic's id is not known.
     """
     mismatches: dict[str, OffsetMismatch] = {}
     for topic, state in states.items():
@@ -160,7 +161,8 @@ _END_PATIENCE_MS = 1_000  # short, because the caller also watches the bridge an
 
 
 class TopicEnds:
-    """Reader of end offsets from the broker. While it does not answer, the last known offsets stay, and `error` is set.
+    """Reader of end offsets from the broker. While the broker does not answer, the last known offsets
+    stay, and `error` is set.
 
     A thread checks for added partitions. A topic that was deleted is left out from then on.
     """
@@ -218,7 +220,7 @@ class TopicEnds:
             **self._options,
             reconnect_backoff_max_ms=1_000,
             bootstrap_timeout_ms=_END_PATIENCE_MS,
-            isolation_level="read_committed",  # nothing behind an open transaction is read, so it is no lag
+            isolation_level="read_committed",  # records behind an open transaction are not read, so they are no lag
         )
         self._parts = parts
 
@@ -257,7 +259,7 @@ _METADATA = msgspec.json.Decoder(_Metadata)
 
 
 class ProgressMarker:
-    """Progress of one query, committed as the offsets of the group of the query's full name. For one thread at a time.
+    """Progress of one query, committed as the offsets of a group with the query's full name. For one thread at a time.
 
     It is for a query that writes no table: there is no table with which an older checkpoint could be compared (decision
     19). Tools for consumer groups then show the query's lag.
@@ -301,7 +303,7 @@ class ProgressMarker:
             try:
                 metadata = _METADATA.decode(committed.metadata)
             except msgspec.DecodeError:
-                return None  # set by hand
+                return None  # the offset was set by hand
             offsets[part] = committed.offset
             if newest is None or metadata.batch_id > newest.batch_id:
                 newest = metadata

@@ -148,10 +148,10 @@ RECEIVED_COLUMNS: Final = (
     Column("network", "string", "Ceramic network"),
     Column("stream", "string", "StreamID, base36"),
     Column("tip", "string", "CID of the tip"),
-    Column("batch_cid", "string", "CID of the batch it is in"),
+    Column("batch_cid", "string", "CID of the batch that has the tip"),
     Column("observed_at", "timestamp", "time when the block was fetched"),
-    Column("separator_key", "string", "of the separator that the batch was announced under"),
-    Column("separator_value", "string", "its value"),
+    Column("separator_key", "string", "key of the separator that the batch was announced under"),
+    Column("separator_value", "string", "value of this separator"),
 )
 """Columns of a `ReceivedTip`"""
 
@@ -275,7 +275,7 @@ def _read_quarantined(partition: int, offset: int, now: int, key: bytes, value: 
     fault = decode_quarantine(value)
     known = (*parse_quarantine_key(key), fault.stage, fault.reason, fault.detail)
     row = QuarantineRow(*known, fault.data, fault.observed_at)
-    # with the bytes, because another record may be at the same offset of a topic that was created again
+    # the bytes are included, because another record may be at the same offset of a topic that was created again
     yield IdentifiedRow("quarantine", (*known, compute_digest(fault.data)), row)
 
 
@@ -354,6 +354,6 @@ def read_stored_identities(lake: Lake) -> Iterator[tuple[bytes, ...]]:
                     case "quarantine":
                         *known, data = values
                         yield (compute_digest(table, *known, compute_digest(data)),)
-                        yield (compute_digest(table, known[-1]),)  # as a record that the query itself cannot read
+                        yield (compute_digest(table, known[-1]),)  # if `sink` itself could not read the record
                     case _:
                         yield (compute_digest(table, *values),)

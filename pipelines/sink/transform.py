@@ -54,14 +54,14 @@ OUTPUT_DDL: Final = "kind string, data binary"
 SINK_FILES: Final = "sink_files"
 """Kind of the row that has the `DataFile`s of a task, in several tables."""
 
-_ROW_BYTES: Final = 500  # about, of a row in addition to its record's value
+_ROW_BYTES: Final = 500  # approximate bytes of a row, in addition to the record's value
 
 
 def build_stages(lake: Lake) -> UniqueStages:
-    """Build the stages. RECORDS in; OUTPUT_DDL out: rows of no table, and one row per task that names the files of
-    the tables' rows.
+    """Build the stages. RECORDS in; OUTPUT_DDL out: the rows that belong to no table, and one row per task that names
+    the files of the other rows.
 
-    A topic has a record twice if its writer was killed and restarted.
+    Deduplication drops the repeats in a topic whose writer was killed and restarted.
     """
 
     def write(batches: _Batches) -> _Batches:
@@ -91,7 +91,7 @@ def read_records(batches: _Batches) -> Iterator[UniqueRow[object]]:
                 newest[partition] = offset
                 if not key and not value:
                     continue  # a tick
-            size = len(value or b"")  # by the rows of a record, all together
+            size = len(value or b"")  # counted once for all rows of the record
             for number, (kind, identity, row) in enumerate(
                 read_record(topic, partition, offset, at, key or b"", value or b"")
             ):
@@ -136,8 +136,8 @@ def apply_log_time(row: UpdatesRow, log_times: LogTimes) -> UpdatesRow:
 
 
 def _reject_row(table: str, row: Sequence[object], error: Exception) -> QuarantineRow:
-    """Build the row of `quarantine` for a row that its table cannot store. It has only the row's texts, because one of
-    the other values is at fault."""
+    """Build the row of `quarantine` for a row that its table cannot store. The detail has only the row's texts, because
+    one of the other values is at fault."""
     values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
     texts = ", ".join(f"{name} {value[:80]!r}" for name, value in values.items() if isinstance(value, str))
     detail = f"a row of {table} ({texts}): {describe(error)}"[:MAX_DETAIL]

@@ -2,8 +2,8 @@
 the same for the deduplication file, for Spark's state and for a backfill.
 
 An announcement is a repeat if anyone has announced the same tip of the stream before, unless its own author has
-announced another tip of that stream since. So a node that returns to an earlier tip gives an update, and two nodes that
-keep announcing different tips do not.
+announced another tip of that stream since. So a node that returns to an earlier tip causes an update, and two nodes
+that keep announcing different tips cause no more updates.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     tip: bytes
     at: int
     message: bytes | None = None
-    """digest of the message, of which a further copy is no announcement; None, as the next, if the author is unknown"""
+    """digest of the message: its further copies are no announcements; like `author`, None if the author is unknown"""
     author: bytes | None = None
     """digest of the author and the stream"""
     bare: bytes | None = None
-    """`update` without separator, if an announcement without separator is a repeat of this update"""
+    """digest as `update`, but without separator; None if an announcement without separator is no repeat of this"""
     has_waited: bool = False
     """true if the tip waited for the genesis of the stream, and became an update then"""
 
@@ -87,8 +87,8 @@ def select_updates(
 ) -> tuple[list[_Copy], dict[bytes, StoredDigest]]:
     """Select the copies that pass, in the order of their announcements.
 
-    A message is decided once, by its first copy, and its state has the position of that copy if it passed. So a
-    micro-batch that is repeated has the same outcome, even if the state is ahead of it.
+    A message is decided once, by its first copy, and its state has the position of the first copy if that copy passed.
+    So a repeated micro-batch has the same outcome, even if the state is ahead of the micro-batch.
 
     Args:
         copies: The copies.
@@ -106,7 +106,7 @@ def select_updates(
         if known is not None:
             is_passed = known.position == copy.position
             if is_passed and announced is not None and not (announced.update in changed or announced.update in stored):
-                # The micro-batch is repeated, and the separator is another now. A tip that waited was released since.
+                # The micro-batch is repeated, and the separator has changed since. A tip that waited was emitted.
                 is_passed = not announced.has_waited
                 changed[announced.update] = StoredDigest(copy.position if is_passed else "", at=announced.at)
         elif announced is None:
@@ -129,7 +129,7 @@ def _announce(
         return None if key is None else changed.get(key) or stored.get(key)
 
     update, bare, author = find(announced.update), find(announced.bare), find(announced.author)
-    if update is not None and update.position == position:  # repeated, and has no author
+    if update is not None and update.position == position:  # this copy passed before, and has no author
         return True
     updated_at = None if update is None else update.at
     if update is None and announced.has_waited:
@@ -137,11 +137,11 @@ def _announce(
     tip = LastTip(announced.tip, announced.at)
     is_new = is_update(tip, updated_at, None if author is None else LastTip(author.tip, author.at))
     if is_new:
-        # the first copy that passed needs its position if it has no author, and so no state of its message
+        # without author there is no state of the message: the position of the first copy that passed is stored here
         changed[announced.update] = StoredDigest(position if update is None else update.position, at=announced.at)
         if announced.bare is not None:
             changed[announced.bare] = StoredDigest("" if bare is None else bare.position, at=announced.at)
-    elif update is None:  # it waited, and is known from now on without that
+    elif update is None:  # the tip waited: from now on the update has state of its own
         changed[announced.update] = StoredDigest(at=updated_at or 0)
     # Records may be read out of order, so the last tip is that of the newest announcement. An update that is read too
     # late counts as the last one, so that the next announcement of the tip after it is not taken for a repeat.

@@ -1,8 +1,9 @@
-"""Rows of the query `updates` of a decoded message: an update with its separator, requests for blocks, and faults.
+"""Rows that the query `updates` builds from a decoded message: an update with its separator, requests for blocks, and
+faults.
 
-If blocks can be fetched, the query requests three kinds in `kiln.wanted`: the genesis of an update whose separator is
-otherwise unknown, and which waits in that topic; each batch that another node announced; and the genesis of an update
-that is emitted under a separator which is only claimed (decision 20).
+If blocks can be fetched, the query requests three kinds in `kiln.wanted`: the genesis of each update that waits in this
+topic because its separator is otherwise unknown; each batch that another node announced; and the genesis of each update
+that is emitted under a separator that is only claimed (decision 20).
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class UpdateRow(NamedTuple):
         key: Key of the record.
         value: Value of the record.
         observed_at: Capture time, µs.
-        announcement: Of an update; None for any other row.
+        announcement: Announcement of an update; None for any other row.
     """
 
     stream: bytes
@@ -132,8 +133,8 @@ def read_copies(copies: Iterable[_CopyColumns]) -> Iterator[UpdateRow]:
 
 _CLAIM_CHECK: Final = b"?"
 _FALSE_CLAIM: Final = b"!"
-"""Ends of the identities of rows that come in addition to an update or a message: the request for the genesis that
-checks its claim, and the fault that it contradicts the genesis or its topic."""
+"""Suffixes of the identities of rows in addition to an update or a message: "?" for the request for the genesis that
+checks a claim, "!" for the fault that a claim contradicts the genesis or the topic."""
 
 
 class StreamStates(KnownSeparators, Protocol):
@@ -146,7 +147,7 @@ class StreamStates(KnownSeparators, Protocol):
 
 
 class NoStreams:
-    """No genesis is known."""
+    """State without any known genesis."""
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
         return default
@@ -166,14 +167,14 @@ class RowBuilder:
         self._epoch = epoch
 
     def build(self, item: DecodedMessage) -> list[UpdateRow]:
-        """Build the rows of a message. If this fails, the message is a fault."""
+        """Build the rows of a message. If this fails, the message becomes a fault."""
         try:
             if item.content.type == "UPDATE":
                 return list(self._build_update(item))
             if item.content.type == "BATCH_UPDATE":
                 wanted = _build_wanted_batches(item) if self._separating.fetch else ()
                 return [*self._build_misplaced_batch(item), *wanted]
-        except PROCESSING_ERRORS as error:  # the streams raise sqlite3.Error alone; all else is pure
+        except PROCESSING_ERRORS as error:  # `_streams` raises only sqlite3.Error; all else is pure
             return list(_build_faults(item, error))
         return []
 
@@ -199,7 +200,7 @@ class RowBuilder:
             observed_at=item.observed_at,
         )
         group = _digest(item.origin, item.network, stream)
-        # an announcement that waits for its genesis is no repeat of one with a separator, which may be false
+        # an announcement that waits for its genesis repeats no announcement with a separator, which may be false
         announcement = _build_announcement(
             update, group, is_lasting=is_lasting(item.message_id, True), may_wait=fetch, has_waited=has_waited
         )
@@ -234,7 +235,8 @@ class RowBuilder:
     def _build_misplaced_batch(self, item: DecodedMessage) -> Iterator[UpdateRow]:
         """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator.
 
-        CIP-123 sends a batch on the topic of its separator. The block is fetched nevertheless, as its geneses decide.
+        CIP-123 sends a batch on the topic of its separator. The block is fetched nevertheless, as the geneses of its
+        streams decide.
         """
         content, topic = item.content, item.separator
         if topic is None or content.sep is None or parse_separator(content.sep) == topic:
@@ -280,14 +282,14 @@ def _build_faults(item: DecodedMessage, error: Exception) -> Iterator[UpdateRow]
 def _build_announcement(
     update: UpdateRecord, group: bytes, *, is_lasting: bool, may_wait: bool, has_waited: bool
 ) -> Announcement:
-    """Build the announcement that an UPDATE is.
+    """Build the announcement of an UPDATE.
 
     Args:
         update: The update.
         group: Digest of its stream.
-        is_lasting: Copies of a signed message with this id are identified while digests are stored.
-        may_wait: Announcements without separator wait for their genesis.
-        has_waited: The tip waited, and became an update then.
+        is_lasting: True if copies of a signed message with this id are identified while digests are stored.
+        may_wait: True if announcements without separator wait for their genesis.
+        has_waited: True if the tip waited, and became an update then.
     """
     separator = update.separator
     where = format_separator(Separator(separator.key, separator.value)) if separator else ""
@@ -311,7 +313,7 @@ def _build_announcement(
 
 
 def _build_wanted_genesis(item: DecodedMessage, update: UpdateRecord, claims: Claims) -> WantedRecord:
-    """Build the request for the genesis of an update: the update waits for it, or it checks the claim."""
+    """Build the request for the genesis for which an update waits, or which checks the claim of the update."""
     return WantedRecord(
         network=item.network,
         cid=cid_text(StreamID.parse(update.stream).genesis),
@@ -328,7 +330,7 @@ def _build_wanted_genesis(item: DecodedMessage, update: UpdateRecord, claims: Cl
 def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
     """Build the requests for the batches that a BATCH_UPDATE of another node names. The announced batch is requested at
     each announcement, because the fetcher may have given it up earlier, or may not have followed its separator. Earlier
-    batches that it names are requested once."""
+    batches that the message names are requested once."""
     content = item.content
     if item.own or content.sep is None or content.batch is None:
         return

@@ -47,7 +47,7 @@ class SeparatorConfig:
 
 
 class KnownSeparators(Protocol):
-    """Separators of verified geneses, by (network, StreamID), such as a dict; None for a genesis without one."""
+    """Separators of verified geneses, by (network, StreamID), such as a dict; None: a genesis without separator."""
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None: ...
 
@@ -108,7 +108,7 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
 _POLL_S: Final = 1.0
 _PATIENCE_S: Final = 30.0  # until a broker answers; after that the task fails, and the query starts again
 _LOCK_PATIENCE_S: Final = 60.0  # until another worker has put its rows into the file
-_REMEMBERED: Final = 10_000  # answers in a worker's memory
+_REMEMBERED: Final = 10_000  # cached answers of a worker
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class StreamsFile:
             self._file.executemany("INSERT OR REPLACE INTO offsets VALUES (?, ?)", offsets.items())
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """Return the separator that the genesis of a stream names, by network and StreamID; `default`: the stream is
-        not in the file."""
+        """Return the separator that the genesis of a stream names, by network and StreamID; `default` if the stream
+        is not in the file."""
         row = self._file.execute(_LOOK_UP, (_digest(*stream),)).fetchone()
         if row is None:
             return default
@@ -170,7 +170,7 @@ class StreamsFile:
             try:
                 stream = decode_stream(value or b"")
             except UNREADABLE:
-                continue  # the sink puts it into quarantine
+                continue  # `sink` puts the record into quarantine
             if stream.waited:  # few, so they are not sorted first
                 waited = ((_digest_tip((stream.network, stream.stream), tip),) for tip in stream.waited)
                 self._file.executemany("INSERT OR IGNORE INTO waited_tips VALUES (?)", waited)
@@ -188,7 +188,7 @@ class StreamsFile:
         self._file.execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:  # whatever it is: raised again
+        except BaseException:  # raised again, whatever the error is
             self._file.execute("ROLLBACK")
             self._cached_number.cache_clear()  # numbers that no stream has any more
             raise
@@ -222,7 +222,7 @@ class StreamsLog(Protocol):
         ...
 
     def read(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[bytes | None]:
-        """Yield the values from `offsets` up to `ends`, each by partition, or further."""
+        """Yield the values from `offsets` to at least `ends`, both by partition."""
         ...
 
 
@@ -253,11 +253,11 @@ class KnownStreams:
     def __init__(self, topic: StreamsLog, file: StreamsFile) -> None:
         self._topic = topic
         self._file = file
-        self._offsets: dict[int, int] = {}  # time of each cached answer
+        self._offsets: dict[int, int] = {}  # offsets of the file at which the cached answers were read
         self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """Return the separator of a verified genesis, by network and StreamID; `default`: the stream is not known."""
+        """Return the separator of a verified genesis, by network and StreamID; `default` if it is not known."""
         answer = self._answers.get(stream)
         if answer is None:
             separator = self._file.get(stream, _UNKNOWN)

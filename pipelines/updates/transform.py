@@ -86,7 +86,7 @@ _RecordMessages = Iterator[tuple[DecodedMessage, "CopyKey | None"]]
 
 
 class CopyKey(NamedTuple):
-    """Copies with the same key give rows with the same identities, within a Kafka partition."""
+    """Key of a copy in a Kafka partition. Copies with the same key give rows with the same identities."""
 
     same: bytes
     partition: int
@@ -114,8 +114,8 @@ class MessageReader:
         self._finished.add(key)
 
     def read(self, batch: pa.RecordBatch) -> _RecordMessages:
-        """Read the messages of a batch of RECORDS, each with its key. From the core come only UPDATE and
-        BATCH_UPDATE."""
+        """Read the messages of a batch of RECORDS, each with its key. The core returns only UPDATE and
+        BATCH_UPDATE messages."""
         if not self._is_started:
             self._is_started = True
             self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None
@@ -130,7 +130,7 @@ class MessageReader:
             yield from self._merge(rows, batch)
 
     def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> _RecordMessages:
-        """Read the messages of a call in the order of their records."""
+        """Read the messages of a call of the core, in the order of their records."""
         left = take_records(batch, rows.left)
         record = next(left, None)
         if rows.tables:
@@ -283,12 +283,12 @@ _DECODER = msgspec.msgpack.Decoder(dict[bytes, tuple[int, str, bytes, int]])
 
 
 class UpdateProcessor(StatefulProcessor):
-    """Selector keyed by stream. Its time is that of the micro-batches, and its watermark is `retention` behind."""
+    """Selector keyed by stream. Its time is the time of the micro-batches, and its watermark is `retention` behind."""
 
     def __init__(self, retention: int) -> None:
         """
         Args:
-            retention: Retention of a digest without downtime, µs; twice that time at most.
+            retention: Retention of a digest without downtime, µs. After a downtime, it is up to twice as long.
         """
         self._retention = retention
 
@@ -332,7 +332,7 @@ class UpdateProcessor(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  # as above
     ) -> Iterator[pd.DataFrame]:
-        """Forget what has expired."""
+        """Forget the digests that have expired."""
         state = self._load()
         state.expire(timerValues.getCurrentWatermarkInMs() * 1000 + self._retention)
         if state.newest_time is None:
@@ -350,7 +350,7 @@ class UpdateProcessor(StatefulProcessor):
         return StreamState(bytes(state[0]) if state else b"", 2 * self._retention)
 
     def _set_timer(self, now: int) -> None:
-        """Set the timer that fires when the watermark passes the expiry of a digest of this time."""
+        """Set the timer that fires when the watermark passes the expiry of a digest stored at `now`."""
         self._handle.registerTimer((now + self._retention) // 1000 + 1)
 
 
@@ -382,7 +382,7 @@ def build_steps(
         config: How to decode.
         separating: How to find separators.
         prefix: Prefix of the topics in the rows.
-        first_epoch: Epoch of the first micro-batch; None for that of its query.
+        first_epoch: Epoch of the first micro-batch; None for the query's own.
         count_difference: Receives the number of records that the native core and Python decoded differently.
     """
 
@@ -413,8 +413,8 @@ def build_copies(
 ) -> Iterator[UpdateRow]:
     """Build the rows of the valid copies in the records of a task, each row once per Kafka partition.
 
-    The copy of a row that was emitted before is the first one in its partition, so that a repeated micro-batch has it,
-    however it is divided into tasks (decision 10).
+    A row that was emitted comes from the first copy in its partition. A repeated micro-batch has this copy again,
+    however the micro-batch is divided into tasks (decision 10).
     """
     emitted: set[tuple[bytes, int]] = set()
     reader = MessageReader(config, count_difference)
