@@ -1,4 +1,4 @@
-"""Terms of a run: everything that its results depend on, except its inputs; and its division into chunks. Times are µs."""
+"""Terms of a run: everything that its results depend on, except its inputs; and the chunks of a run. Times are µs."""
 
 from __future__ import annotations
 
