@@ -37,8 +37,8 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _ROWS_AT_ONCE = 1_000
 _NOT_REPLAYED = ("frame", "updates")
-"""Stages whose rows have an offset, but a malformed frame has no row in `frames`, and the messages that failed in the
-query `updates` are in `messages`."""
+"""Stages that cannot be replayed although their rows have an offset: a malformed frame has no row in `frames`, and the
+messages that failed in the query `updates` are already in `messages`."""
 
 
 class QuarantineReplayError(KilnError):
@@ -99,7 +99,7 @@ class QuarantineReplay:
         """Select the rows.
 
         Raises:
-            QuarantineReplayError: No row is in quarantine for that reason, or none of them came from a frame.
+            QuarantineReplayError: No row is in quarantine for that reason, or no such row came from a frame.
             LakeError: A table cannot be opened.
         """
         self._reason = reason
@@ -170,7 +170,7 @@ class QuarantineReplay:
 
     def _candidate(self, at: FramePosition, position: int, item: DecodedMessage | RejectedMessage) -> _Candidate:
         if isinstance(item, RejectedMessage):
-            return _Candidate(at, position, "", ())  # the copy of nothing
+            return _Candidate(at, position, "", ())  # without digests, it counts as a copy of no other message
         digests = enumerate(compute_identities(item, "", self._how.unsigned_horizon))
         return _Candidate(at, position, item.message_id, tuple(digests))
 
@@ -200,7 +200,7 @@ class QuarantineReplay:
 
 
 RETRY: Final = "retry"
-"""writer of the epochs of requests that are made again"""
+"""writer in the epochs of repeated requests"""
 
 
 class UnfetchedBlocks(NamedTuple):
