@@ -196,7 +196,7 @@ class LakeReader:
 
 
 def open_lake(place: str | Path | None = None, options: Mapping[str, str] | None = None) -> LakeReader:
-    """Open a lake; `kiln.open` describes the arguments.
+    """Open a lake, with the arguments of `kiln.open`.
 
     Raises:
         LakeNotFoundError: There is no lake.
@@ -247,7 +247,7 @@ def _require(*packages: str) -> None:
     """Check that packages are installed.
 
     Raises:
-        PrerequisiteError: One is not.
+        PrerequisiteError: A package is not installed.
     """
     for name in packages:
         if find_spec(name) is None:
