@@ -26,7 +26,7 @@ class Events:
 
     def __init__(self) -> None:
         self._batches: deque[bytes] = deque(maxlen=BATCHES_KEPT)
-        self._state: dict[str, bytes] = {}  # the last of each other event
+        self._state: dict[str, bytes] = {}  # the newest event of each other kind
         self._filled = trio.Event()
 
     def batch(self, event: Mapping[str, object]) -> None:
