@@ -254,8 +254,8 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
 
 
 def build_retry(record: WantedRecord, number: int) -> WantedRecord:
-    """Build another request for a block. Its update gets the epoch `number` of a writer of its own, so that the fetcher
-    does not take it for a repeat of the first request (decision 7)."""
+    """Build another request for a block. The update in it gets the epoch `number` of the writer `RETRY`, so that the
+    fetcher does not take the request for a repeat of the first (decision 7)."""
     if record.update is None:
         return record
     return structs.replace(record, update=structs.replace(record.update, epoch=Epoch(RETRY, number)))

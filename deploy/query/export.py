@@ -273,7 +273,7 @@ class _Export:
             free = shutil.disk_usage(self.target.parent).free
             cause = reason.rpartition(": ")[2]
             raise ExportError(
-                f"cannot write {self.target}: {cause}. {free:,} bytes are free there. Make room, pass a path "
+                f"cannot write {self.target}: {cause}. {free:,} bytes are free on this disk. Make room, pass a path "
                 "on another disk, or export less (--tables, --since)"
             ) from error
 

@@ -90,7 +90,7 @@ def find_problems(
         yield (
             f"{topic}: message.timestamp.type is {config.get('message.timestamp.type')}, but windows need the broker's "
             f"timestamps. If the topic has no records yet, run:\n    {alter}message.timestamp.type=LogAppendTime\n"
-            "If it has, their timestamps stay wrong: set another kafka.prefix"
+            "If the topic has records, their timestamps stay wrong: set another kafka.prefix"
         )
     if int(config.get("max.message.bytes", "0")) < MAX_RECORD:
         yield (

@@ -36,7 +36,7 @@ def install_rustc() -> None:
     if apt is None or os.geteuid() != 0:
         raise PrerequisiteError(
             "the native core needs rustc 1.63 or later, and there is none on PATH. Install it (Debian, Ubuntu: "
-            f"sudo apt-get install rustc) or set RUSTC to one, and run {BUILD_COMMAND}"
+            f"sudo apt-get install rustc) or set RUSTC to its path, and run {BUILD_COMMAND}"
         )
     print(f"installing rustc ({_SIZE})", flush=True)
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
