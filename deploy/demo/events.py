@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 
 
 class Events:
-    """Lines for stdout. Writing never delays the network: a slow reader misses the oldest batches, and gets only the
-    newest event of each other kind."""
+    """Lines for stdout. Writing never delays the network: a slow reader misses the oldest batches, and of each other
+    kind gets only the newest event."""
 
     def __init__(self) -> None:
         self._batches: deque[bytes] = deque(maxlen=BATCHES_KEPT)

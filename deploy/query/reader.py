@@ -163,7 +163,7 @@ class LakeReader:
         if name not in known:
             raise SqlError(
                 f"there is no table or view {name} in {self.uri}{suggest_key(name, known) or '.'} tables() and views() "
-                "list them"
+                "list the names"
             )
         return self.sql(f"SELECT * FROM {quote_name(name)}", as_of=as_of)
 

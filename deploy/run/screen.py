@@ -443,7 +443,7 @@ class View(Protocol):
         """Show a snapshot."""
 
     def say(self, words: str) -> None:
-        """Show a line of text before there is a snapshot, such as "starting the broker …"."""
+        """Show a line of text, such as "starting the broker …", until the next snapshot."""
 
     def __enter__(self) -> Self: ...
 

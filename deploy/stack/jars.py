@@ -121,7 +121,7 @@ def default_root() -> Path:
         home = find_home()
         if home is None:
             raise JarsError(
-                "there is no folder for the jars: this user has no home folder. Set HOME to a folder that it can write"
+                "there is no folder for the jars: this user has no home folder. Set HOME to a writable folder"
             )
         cache = str(home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache")
     return Path(cache) / "kiln" / "jars"

@@ -304,7 +304,7 @@ class LaunchedBroker:
 
 
 class SupervisedBroker(LaunchedBroker):
-    """The embedded broker of a state folder: started if none runs, and restarted after it died.
+    """The embedded broker of a state folder: started if no broker runs, and restarted if it dies.
 
     One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts the broker, which ends
     with the owner, even if the owner is killed. The next Kiln process that checks becomes the owner, and starts the

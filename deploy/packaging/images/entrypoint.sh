@@ -1,6 +1,6 @@
 #!/bin/sh
-# Entry point of the image `jobs`: runs a command of `kiln`. With the arguments that Spark passes to pods on Kubernetes, it
-# runs a driver or an executor. Spark sets the variables (org.apache.spark.deploy.k8s.Constants).
+# Entry point of the image `jobs`: runs a command of `kiln`. With the arguments that Spark passes to pods on
+# Kubernetes, it runs a driver or an executor. Spark sets the variables (org.apache.spark.deploy.k8s.Constants).
 set -eu
 case "${1:-}" in
 driver)
