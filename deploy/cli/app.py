@@ -136,12 +136,12 @@ def _describe_table_error(error: Exception) -> str:
 
     cause = find_os_error(error)
     if cause:
-        return f"cannot write the tables: {cause}. Make room or access for them in the lake, and try again"
+        return f"cannot write the tables: {cause}. Free space in the lake or allow writing to it, and try again"
     return f"cannot use the tables: {shorten_error(error)}. kiln doctor checks them"
 
 
 def _explain_file_error(error: OSError) -> bool:
-    """Print why a file cannot be read or written, and return true, unless the error is not one of a file."""
+    """Print why a file cannot be read or written. Return false, without a message, if the error concerns no file."""
     if error.filename is not None:
         _complain(f"{error.filename}: {error.strerror}")
     elif error.errno in _WRITE_ERRORS:
@@ -185,7 +185,7 @@ def prepare_process() -> str:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # output never fails because of a character
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # else `nohup` ignores it
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not so under `nohup`, which ignores SIGHUP
         signal.signal(signal.SIGHUP, partial(_hang_up, [stream for stream in (1, 2) if os.isatty(stream)]))
     exempt_loopback(os.environ)
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes never import from the current folder
@@ -202,19 +202,19 @@ def _open_streams() -> None:
 
 
 def _use_utf8() -> None:
-    """Encode paths in UTF-8 in any locale. Otherwise delta-rs, which uses UTF-8, opens other files, and Java replaces
-    characters. Only the terminal keeps its encoding."""
+    """Encode paths in UTF-8 in any locale. Otherwise delta-rs, which uses UTF-8, would open files of other names, and
+    Java would replace characters. Only output to the terminal keeps the encoding of the locale."""
     if codecs.lookup(locale.getencoding()).name == "utf-8" or os.environ.get("LC_ALL") == _UTF8:
         os.environ.pop(_ENCODING, None)  # children write to log files
         return
     os.environ["LC_ALL"] = _UTF8
-    if not sys.flags.utf8_mode:  # Python has read paths and arguments in the other encoding
+    if not sys.flags.utf8_mode:  # Python has decoded paths and arguments with the encoding of the locale
         os.environ.setdefault(_ENCODING, f"{sys.stdout.encoding}:backslashreplace")
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def _hang_up(terminals: Sequence[int], number: int, frame: FrameType | None) -> None:
-    """End as by SIGTERM when the terminal is closed, without output to it."""
+    """End as on SIGTERM when the terminal is closed, but write nothing to the closed terminal."""
     with open(os.devnull, "w", encoding="utf-8") as nothing:
         for stream in terminals:
             os.dup2(nothing.fileno(), stream)

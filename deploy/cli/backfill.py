@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_GROUPS = 20
-"""Number of days and separators of a table that are shown."""
+"""Maximum number of groups (days and separators) shown for a table."""
 
 _COLORS: Mapping[str, str] = {
     "running": "cyan",
@@ -78,7 +78,7 @@ def run(
         typer.Option(
             "--network",
             metavar="NAME",
-            help="Only frames of this network. For files: the network of topics that name none.",
+            help="Only frames of this network. For files: the network of topics without a network name.",
         ),
     ] = None,
     as_of: Annotated[
@@ -87,7 +87,7 @@ def run(
     ] = None,
     engine: Annotated[
         Literal["core", "python"],
-        typer.Option("--engine", help="Decoder: the native core where it is built, or Python, to compare both."),
+        typer.Option("--engine", help="Decoder: the native core if it is built, or Python."),
     ] = "core",
     as_json: JsonOption = False,
     state: StateOption = None,
@@ -204,7 +204,7 @@ def backfill_swap(
     ] = False,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Continue a swap that another, lost machine started."),
+        typer.Option("--take-over", help="Continue a swap that a lost machine started."),
     ] = False,
     state: StateOption = None,
     config: ConfigOption = None,
@@ -349,7 +349,7 @@ def encode_diffs(diffs: Sequence[TableDiff]) -> str:
 
 
 def _print_diffs(diffs: Sequence[TableDiff], console: Console) -> None:
-    """Print a line for each table; for each table that differs, then print the days and the first differences."""
+    """Print a line for each table, then the days and the first differences of each table that differs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -381,16 +381,16 @@ def _render_table_diff(diff: TableDiff) -> RenderableType:
         counts = f"{group.only_live:,} only live, {group.only_run:,} only run, {group.same:,} same"
         lines.append(Text(f"  {group.day}{name}: {counts}"))
     if len(diff.groups) > _MAX_GROUPS:
-        lines.append(Text(f"  and {len(diff.groups) - _MAX_GROUPS:,} more; --json has all", "dim"))
+        lines.append(Text(f"  and {len(diff.groups) - _MAX_GROUPS:,} more groups; --json lists all", "dim"))
     lines += [Text(f"  · {describe_difference(one)}") for one in diff.examples]
     shown = sum((one.live is not None) + (one.run is not None) for one in diff.examples)
     if shown < diff.only_live + diff.only_run:
-        lines.append(Text(f"  these are the first {MAX_EXAMPLES}", "dim"))
+        lines.append(Text(f"  only the first {MAX_EXAMPLES} differences are shown", "dim"))
     return Group(*lines)
 
 
 def describe_difference(difference: RowDifference) -> str:
-    """Describe a difference: the key, and the side that has the row, or the columns that differ."""
+    """Describe a difference by its key, and by the columns that differ or the only side that has the row."""
     from kiln.deploy.query.answer import format_cell
 
     key = " ".join(f"{name} {format_cell(value)}" for name, value in difference.key.items())

@@ -44,8 +44,8 @@ def maintain(
     """Compact files, trim table logs, vacuum, and apply retention.
 
     The command works while Kiln runs; `kiln run` does the same every ten minutes. Rows are deleted only by
-    lake.retention. Exit code 1 if a table failed. --json prints an object per table; with --watch, one per line and
-    table each time.
+    lake.retention. Exit code 1 if a table failed. --json prints an object per table. With --watch, each repetition
+    prints an object per table, each on its own line.
     """
     if dry_run and watch:
         raise UsageError("--dry-run and --watch: choose one")
@@ -81,7 +81,7 @@ def maintain(
 
 
 def _render_tables(tables: Sequence[MaintenanceResult], *, done: bool) -> Group:
-    """Render a row for each table, before → after, and the errors below.
+    """Render a row for each table, with values as before → after, and the errors below the rows.
 
     Args:
         tables: Results of the maintenance, or predicted ones.

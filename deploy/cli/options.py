@@ -1,4 +1,4 @@
-"""What commands share: options and their settings, exit codes, and consoles for output.
+"""Shared parts of the commands: options, the settings that they select, exit codes, and consoles for output.
 
 Exit codes: 0 done; 1 the command failed; 2 the command line or the settings are wrong; 3 something that Kiln needs is
 missing (an extra, Java, jars, a free port, a broker); 130 interrupted. `kiln run` exits with 0 when Ctrl-C stops it,
@@ -53,7 +53,7 @@ def parse_path(text: str) -> Path:
     return Path(text)
 
 
-# kiln.conf.settings reads KILN_STATE and KILN_CONFIG themselves, so neither is typer's `envvar` here
+# kiln.conf.settings reads the variables KILN_STATE and KILN_CONFIG, so the options have no `envvar` of typer
 StateOption = Annotated[
     Path | None,
     typer.Option(
@@ -162,8 +162,7 @@ def parse_time(text: str, option: str) -> datetime:
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Add the name of a file to errors of writing to it, such as a full disk: the system reports them without a
-    name."""
+    """Add the name of a file to errors such as a full disk, which the system reports without the name of the file."""
     try:
         yield
     except OSError as error:
@@ -198,5 +197,5 @@ def note_once(console: Console) -> Callable[[str], None]:
 
 
 def discard_output() -> None:
-    """Discard pending and later output to stdout, also what is flushed at exit: its reader is gone."""
+    """Discard pending and later output to stdout, including the flush at exit, because the reader of stdout is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.results import CheckResult
 
 _SHOWN_KEYS = 5
-"""keys of faulty rows that are shown for an expectation"""
+"""maximum number of faulty rows whose keys are shown for an expectation"""
 
 commands = typer.Typer()
 
@@ -52,7 +52,7 @@ def quality(
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every quality.interval until Ctrl-C.")] = False,
     recent: Annotated[
-        bool, typer.Option("--recent", help="Compare new rows with the last day only; kiln run does.")
+        bool, typer.Option("--recent", help="Compare new rows only with the last day, as kiln run does.")
     ] = False,
     docs: Annotated[
         Path | None, typer.Option("--docs", metavar="DIR", parser=parse_path, help="Folder for Data Docs (HTML).")
@@ -144,7 +144,7 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
     for result in results:
         if result.pending:
             rows = f"{result.pending:,} rows are not judged yet" if result.pending > 1 else "1 row is not judged yet"
-            words = f"{result.check.table}: {rows} by {result.check.name}: what they refer to may still come"
+            words = f"{result.check.table}: {rows} by {result.check.name}: the rows referred to may still arrive"
             lines.append(Text(printable(words), "yellow"))
     return Group(*lines, "", last)
 

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from kiln.deploy.ops.quarantine import By, QuarantineFilter, QuarantineRow, ReasonCount
 
 _WIDE = 240
-"""columns: two peer ids and two stamps"""
+"""terminal columns, enough for two peer ids and two timestamps"""
 _LINE: Final = 16
 """bytes per line of hex"""
 _READABLE: Final = 0.9
-"""share of readable characters from which data is shown as text"""
+"""least share of readable characters for data to be shown as text"""
 
 commands = typer.Typer(name="quarantine", no_args_is_help=True, help="Count, show, replay or drop quarantined records.")
 
@@ -178,7 +178,7 @@ def quarantine_drop(
 
 
 def _table_on() -> Console:
-    """Return a console for tables. Off a terminal it is wide enough for ids to stay on one line."""
+    """Return a console for tables. If stdout is no terminal, the console is wide enough for ids to stay on one line."""
     console = answers()
     if not console.is_terminal:
         console.width = max(console.width, _WIDE)
@@ -210,7 +210,7 @@ def quarantine_replay(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write quarantined messages that are readable now to Kafka again.
+    """Write quarantined messages that are now readable to Kafka again.
 
     They have origin REPLAY and are never published. Messages that are already in the tables are skipped, so a second
     replay changes nothing. For stage fetch, blocks are fetched again, which needs a running bridge. Afterwards, run
@@ -259,7 +259,7 @@ def quarantine_replay(
         elif not unreadable:
             out.print(f"{reason}: all of these blocks have arrived since")
         if unreadable:
-            out.print(f"{reason}: this version of Kiln cannot read {unreadable:,}; they stay in the table quarantine")
+            out.print(f"{reason}: this version of Kiln cannot read {unreadable:,} rows, which stay in quarantine")
         return
     replay = QuarantineReplay(lake_of(settings), reason, how)
     found = replay.find()

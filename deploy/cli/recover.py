@@ -62,7 +62,7 @@ def recover(
 
 
 def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
-    """Encode damages as a JSON array of objects; `done` is true for a damage that is not in `left`: it was repaired."""
+    """Encode damages as a JSON array of objects; `done` is true for a repaired damage, which is not in `left`."""
     unrepaired = {damage.query: damage for damage in left}
     return json.dumps(
         [

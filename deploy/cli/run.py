@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Run broker, bridge, all queries and a status screen.
 
-    With --for, the queries then read all that was captured (run.drain), so that the tables agree with the summary.
+    When --for is over, the queries read the remaining captured records (run.drain), so that tables and summary agree.
     Without a bootstrap peer, Kiln starts a demo network on this machine and publishes its batches there.
     """
     require_extras("bridge", "spark")

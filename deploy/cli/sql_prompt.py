@@ -133,7 +133,7 @@ def _keys() -> KeyBindings:
 
 
 def is_whole(text: str) -> bool:
-    """Return true if Enter submits: text that ends with `;` or an empty line, is blank, or is a prompt command."""
+    """Return true if Enter submits the text: it is blank, a prompt command, or ends with `;` or an empty line."""
     stripped = text.strip()
     return not stripped or stripped.endswith(";") or text.endswith("\n") or stripped in _LEAVE or stripped[0] == "\\"
 

@@ -131,7 +131,7 @@ def _export(lake: Lake, target: Path, since: str | None, tables: str | None, as_
     start = None if since is None else parse_time(since, "--since")
     names = [] if tables is None else [name.strip() for name in tables.split(",")]
     console = notes()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which removes the unfinished file
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the interrupt removes the unfinished file
     record = export_lake(
         lake,
         target,
@@ -156,7 +156,7 @@ def _open_engine(
     from kiln.deploy.query.spark_sql import compile_classes, query_spark
     from kiln.deploy.stack.spark import spark_session
 
-    # its logs and temporary files are its own: Kiln may be running
+    # the session has its own logs and temporary files, because Kiln may be running
     scratch = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-sql-")))
     apart = settings.model_copy(update={"state": scratch})
     spark = stack.enter_context(spark_session(apart, classes=[compile_classes(note_once(notes()))]))

@@ -31,7 +31,7 @@ _LONG = re.compile(r"(?<![0-9A-Za-z])([0-9A-Za-z]{28,})(?![0-9A-Za-z])")
 """Ids: CIDs, StreamIDs, peer ids, hashes."""
 
 _OMITTED = ("connection", "declared_length")
-"""Columns that only JSON shows, as the position identifies a frame."""
+"""Columns that only JSON shows: on the screen, the position identifies a frame."""
 
 _POSITION = ("kafka_partition", "kafka_offset", "message_index")
 
@@ -121,7 +121,7 @@ def _compact(answer: StepAnswer, *, whole_ids: bool) -> tuple[StepAnswer, dict[s
     for cells in answer.cells:
         row = dict(zip(answer.columns, cells, strict=True))
         parts = [row.pop(name) for name in _POSITION if name in row]
-        if parts:  # as `kiln trace` accepts it as an id
+        if parts:  # in the form that `kiln trace` accepts as an id
             row["position"] = "/".join(str(part) for part in parts if part is not None) or None
         rows.append({name: value if whole_ids else _shorten_ids(value) for name, value in row.items()})
     names = [name for name in rows[0] if name not in _OMITTED and any(row[name] is not None for row in rows)]

@@ -62,7 +62,7 @@ def replay(
     from kiln.schemas.captures.kiln_capture import CaptureError
 
     surveys = []
-    for file in files:  # all of them, before a broker is started
+    for file in files:  # check every file before a broker is started
         try:
             surveys.append(survey_file(file))
         except CaptureError as error:
@@ -118,8 +118,8 @@ def capture(
 ) -> None:
     """Write stored frames to a capture file, for kiln replay.
 
-    The file has the exact bytes of the RPCs, and the first RPCs of connections that began earlier, because later ones
-    may refer to their topics. Requires no Java.
+    The file has the exact bytes of the RPCs. For connections that began before the range, it also has the first RPCs,
+    because later RPCs may refer to topics in them. Requires no Java.
     """
     begin, end = _parse_time("--from", low), _parse_time("--to", high)
     if begin >= end:
@@ -182,7 +182,7 @@ def _check_capture_path(file: Path) -> None:
     """Check that a capture can be read twice.
 
     Raises:
-        UsageError: It cannot.
+        UsageError: The path is missing, a folder, a pipe or a device.
     """
     if not file.exists():
         raise UsageError(f"{file}: no such capture file")
@@ -236,7 +236,7 @@ def generate(
         traffic = Traffic(options, began * 1_000_000_000, per_second, keep_ledger=ledger is not None)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    # without name and time in the gzip header, equal traffic is an equal file
+    # without name and time in the gzip header, equal traffic gives equal files
     with name_file(file), file.open("wb") as raw, gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
         records = write_traffic(cast(BinaryIO, packed), traffic.frames(duration_ns=micros(length) * 1_000))
     if ledger is not None and traffic.ledger is not None:

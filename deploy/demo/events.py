@@ -21,12 +21,12 @@ _T = TypeVar("_T")
 
 
 class Events:
-    """Lines for stdout. Writing never delays the network: a slow reader misses the oldest batches, and gets only the
-    newest event of each other kind."""
+    """Lines for stdout. Writing never delays the network: a slow reader misses the oldest batches, and of each other
+    kind gets only the newest event."""
 
     def __init__(self) -> None:
         self._batches: deque[bytes] = deque(maxlen=BATCHES_KEPT)
-        self._state: dict[str, bytes] = {}  # the last of each other event
+        self._state: dict[str, bytes] = {}  # the newest event of each other kind
         self._filled = trio.Event()
 
     def batch(self, event: Mapping[str, object]) -> None:

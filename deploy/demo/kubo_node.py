@@ -24,11 +24,11 @@ KUBO: Final = "kubo"
 _KUBO_PATIENCE: Final = 40.0  # s until Kubo listens; at its first start, Kubo makes an RSA key
 _IN_FLIGHT: Final = 32  # commands that Kubo has not answered
 _LINE: Final = 32 << 20  # bytes; a line has all messages that Kubo received since the previous line
-_FAREWELL: Final = 2.0  # s that Kubo gets to end by itself
+_FAREWELL: Final = 2.0  # s for Kubo to end by itself
 
 
 class KuboProcess:
-    """The Kubo process; `running` is true while Kubo listens."""
+    """Kubo's process; `running` is true while Kubo listens."""
 
     def __init__(self, folder: Path, tally: EventCounts, out: Events) -> None:
         self._folder = folder
@@ -56,13 +56,13 @@ class KuboProcess:
         self._from, events = os.pipe()
         try:
             with (self._folder / "stderr.log").open("wb") as log:
-                # here, not in a thread as trio does: the process dies with the thread that starts it
+                # not in a thread as trio would, because the process dies with the thread that starts it
                 self._process = subprocess.Popen(
                     bind_to_parent(command),
                     stdin=commands,
                     stdout=events,
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C is for us: we end it
+                    start_new_session=True,  # Ctrl-C must not reach Kubo, which this process ends
                 )
         finally:
             os.close(commands)
@@ -86,7 +86,7 @@ class KuboProcess:
             self._tally.error(f"cannot read the output of Kubo: {error}")
             if self._process is not None:
                 self._process.kill()
-        self._tally.error(f"Kubo has ended{self._read_last_line()}; the network continues without it")
+        self._tally.error(f"Kubo has ended{self._read_last_line()}; the demo network continues without Kubo")
         self.running = False
         self._told.set()
         self._answered.set()

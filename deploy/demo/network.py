@@ -6,8 +6,8 @@
 All three subscribe to the topic of the network and the topics of its 500 most popular separators; Kiln's nodes dial
 Kubo and each other. DIR has their identities, which persist. Kubo sends 30 % of the messages, at most 100 per second;
 Kiln's nodes share the rest. They publish no BATCH_UPDATEs, so all received BATCH_UPDATEs come from the bridge under
-test. If Kubo cannot run, the two nodes run without it, and the status shows the reason. With --publisher, the public
-key under which Kiln announces batches over BEP 50, there are also two BEP 50 nodes, and `overlay` in the events.
+test. If Kubo cannot run, the two nodes run without it, and the status shows the reason. --publisher is the public
+key under which Kiln announces batches over BEP 50: it adds two BEP 50 nodes, and `overlay` in the events.
 
 Commands are lines of JSON on stdin: {"cmd": "go"} starts the traffic, "mute" stops it, and "stop" stops the network, as
 do the end of stdin, SIGTERM and Ctrl-C. Events are lines of JSON on stdout:
@@ -19,7 +19,7 @@ do the end of stdin, SIGTERM and Ctrl-C. Events are lines of JSON on stdout:
     {"event": "batch", "node": "kubo", "topic", "from": PEER ID, "cid", "data": BASE64}
 
 NODE is kubo, one or two. A status is sent every second. `failed` counts messages that had no peer or that Kubo
-rejected. `fetched` counts the blocks of received batches that a node has fetched over bitswap, each of them from the
+rejected. `fetched` counts the blocks of received batches that a node has fetched over bitswap from the
 bridge. `batch` is a BATCH_UPDATE that Kubo received, with its exact bytes; a slow reader gets only the last 50.
 """
 
@@ -85,7 +85,7 @@ class BatchFetcher:
         """Create the fetcher of a node.
 
         Args:
-            folder: folder of the node's own blocks, which stays empty.
+            folder: Folder for blocks of the node itself, which stays empty.
         """
         self._name = name
         self._counts = counts
@@ -121,8 +121,8 @@ REANNOUNCED: Final = 3
 class OverlayListeners:
     """The two BEP 50 nodes, on free ports of 127.0.0.1, with their identities in `folder`.
 
-    For a few separators the first node announces batches of Kiln again, under a key of its own that Kiln follows. So
-    Kiln receives announcements, and the block of each exists.
+    For a few separators, the first node announces Kiln's batches again under its own key, which Kiln follows. So Kiln
+    receives announcements of blocks that exist.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class OverlayListeners:
         sink: Sink,
         error: Callable[[str], None],
     ) -> None:
-        """Create the nodes, which follow the key `publisher` for these separators and pass errors to `error`."""
+        """Create the nodes. They follow the key `publisher` for these separators, and pass errors to `error`."""
         self._folder = folder
         self._network = network
         self._follow = tuple(PublisherKey(publisher, separator) for separator in separators)
@@ -196,11 +196,11 @@ class OverlayListeners:
 
 
 OURS: Final = ("one", "two")
-MOST_SEPARATORS: Final = 500  # with a topic, as Kubo must be polled for the messages of each
+MOST_SEPARATORS: Final = 500  # separators with a topic; limited, because Kubo must be polled for each topic
 
 _KUBO_SHARE: Final = 0.3
-_KUBO_MOST: Final = 100.0  # messages a second: it takes one command at a time
-_GAP: Final = 0.1  # s between two messages of one author, which Kubo validates in their order then
+_KUBO_MOST: Final = 100.0  # messages per second, because Kubo takes one command at a time
+_GAP: Final = 0.1  # s between two messages of one author, so that Kubo validates them in order
 _READ: Final = 1 << 16
 
 
@@ -226,7 +226,7 @@ class _Network:
         self._overlay: OverlayListeners | None = None
         self._world = world
         self._rate = rate
-        self._authors = max(1, math.ceil(rate / len(OURS) * _GAP))  # of each of ours
+        self._authors = max(1, math.ceil(rate / len(OURS) * _GAP))  # authors of each of Kiln's nodes
         self._fd = fd
         self._topics = list_topics(world, MOST_SEPARATORS)
         self._contents: Iterator[TopicData] = generate_contents(world, time.time_ns, self._topics)
@@ -326,8 +326,8 @@ class _Network:
     async def _read_commands(self) -> None:
         """Execute commands until "stop" or the end of stdin."""
         pending = b""
-        # os.read in a thread: a terminal on stdin must stay blocking, and the lock of Python's own buffer would be held
-        # at exit
+        # os.read in a thread, because a terminal on stdin must stay blocking. A thread that reads Python's buffered
+        # stdin would hold the lock of the buffer at exit
         while chunk := await in_thread(os.read, 0, _READ):
             *lines, pending = (pending + chunk).split(b"\n")
             pending = pending[-_READ:]

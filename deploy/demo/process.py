@@ -29,7 +29,8 @@ class DemoNetworkError(PrerequisiteError):
 class DemoNetwork:
     """Runs the demo network in a child process, with its log in `logs/demo.log`.
 
-    Call `launch`, `addresses`, which waits until it listens, `go`, then `check` often, and `stop` at the end.
+    Call `launch`, then `addresses`, which waits until the network listens, and `go`. Then call `check` often, and
+    `stop` at the end.
     `demo/received.jsonl` has the BATCH_UPDATEs that the Kubo node received, with their bytes.
     """
 
@@ -119,7 +120,7 @@ class DemoNetwork:
         deadline = time.monotonic() + _PATIENCE
         while not self.listens:
             self._ready.wait(0.05)
-            self.check()  # the network of a killed Kiln may still be ending, and hold its lock
+            self.check()  # the demo network of a killed Kiln may still be ending, and hold the lock
             if self._backoff.deaths >= _TRIES or time.monotonic() > deadline:
                 raise DemoNetworkError(f"the demo network does not start. See {self._log}")
         return self._addresses

@@ -90,11 +90,11 @@ GROUPS: Final[Mapping[str, Extra | None]] = {
 """Purposes, in the order of the output, and the extra that each needs."""
 
 _IN_STORE: Final = frozenset({"checkpoints", "first records", "lake", "columns", "table ages", "clocks"})
-"""checks that read the lake's store, which takes minutes if it does not answer"""
+"""checks that read the lake's store; they take minutes if the store does not answer"""
 _TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 
 
-_TABLE = "bundles"  # any; for the probe of a store
+_TABLE = "bundles"  # name of the temporary table in a probe; any table would do
 
 
 def run_checks(settings: Settings) -> list[DoctorCheck]:
@@ -234,7 +234,7 @@ def _check_columns(lake: Lake) -> DoctorCheck:
     advice = (
         "the queries stop before they write to it: change the columns back, or restore an older version of the table"
     )
-    return judge("columns", "; ".join(faults), advice, "those that Kiln writes")
+    return judge("columns", "; ".join(faults), advice, "as Kiln writes them")
 
 
 def _check_jars() -> DoctorCheck:
@@ -271,8 +271,7 @@ def _find_java() -> Java | JavaError:
 
 
 def _describe_block_store(settings: Settings) -> tuple[str, str]:
-    """Return a description of the store that `ipfs.api` selects, and the store's problem (empty if it has no
-    problem)."""
+    """Return a description of the store that `ipfs.api` selects, and the problem of the store (empty if none)."""
     api = settings.ipfs.api
     if not api:
         return str(settings.state / "blocks"), ""
@@ -303,7 +302,7 @@ def _check_state(folder: Path) -> DoctorCheck:
 
 
 def _read(read: Callable[[], _T], otherwise: _T) -> _T:
-    """Read a part of the state folder. If this user may not read it, `check_state` reports that."""
+    """Read a part of the state folder. Return `otherwise` on an error, which `check_state` reports."""
     try:
         return read()
     except OSError:
@@ -326,7 +325,7 @@ def find_existing_parent(folder: Path) -> Path:
 
 
 def probe_writing(folder: Path) -> str:
-    """Return why no file can be created there, empty if one can. Does not create the folder."""
+    """Return why no file can be created in a folder; empty if it can. Does not create a missing folder."""
     parent = find_existing_parent(folder)
     if not parent.is_dir():
         return f"{parent} is not a folder"
@@ -341,7 +340,7 @@ def name_user(number: int) -> str:
     """Return the name of a user, or the number if this machine has no name for it."""
     try:
         return pwd.getpwuid(number).pw_name
-    except KeyError:  # such as one of another container
+    except KeyError:  # such as a user of another container
         return str(number)
 
 
@@ -358,7 +357,7 @@ def read_available_memory() -> int | None:
 def read_open_files_limit() -> int:
     """Read the greatest number of files and sockets that a process may have open.
 
-    The JVM raises its own limit to the hard one, and Kiln does not.
+    The JVM raises its soft limit to the hard limit. Kiln does not, so this is the soft limit.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 30
@@ -370,7 +369,7 @@ def probe_store(lake: Lake) -> str:
     A commit needs a store that rejects the second of two writes of one key, and permission to write, list and remove.
 
     Returns:
-        Why Kiln must not commit there; empty if it can.
+        Why Kiln must not commit to the store; empty if it can.
     """
     probe = Lake.from_location(lake.root / f"doctor-{uuid4().hex}")
     try:

@@ -90,7 +90,7 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str], extra:
     Args:
         required: Requirements as in package metadata; requirements of extras are skipped.
         installed: Versions by normalized package name.
-        extra: The extra that has these requirements. Missing packages are then no fault.
+        extra: The extra that has these requirements, if any. Missing packages of an extra are no fault.
     """
     row = f"extra {extra}" if extra else "packages"
     wrong: list[str] = []
@@ -280,7 +280,7 @@ def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -
 
 
 def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> DoctorCheck:
-    """Check that each table of the lake can be opened and read; `faults`: why open tables cannot be read."""
+    """Check that each table of the lake can be opened and read; `faults` says why opened tables cannot be read."""
     problems = [table.problem for table in tables if table.problem]
     if problems:
         return DoctorCheck(

@@ -1,7 +1,7 @@
 """Maintenance of the lake's tables according to the settings, in one process per state folder at a time.
 
-`python -m kiln.deploy.ops.maintenance` maintains them once. `kiln run` starts it as a child process, so that
-maintenance takes no memory between two times, and has the lowest priority: no query waits for it
+`python -m kiln.deploy.ops.maintenance` maintains the tables once. `kiln run` starts it as a child process, so that
+maintenance takes no memory between two runs. The child has the lowest priority: no query waits for it
 (docs/design/24-table-maintenance.md).
 """
 

@@ -39,12 +39,12 @@ class MonitorInputs:
     at: float
     read_at: float
     version: str
-    """of Kiln"""
+    """version of Kiln"""
     tables: tuple[TableStatus, ...] = ()
 
 
 def why_dead(facts: MonitorInputs | None) -> list[str]:
-    """Describe why the process is not alive, with `None` for a starting process; empty if it is."""
+    """Describe why the process is not alive; empty if it is. `None` is a starting process, which counts as alive."""
     age = 0.0 if facts is None else facts.read_at - facts.at
     return [f"the run has not checked its queries for {age:.0f} s"] if age > _MAX_SNAPSHOT_AGE else []
 
@@ -116,7 +116,7 @@ def _lateness(seen: Snapshot) -> Metric:
 
 
 def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
-    """Build the families of a bridge, with `None` for a bridge that does not report."""
+    """Build the families of a bridge. Pass `None` if the bridge does not report."""
     yield build_family("kiln_bridge_up", [((), float(status is not None))])
     if status is None:
         return

@@ -1,9 +1,8 @@
-"""Selection of rows of the table `quarantine` by stage, reason, time and author: counts, contents, positions in
-files, and the messages of their frames that are no longer rejected for the same reason; and permanent removal of rows.
+"""Rows of the table `quarantine`, selected by stage, reason, time and author: count them, read them, decode their
+frames again, and remove them permanently.
 
-A removed row is first recorded in the table `quarantine_dropped`, and the record is on the disk before. If the command
-ends in between, recorded rows are still in the table: the next drop of these rows removes them, and records none of
-them twice.
+Before a row is removed, its record in the table `quarantine_dropped` is on the disk. If the command ends in between,
+the row is still in `quarantine`: the next drop removes it without a second record.
 """
 
 from __future__ import annotations
@@ -387,7 +386,7 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
 def _record_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
 ) -> int:
-    """Append the rows to `quarantine_dropped`, except rows already recorded there. Return the number of these."""
+    """Append the rows to `quarantine_dropped`, except rows already recorded. Return how many were already recorded."""
     lake.create([_RECORD])
     schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
     rows = [
@@ -401,7 +400,7 @@ def _record_rows(
         create_newest_views(connection, lake, [_RECORD])
         connection.register("every", every)
         same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
-        # A row that was written after such a record is a new one, as after a backfill.
+        # A row that was written after an equal row was recorded is a new one, as after a backfill.
         new = connection.sql(
             f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
             f"(SELECT 1 FROM {_RECORD} d "
@@ -445,7 +444,7 @@ def _write_remaining_rows(
                             [left.column(field.name).cast(field.type) for field in schema], schema=schema
                         )
                     )
-    except BaseException:  # whatever it is: raised again
+    except BaseException:  # any exception is raised again
         with suppress(OSError):
             delete_files(lake, out.close())
         raise

@@ -37,8 +37,8 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _ROWS_AT_ONCE = 1_000
 _NOT_REPLAYED = ("frame", "updates")
-"""Stages whose rows have an offset, but a malformed frame has no row in `frames`, and the messages that failed in the
-query `updates` are in `messages`."""
+"""Stages that cannot be replayed although their rows have an offset: a malformed frame has no row in `frames`, and the
+messages that failed in the query `updates` are already in `messages`."""
 
 
 class QuarantineReplayError(KilnError):
@@ -99,7 +99,7 @@ class QuarantineReplay:
         """Select the rows.
 
         Raises:
-            QuarantineReplayError: No row is in quarantine for that reason, or none of them came from a frame.
+            QuarantineReplayError: No row is in quarantine for that reason, or no such row came from a frame.
             LakeError: A table cannot be opened.
         """
         self._reason = reason
@@ -170,7 +170,7 @@ class QuarantineReplay:
 
     def _candidate(self, at: FramePosition, position: int, item: DecodedMessage | RejectedMessage) -> _Candidate:
         if isinstance(item, RejectedMessage):
-            return _Candidate(at, position, "", ())  # the copy of nothing
+            return _Candidate(at, position, "", ())  # without digests, it counts as a copy of no other message
         digests = enumerate(compute_identities(item, "", self._how.unsigned_horizon))
         return _Candidate(at, position, item.message_id, tuple(digests))
 
@@ -200,7 +200,7 @@ class QuarantineReplay:
 
 
 RETRY: Final = "retry"
-"""writer of the epochs of requests that are made again"""
+"""writer in the epochs of repeated requests"""
 
 
 class UnfetchedBlocks(NamedTuple):
@@ -254,8 +254,8 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
 
 
 def build_retry(record: WantedRecord, number: int) -> WantedRecord:
-    """Build another request for a block. Its update gets the epoch `number` of a writer of its own, so that the fetcher
-    does not take it for a repeat of the first request (decision 7)."""
+    """Build another request for a block. The update in it gets the epoch `number` of the writer `RETRY`, so that the
+    fetcher does not take the request for a repeat of the first (decision 7)."""
     if record.update is None:
         return record
     return structs.replace(record, update=structs.replace(record.update, epoch=Epoch(RETRY, number)))

@@ -66,7 +66,7 @@ class Recovery:
     """A context manager that locks the queries and the table maintenance of a state folder.
 
     Raises:
-        StateInUseError: One of them runs.
+        StateInUseError: A query or the table maintenance runs.
     """
 
     def __init__(self, settings: Settings, say: Say) -> None:
@@ -93,9 +93,9 @@ class Recovery:
     def find(self, query: str = "") -> list[Damage]:
         """Find the damage, at most one `Damage` per query.
 
-        With `query`, only that of this query. If it has tables, it is offered even if no damage is found.
-
-        If there is a broker, reads the topics and the progress of `updates` from it. An embedded one is started.
+        With `query`, find only the damage of this query. If the query can be restored, a `Damage` is returned even if
+        nothing is damaged. If there is a broker, the topics and the progress of `updates` are read from it; an
+        embedded broker is started.
         """
         progress = None
         if query or self._settings.kafka.bootstrap or (self._settings.state / "broker").is_dir():

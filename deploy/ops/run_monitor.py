@@ -196,7 +196,7 @@ class Plot(NamedTuple):
         lines: Points of SVG polylines.
         now: Newest value of the first line.
         most: Greatest value.
-        minutes: Time span of its width.
+        minutes: Time span of the plot.
     """
 
     title: str
@@ -208,7 +208,7 @@ class Plot(NamedTuple):
 
 
 class RunHistory:
-    """Points, the newest last, of one writer; readers call `plots`."""
+    """Points of the last hour, the newest last. One thread calls `see`; any thread may call `plots`."""
 
     def __init__(self) -> None:
         self._points: deque[HistoryPoint] = deque(maxlen=_POINTS)

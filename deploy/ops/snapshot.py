@@ -46,7 +46,7 @@ class BridgeInRun:
     received: Mapping[str, int] = field(default_factory=dict)
     """number of BATCH_UPDATEs that each node of the demo network has received"""
     fetched: Mapping[str, int] = field(default_factory=dict)
-    """number of their blocks that each node has fetched from the bridge"""
+    """number of blocks of batches that each node has fetched from the bridge"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class QualityInRun:
     """The last check of the tables.
 
     Attributes:
-        at: Time of its end, Unix seconds.
+        at: Time when the check ended, Unix seconds.
         counts: Number of expectations by table and result, one of `QUALITY_RESULTS`.
     """
 
@@ -83,9 +83,9 @@ class Snapshot:
     frames: int = 0
     frames_rate: float | None = None
     messages: Mapping[str, int] = field(default_factory=dict)
-    """by type"""
+    """valid messages by type, without duplicates"""
     copies: int | None = None
-    """of all messages counted in `messages`"""
+    """copies of all messages counted in `messages`"""
     core_differences: int = 0
     """records that the native core and Python decoded into other rows"""
     control_entries: Mapping[str, int] = field(default_factory=dict)
@@ -104,9 +104,9 @@ class Snapshot:
     """live batches by delay: a number for each bound of `BATCH_DELAY_BUCKETS`, and one for longer delays"""
     late_sum: float = 0.0
     tips: int = 0
-    """in all batches"""
+    """tips in all batches"""
     quarantine: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    """by stage and reason"""
+    """quarantined records by stage and reason"""
     queries: Sequence[QueryState] = ()
     bridge: BridgeInRun | None = None
     """`None` if this run has no bridge"""

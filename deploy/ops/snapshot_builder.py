@@ -197,7 +197,7 @@ class TopicCounts:
     late_sum: float = 0.0
     tips: int = 0
     quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """by stage and reason"""
+    """quarantined records by stage and reason"""
 
     def add_batch(self, value: bytes, timestamp: int) -> None:
         """Count a record of `kiln.batches`.

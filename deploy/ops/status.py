@@ -1,7 +1,7 @@
 """Status of Kiln without Spark: the broker's topics, the queries' checkpoints, the lake's tables, live bridges, clocks.
 
 The progress of a query comes from its checkpoint: `offsets/N` holds the end offsets of micro-batch N, and `commits/N`
-exists once that micro-batch is done. So it is correct even after Kiln stopped or crashed.
+exists once that micro-batch is done. So the progress is correct even after Kiln stopped or crashed.
 """
 
 from __future__ import annotations
@@ -345,9 +345,9 @@ class BridgeMember:
     """A live bridge.
 
     Attributes:
-        address: Address of its machine, as the broker sees it.
-        leads: True if it fetches for all bridges.
-        duties: 1 if its settings allow it to fetch.
+        address: Address of the machine, as the broker sees it.
+        leads: True if this bridge fetches for all bridges.
+        duties: 1 if the settings allow this bridge to fetch, else 0.
     """
 
     peer: str
@@ -360,10 +360,8 @@ class BridgeMember:
 def list_live_bridges(kafka: Kafka, network: str) -> tuple[BridgeMember, ...]:
     """List the bridges of a network, ordered by peer id.
 
-    The broker must be reachable.
-
     Returns:
-        The bridges; none if the broker does not describe the group.
+        The bridges; none if the broker does not answer, or does not describe the group.
     """
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
@@ -404,7 +402,7 @@ class ClockStatus:
 
     Attributes:
         behind: Seconds.
-        since: Start of the first micro-batch under such a clock, as far as the checkpoint goes back.
+        since: Start of the first micro-batch, of those in the checkpoint, that ran while the clock was behind.
         until: Stored time, which the clock must pass.
         problem: Description with a remedy.
     """

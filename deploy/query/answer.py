@@ -5,7 +5,7 @@ size are numbers; NaN and infinities are null. Maps and structs are objects. Int
 seconds. All text is ASCII with other characters escaped, so it cannot control a terminal.
 
 *CSV* (RFC 4180, with a header): values as in JSON; maps, lists and structs are JSON text. Null and empty text are empty
-cells. Control characters are escaped as on the screen, so that a row is one line: JSON has the exact text.
+cells. Control characters are escaped as on the screen, so that a row is one line; only JSON has the exact text.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def write_json(answer: Answer, out: TextIO) -> None:
 
 
 def make_distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Append `_2`, `_3` … to repeated names, as an object has each key once."""
+    """Append `_2`, `_3` … to repeated names, because a JSON object has each key only once."""
     out: list[str] = []
     for name in names:
         candidate, count = name, 1

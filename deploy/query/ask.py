@@ -1,4 +1,4 @@
-"""Read-only SQL over the lake with DuckDB, also as of an earlier version or time, and names as `\\d` lists them.
+"""Read-only SQL over the lake with DuckDB, also as of an earlier version or time, and the lists of names of `\\d`.
 
 There is a view for each Delta table (kiln.pipelines.delta.duckdb_tables), and the views of kiln.schemas.delta.views.
 """
@@ -37,7 +37,7 @@ AsOf = int | datetime
 
 
 class NoSuchVersionError(KilnError):
-    """A table does not have the version, or has it no longer. The message names the table and its newest version."""
+    """A table does not or no longer have the version. The message names the table and its newest version."""
 
 
 def parse_as_of(text: str) -> AsOf:
@@ -75,7 +75,7 @@ def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
     if version is None:
         return None
     if isinstance(as_of, datetime):
-        version = min(version, newest)  # others commit meanwhile
+        version = min(version, newest)  # other processes may commit meanwhile
     if version > newest:
         raise NoSuchVersionError(f"table {name} has no version {version}. Its newest version is {newest}")
     try:
@@ -107,7 +107,7 @@ def _find_version_at(lake: Lake, name: str, at: datetime) -> int | None:
 
 
 def describe_absence(lake: Lake, name: str, as_of: AsOf | None) -> str:
-    """Describe that a table of today did not exist at an earlier time; empty if that is not so."""
+    """Explain that an existing table did not exist yet at the time `as_of`; empty if there is nothing to explain."""
     if not isinstance(as_of, datetime):
         return ""
     table = next((known for known in lake.tables() if known.lower() == name.lower()), None)
@@ -124,13 +124,13 @@ def _format_time(commit: CommitTime) -> str:
 _ROWS_AT_ONCE = 2_048
 _MOST_SPILLED = "8GB"
 _CATALOG = re.compile(r"\b(show|desc|describe|information_schema|(duckdb|pg|pragma|sqlite)_\w+)\b", re.IGNORECASE)
-"""Words of a query that lists tables or columns, for which all of them must exist."""
+"""Words of a query that lists tables or columns. Such a query needs all tables and views."""
 
 Row = tuple[object, ...]
 
 
 class SqlError(KilnError):
-    """A query fails. The message has the reason, and for an unknown table the names of the existing ones."""
+    """A query fails. The message has the reason and, if a table is unknown, the names of the existing tables."""
 
 
 class Answer:
@@ -201,7 +201,7 @@ class QueryRelation:
 
     def __init__(self, lake: Lake, sql: str, as_of: AsOf | None = None) -> None:
         """Check the query as `query_lake` does, with the same errors."""
-        # a relation does not keep its connection open
+        # the connection is stored, because a relation does not keep it open
         self._connection, self._tables = _connect(lake, sql, as_of)
         with self.translate_errors():
             self.relation = self._connection.sql(sql)
@@ -231,7 +231,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
         try:
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, there)}")
         except duckdb.Error as error:
-            # the table has other columns than Kiln's, which only matters if the query names the view
+            # a table with other columns than Kiln's matters only if the query names the view
             if speaks_of_some:
                 raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
     memory_limit = limit_memory(connection)
@@ -240,7 +240,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
 
 
 def limit_memory(connection: duckdb.DuckDBPyConnection, most: int | None = None) -> str:
-    """Lower DuckDB's memory limit by the memory that the process uses already, to a quarter at most, and return it.
+    """Lower DuckDB's memory limit by the memory that the process uses, but not below a quarter, and return the limit.
 
     Args:
         connection: The connection.
@@ -265,15 +265,15 @@ def _read_memory_limit(connection: duckdb.DuckDBPyConnection) -> str:
 
 @dataclass(frozen=True)
 class _OpenTables:
-    """The tables of a query, for its errors."""
+    """The tables of a query, for the messages of its errors."""
 
     lake: Lake
     as_of: AsOf | None
     existing: tuple[str, ...]
-    """names of all tables that exist, named by the query or not"""
+    """names of all existing tables, even if the query does not name them"""
     opened: Mapping[str, DeltaTable]
     memory_limit: str
-    """DuckDB's limit, in its format"""
+    """DuckDB's memory limit, in DuckDB's format"""
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -289,7 +289,7 @@ class _OpenTables:
             raise SqlError(
                 f"the query ran out of memory: DuckDB may use {self.memory_limit} of this machine or container, and "
                 f"{_MOST_SPILLED} of temporary files in {tempfile.gettempdir()}. Query fewer rows or columns, or give "
-                "it more memory"
+                "DuckDB more memory"
             ) from error
         except duckdb.CatalogException as error:
             raise SqlError(_explain_missing_table(str(error), self.lake, self.existing, self.as_of)) from error
@@ -317,7 +317,7 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
-    """Find the tables and views that a query may read. Only these are opened, because to open a table takes time.
+    """Find the tables and views that a query may read. Only these are opened, because opening a table takes time.
 
     Returns:
         The existing tables and the views that the text names, with the tables and views that these views read. Each
@@ -361,7 +361,7 @@ _COMMAND = re.compile(r"\\d\+?(?:\s+\"?(\w+)\"?)?\s*;?")
 
 
 class Listing(RowsAnswer):
-    """Names with their descriptions. `heading`: about all of them; may be empty."""
+    """Names with their descriptions; `heading` describes the whole list, and may be empty."""
 
     def __init__(self, columns: Sequence[str], rows: Sequence[Row], heading: str = "") -> None:
         super().__init__(columns, rows)
@@ -372,7 +372,7 @@ def list_names(lake: Lake, command: str) -> Listing:
     r"""List tables and views (`\d`), or the columns of one (`\d NAME`).
 
     Raises:
-        SqlError: The text is no such command, or there is no such table or view.
+        SqlError: The text is not one of these commands, or names no existing table or view.
         LakeError: The table cannot be read.
     """
     match = _COMMAND.fullmatch(command.strip())
@@ -393,7 +393,7 @@ def list_names(lake: Lake, command: str) -> Listing:
 
 
 def print_listing(listing: Listing, console: Console) -> None:
-    """Print a line for each name. Long ones wrap at the terminal's width."""
+    """Print a line for each name. Long lines wrap at the terminal's width."""
     from rich.text import Text
 
     if listing.heading:

@@ -48,7 +48,7 @@ class BatchSavings:
     update_bytes: int = 0
     batches: int = 0
     batch_bytes: int = 0
-    """of the BATCH_UPDATEs"""
+    """bytes of the BATCH_UPDATEs"""
     block_bytes: int = 0
     others: int = 0
     """updates in no window: without separator, or repeated while no window is open"""
@@ -70,12 +70,12 @@ def estimate_savings(
 ) -> list[BatchSavings]:
     """Estimate the savings for each T, by network, origin and separator.
 
-    A window takes all updates within T of its first one, regardless of log time: `kiln.batches` has more windows if log
-    time ended some early.
+    A simulated window takes all updates within T of its first update, regardless of log time. If log time ended
+    windows earlier, `kiln.batches` has more of them.
 
     Args:
-        received: Updates grouped by separator, each group in the order of event time, new updates before repeated ones
-            of the same time.
+        received: Updates grouped by separator, and ordered by event time in each group. At equal times, new updates
+            come before repeated ones.
         windows: Values of T, µs.
         typ: Message type of a BATCH_UPDATE.
         limit: Maximum size of a block, bytes.
@@ -105,7 +105,7 @@ def estimate_savings(
 
 
 def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
-    """Add the batches of a window; a window without tips has none."""
+    """Add the batches of a window; a window without tips has no batch."""
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))

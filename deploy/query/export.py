@@ -2,7 +2,7 @@
 
 The tables are copied, and the views of kiln.schemas.delta.views are views over the copies. The table `kiln_export`
 records the version of each table. The file is written under another name and renamed when it is complete, so readers
-have either the old export or the new one.
+see either the old export or the new one.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _RECORD_COLUMNS: Final = {
     "exported_at": "TIMESTAMPTZ",
 }
 _STORAGE: Final = "v1.0.0"
-"""oldest DuckDB that can read the file: BI tools come with drivers of their own"""
+"""oldest DuckDB version that can read the file; BI tools may come with older drivers than ours"""
 
 
 _MEMORY: Final = 1 << 30
-"""bytes that DuckDB may use: with more it only keeps blocks that it has written"""
+"""bytes that DuckDB may use; with more, it would only keep blocks that are already written"""
 
 
 class ExportError(KilnError):
-    """The lake cannot be exported. The file that was there is unchanged."""
+    """The lake cannot be exported. An existing file is unchanged."""
 
 
 def export_lake(
@@ -69,8 +69,8 @@ def export_lake(
         lake: The lake.
         target: The file.
         progress: Called with progress messages.
-        names: Tables and views to export, by default all. A view brings the tables that it reads, and tables bring
-            the views that read no others.
+        names: Tables and views to export, by default all. The tables that a named view reads are also exported, and
+            so are the views that read only exported tables.
         since: Time of the oldest rows, for tables whose rows have an age.
         as_of: Version or time of the tables, by default the newest.
 
@@ -91,7 +91,7 @@ def export_lake(
         absent = "" if as_of is None or not wanted else describe_absence(lake, wanted[0], as_of)
         raise ExportError(absent or f"there are no tables to export in {lake.path}. kiln run creates them")
     with _translate_file_errors(target), TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as folder:
-        file = Path(folder) / "new.duckdb"  # the name of the catalog while Kiln writes it
+        file = Path(folder) / "new.duckdb"  # the file name is also the name of the catalog while Kiln writes it
         export = _Export(lake, target, file, tables, left_out, as_of, progress)
         rows = export.copy_tables(since)
         export.create_views()
@@ -108,7 +108,7 @@ def _check_target(target: Path) -> None:
     """Check that a file may be replaced: it does not exist, or is an export that no program is writing to.
 
     Raises:
-        ExportError: It must not be replaced.
+        ExportError: The file must not be replaced.
     """
     if not target.parent.is_dir():
         raise ExportError(f"cannot write {target}: there is no folder {target.parent}. Create it, or pass another path")
@@ -173,7 +173,7 @@ def _translate_file_errors(target: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Export:
-    """The file under its temporary name, and what goes into it."""
+    """The file under its temporary name, and the tables and views to write into it."""
 
     lake: Lake
     target: Path
@@ -209,7 +209,7 @@ class _Export:
 
     def create_views(self) -> None:
         """Create the views over the copied tables, and the comments of tables, columns and views."""
-        with self._connect() as connection:  # a new one, without the names of the lake's tables
+        with self._connect() as connection:  # a new connection, without the names of the lake's tables
             created = [view for view in views().values() if self._create_view(connection, view)]
             connection.begin()
             for view in created:
@@ -222,7 +222,7 @@ class _Export:
                         comment = quote_text(column.comment)
                         connection.execute(f"COMMENT ON COLUMN {name}.{column.name} IS {comment}")
             connection.commit()
-            connection.execute("CHECKPOINT")  # errors of the one at the end are not raised
+            connection.execute("CHECKPOINT")  # DuckDB raises no error of the checkpoint that it makes on closing
 
     def _create_view(self, connection: duckdb.DuckDBPyConnection, view: View) -> bool:
         """Create a view, and return false if it is not exported."""
@@ -231,7 +231,7 @@ class _Export:
         try:
             connection.execute(f"CREATE VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, self.tables)}")
         except (duckdb.BinderException, duckdb.CatalogException) as error:
-            # a table has other columns than Kiln's, or the name of the view
+            # a table has other columns than Kiln's, or is named like the view
             reason = str(error).split("\n")[0]
             self.progress(f"no view {view.name}: {reason}")
             return False
@@ -242,7 +242,7 @@ class _Export:
         """Connect to the file, and raise DuckDB's errors as errors of the export.
 
         Raises:
-            ExportError: The file cannot be written, or a table has columns that DuckDB does not have.
+            ExportError: The file cannot be written, or a column has a type that DuckDB cannot store.
             MissingFilesError: A file of a table is missing.
             KeyboardInterrupt: A signal has interrupted a statement.
         """
@@ -256,8 +256,8 @@ class _Export:
         except duckdb.OutOfMemoryException as error:
             raise ExportError(
                 f"cannot export to {self.target}: out of memory. DuckDB may use {limit} of this machine or container, "
-                f"and most of the free space in {self.target.parent} for temporary files. Give it more, or export "
-                "fewer tables (--tables, --since)"
+                f"and most of the free space in {self.target.parent} for temporary files. Give DuckDB more, or export "
+                "less (--tables, --since)"
             ) from error
         except (duckdb.Error, OSError, RuntimeError) as error:
             reason = str(error).split("\n")[0]
@@ -273,7 +273,7 @@ class _Export:
             free = shutil.disk_usage(self.target.parent).free
             cause = reason.rpartition(": ")[2]
             raise ExportError(
-                f"cannot write {self.target}: {cause}. {free:,} bytes are free there. Make room, pass a path "
+                f"cannot write {self.target}: {cause}. {free:,} bytes are free on this disk. Make room, pass a path "
                 "on another disk, or export less (--tables, --since)"
             ) from error
 
@@ -290,12 +290,12 @@ def _execute_interruptibly(connection: duckdb.DuckDBPyConnection, sql: str) -> d
 
 
 def _build_condition(name: str, since: datetime, sources: Collection[str]) -> str:
-    """Build the WHERE of a table's rows since a time; empty if its rows have no age."""
+    """Build the WHERE clause for a table's rows since a time; empty if the table has no time column."""
     start = f"TIMESTAMPTZ {quote_text(since.isoformat())}"
     age = LAYOUTS.get(name, Layout()).age
     if age is not None:
         return f"WHERE {quote_name(age)} >= {start}"
-    if name == "batch_tips" and "batches" in sources:  # its rows are as old as their batches
+    if name == "batch_tips" and "batches" in sources:  # a row is as old as its batch
         age = LAYOUTS["batches"].age
         return f"WHERE batch_cid IN (SELECT batch_cid FROM temp.batches WHERE {age} >= {start})"
     return ""

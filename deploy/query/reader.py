@@ -163,7 +163,7 @@ class LakeReader:
         if name not in known:
             raise SqlError(
                 f"there is no table or view {name} in {self.uri}{suggest_key(name, known) or '.'} tables() and views() "
-                "list them"
+                "list the names"
             )
         return self.sql(f"SELECT * FROM {quote_name(name)}", as_of=as_of)
 
@@ -196,7 +196,7 @@ class LakeReader:
 
 
 def open_lake(place: str | Path | None = None, options: Mapping[str, str] | None = None) -> LakeReader:
-    """Open a lake; `kiln.open` describes the arguments.
+    """Open a lake, with the arguments of `kiln.open`.
 
     Raises:
         LakeNotFoundError: There is no lake.
@@ -247,7 +247,7 @@ def _require(*packages: str) -> None:
     """Check that packages are installed.
 
     Raises:
-        PrerequisiteError: One is not.
+        PrerequisiteError: A package is not installed.
     """
     for name in packages:
         if find_spec(name) is None:

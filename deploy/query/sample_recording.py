@@ -37,7 +37,7 @@ RUN: Final = "five-seconds"
 
 _RUN_LOG: Final = "backfill_runs"
 _LENGTH: Final = "90s"
-_SKIPPED: Final = timedelta(seconds=20)  # until the demo network and the queries have started
+_SKIPPED: Final = timedelta(seconds=20)  # time for the demo network and the queries to start
 _REBUILT: Final = timedelta(seconds=20)
 _TRAFFIC: Final = {"RATE": "14", "SEPARATORS": "10", "STREAMS": "90"}
 _COMPRESSION: Final = WriterProperties(compression="ZSTD", compression_level=19)
@@ -95,7 +95,7 @@ def _pack_table(source: Lake, target: Lake, name: str) -> None:
     order = LAYOUTS.get(name, Layout()).order
     rows = source.open(name).to_pyarrow_table().select([column.name for column in table.columns])
     rows = rows.cast(build_arrow_schema(table.columns, strict=True))
-    if name == "quality_results":  # which has the path of each suite
+    if name == "quality_results":  # this table has the path of each suite
         at = rows.column_names.index("details")
         relative = pc.replace_substring_regex(rows["details"], r'"[^"]*/conf/quality/', '"conf/quality/')
         rows = rows.set_column(at, rows.schema.field(at), relative)
@@ -129,7 +129,7 @@ def _renumber(details: dict[str, object], packed: Lake) -> str:
 
 
 def _drop_location(action: str) -> str:
-    """Drop the path of the table, which delta-rs notes in the commit that creates it."""
+    """Drop the path of the table, which delta-rs writes into the commit that creates the table."""
     record = json.loads(action)
     record.get("commitInfo", {}).get("operationParameters", {}).pop("location", None)
     return json.dumps(record, separators=(",", ":"))
@@ -141,9 +141,9 @@ def measure_folder(folder: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Record the sample lake, and replace the one in the checkout."""
+    """Record the sample lake, and replace the sample lake in the checkout."""
     parser = argparse.ArgumentParser(prog="make sample", description="Record the sample lake.")
-    parser.add_argument("--from", dest="state", type=Path, metavar="STATE", help="state folder to take instead")
+    parser.add_argument("--from", dest="state", type=Path, metavar="STATE", help="existing state folder to pack")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="kiln-sample-") as scratch:
         try:

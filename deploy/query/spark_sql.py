@@ -1,8 +1,8 @@
 """Read-only SQL over the lake with Spark.
 
-Spark has no option against writing in a session, or opening files in a query. So a query is parsed first, and rejected
-before analysis if it contains a plan node that `ReadOnly.scala` does not list. `compile_classes`
-compiles that class with the Scala compiler that ships in pyspark, so that no JDK is needed; the JVM needs the result.
+Spark has no option that forbids a session to write, or a query to open files. So a query is parsed first, and rejected
+before analysis if it contains a plan node that `ReadOnly.scala` does not list. `compile_classes` compiles
+`ReadOnly.scala` for the JVM with the Scala compiler that ships in pyspark, so that no JDK is needed.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def query_spark(
 
 
 def _create_view(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> bool:
-    """Create a view of a table; return false if the table did not exist then."""
+    """Create a view of a table; return false if the table did not exist at `as_of`."""
     table = open_table(lake, name, as_of)
     if table is None:
         return False
@@ -105,10 +105,10 @@ def check_read_only(session: SparkSession, sql: str) -> None:
     """Check that the text is one read-only query or listing.
 
     Raises:
-        SqlError: It is not.
+        SqlError: The text is something else.
     """
     jvm = session._jvm
-    assert jvm is not None  # a classic session has one
+    assert jvm is not None  # a classic session has a JVM
     try:
         jvm.kiln.ReadOnly.check(session._jsparkSession.sessionState().sqlParser().parsePlan(sql))
     except (PySparkException, Py4JJavaError) as error:

@@ -2,7 +2,7 @@
 
 The plan consists of pure functions from an id and the rows of earlier steps to the next steps. A step has a title and a
 query in which all ids, times and positions are literals. So the query also runs in `kiln sql`, and DuckDB skips files
-and row groups that cannot contain the literals. With a join it would read them.
+and row groups that cannot contain the literals. If the query were a join, DuckDB would read them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kiln.schemas.wire.streamid import StreamID, StreamIdError
 
 Row: TypeAlias = Mapping[str, object]
 StepRows: TypeAlias = Mapping[str, Sequence[Row]]
-"""Rows by name of the step, for the steps that have run."""
+"""Rows of the steps that have run, by name of the step."""
 
 MESSAGES: Final = 25
 """Number of newest messages whose copies and frames are shown, and of batches whose publications are shown."""
@@ -101,7 +101,7 @@ def describe_kind(subject: Id, found: StepRows) -> str:
 
 
 def list_steps(subject: Id, found: StepRows) -> list[str]:
-    """List the steps to show, in order, without the search for a batch if the CID is a tip."""
+    """List the steps to show, in order. If the CID is a tip, the step that searched for a batch is left out."""
     hidden = {"batch"} if isinstance(subject, CidRef) and not _is_batch(found) else set()
     return [name for name in STEPS if name in found and name not in hidden]
 
@@ -132,7 +132,7 @@ def _plan_steps(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
             yield _copies(f"message_id = {_text(message_id)}")
         case FrameRef():
             here = _at(subject)
-            if subject.index is not None:  # and other copies of the message: quarantine may have the position of one
+            if subject.index is not None:  # quarantine may have another copy
                 here += f"\n   OR (network, message_id) IN (SELECT (network, message_id) FROM copies WHERE {here})"
             yield _copies(here)
             if "copies" in found:
@@ -157,8 +157,8 @@ def _steps_of_a_batch(cid: str, found: StepRows) -> Iterator[TraceStep]:
         yield _tips(f"batch_cid = {_text(cid)}")
     members = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE false"
     if found["batch"]:
-        # Log time at an update of the window is never before the window opened, nor after the broker had the
-        # batch. A tip heard in several windows is in this batch by what was heard last before this window closed.
+        # The log time of an update of the window lies between the opening of the window and the time when the broker
+        # received the batch. Of a tip in several windows, the last update before this window closed counts.
         since, until = _span(found["batch"], "opened_at", "emitted_at", _CLOCKS)
         members = f"""SELECT {_UPDATE}
 FROM (FROM batch_tips WHERE batch_cid = {_text(cid)}) AS t
@@ -178,11 +178,11 @@ def _steps_of_updates(which: str, found: StepRows) -> Iterator[TraceStep]:
     chosen = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE {which}"
     yield _step("updates", f"{chosen}\nORDER BY heard_at, message_id")
     if "updates" in found:
-        if found["updates"]:  # these bounds let DuckDB skip other files
+        if found["updates"]:  # these bounds let DuckDB skip files without such updates
             since, until = _span(found["updates"], "log_time", "log_time")
             chosen += f" AND log_time BETWEEN {_time(since)} AND {_time(until)}{_at_offsets(found['updates'])}"
         yield _separator(chosen)
-        # a batch that closed before the event time of an update does not have the update
+        # a batch whose window closed before the event time of an update does not contain the update
         yield _step(
             "batches",
             f"""SELECT heard_at, {_WINDOW}, stream, tip, message_id
@@ -201,13 +201,13 @@ def _at_offsets(updates: Sequence[Row]) -> str:
 
 
 def _messages_of(updates: Sequence[Row], members: str) -> str:
-    """Build the condition that a message is one of these updates, the result of the query `members`."""
+    """Build the condition that a message is one of these updates, which the query `members` selects."""
     if not updates:
         return "false"
     if len(updates) > _NAMED:
         return f"(network, message_id) IN (SELECT (network, message_id) FROM ({members}))"
     pairs = sorted({(str(row["network"]), str(row["message_id"])) for row in updates})
-    # the ids first, as for frames
+    # the ids first, because DuckDB cannot skip files by a pair of columns
     ids = _in("message_id", list(dict.fromkeys(message_id for _, message_id in pairs)))
     return f"{ids}\n  AND (network, message_id) IN ({', '.join(f'({_text(a)}, {_text(b)})' for a, b in pairs)})"
 
@@ -235,7 +235,7 @@ ORDER BY published_at""",
 
 
 def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Iterator[TraceStep]:
-    """Plan the steps for frames and quarantine. Messages over BEP 50 have no copies, and one position."""
+    """Plan the steps for frames and quarantine. A message over BEP 50 has no copies and only one position."""
     copied = set(_texts(found["copies"], "message_id"))
     rows = [*found["copies"], *(row for row in newest if row["message_id"] not in copied)]
     places = [place for row in rows if (place := _place(row))]
@@ -257,7 +257,7 @@ def _newest(found: StepRows, most: int) -> list[Row]:
 
 
 def _genesis(stream: str) -> list[str]:
-    """Return the CID of a stream's genesis, by which quarantine names it; empty if the text is not a StreamID."""
+    """Return the CID of a stream's genesis, as the table `quarantine` has it; empty if the text is not a StreamID."""
     try:
         return [cid_text(StreamID.parse(stream).genesis)]
     except StreamIdError:
@@ -343,12 +343,12 @@ def _batch(cid: str) -> TraceStep:
 
 
 def _sent(publications: Sequence[Row]) -> TraceStep:
-    """Build the step for the newest published batch only, as a search in frames is slow."""
+    """Build the step for the newest published batch only, because searching frames is slow."""
     left = "false"
     if newest := _texts(publications[-1:], "batch_cid"):
         of_it = [row for row in publications if row["batch_cid"] in newest]
         since, until = _span(of_it, "published_at", "published_at", _AFTER)
-        # as text in a pubsub message, as bytes in an item of the DHT
+        # a pubsub message has the CID as text, an item of the DHT as bytes
         as_text, as_bytes = f"hex(encode({_text(newest[0])}))", f"'{cid_bytes(newest[0]).hex().upper()}'"
         names = f"(contains(hex(payload), {as_text}) OR contains(hex(payload), {as_bytes}))"
         left = f"direction = 'OUT' AND observed_at BETWEEN {_time(since)} AND {_time(until)}\n  AND {names}"
@@ -510,7 +510,7 @@ def trace_subject(
         allow_only(connection, create_views(connection, lake, opened))
         while steps := next_steps(subject, found, most):
             for step in steps:
-                if step.name not in found:  # two conditions may give one step
+                if step.name not in found:  # two conditions may plan the same step
                     progress(step.says)
                     answers[step.name] = answer = _run_step(connection, step)
                     found[step.name] = [dict(zip(answer.columns, cells, strict=True)) for cells in answer.cells]

@@ -29,7 +29,7 @@ class IdError(KilnError):
 
 @dataclass(frozen=True)
 class CidRef:
-    """A CID. Its form does not say whether it is a batch's or a tip's: the tables do."""
+    """CID of a batch or a tip. Only the tables show which of the two, because both have the same form."""
 
     text: str
 
@@ -50,7 +50,7 @@ class MessageRef:
 
 @dataclass(frozen=True)
 class FrameRef:
-    """Position of a frame in `kiln.frames`; `index` is that of a message in its RPC, `None` for all its messages."""
+    """Position of a frame in `kiln.frames`, and `index` of a message in the RPC, `None` for all messages."""
 
     partition: int
     offset: int

@@ -44,7 +44,7 @@ _SHOW_EVERY = 1.0
 _JVM_ERRORS = (Py4JError, ConnectionError)
 """Errors of calls that Spark's JVM does not answer."""
 _DYING = 5.0
-"""s that a JVM that no longer answers may take to end"""
+"""s that an unresponsive JVM may take to end"""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between the end of the JVM and the next start
 _CATCH_UP_TRIGGER = timedelta(seconds=2)
 """longest trigger interval of a run that catches up"""
@@ -136,8 +136,8 @@ def run_application(
 def shorten_triggers(settings: Settings, names: Sequence[JobName]) -> Settings:
     """Shorten the trigger intervals of these queries for a run that catches up.
 
-    Micro-batches of a backlog take longer than any trigger interval. At the end of the run, the last ones would wait
-    for the intervals of `archive` and `sink`, which keep the number of files low in a live run.
+    Micro-batches of a backlog take longer than any trigger interval, but the last micro-batches of the run would wait
+    for the intervals of `archive` and `sink`. Those intervals are long to keep the number of files low in a live run.
     """
     jobs = {name: settings.jobs.of(name) for name in names}
     shortened = {
@@ -225,7 +225,7 @@ class _Run:
         )
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
         self._jvm_ends = 0
-        """in a row, without a micro-batch in between"""
+        """number of ends of the JVM since the last micro-batch"""
         self._problems = ProblemLog(_LOG)
         self._first_batch: float | None = None
         self._drain = settings.run.drain.total_seconds()
@@ -298,7 +298,7 @@ class _Run:
         self._queries = Supervisor(self._start_spark(), self._settings, self._names, self._snapshots.count)
 
     def _stop_queries(self) -> None:
-        """Stop the queries; after the end of the JVM only what runs in this process."""
+        """Stop the queries. If the JVM has ended, stop only their parts in this process."""
         try:
             self._queries.stop()
         except _JVM_ERRORS:
@@ -369,13 +369,13 @@ class _Run:
         self._live.end_input()
 
     def _has_drained(self, now: float, before: Ends, ends: Ends, has_caught_up: bool) -> bool:
-        """Return true if the tables have everything from the topics, or cannot get it any more.
+        """Return true if the tables have all records of the topics, or can get no more of them.
 
         Args:
             now: Monotonic clock, s.
             before: End offsets at the previous poll.
             ends: End offsets now.
-            has_caught_up: True if these are equal, and the queries have read everything before them.
+            has_caught_up: True if `before` equals `ends`, and the queries have read all records before `ends`.
         """
         assert self._drain_started is not None
         if self._queries.held_queries:

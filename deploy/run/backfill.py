@@ -29,7 +29,7 @@ from kiln.pipelines.runtime.table_ages import check_tables
 def run_backfill(
     settings: Settings, request: BackfillRequest, say: Callable[[str], None], report: Callable[[RunProgress], None]
 ) -> RunOutcome:
-    """Execute a run, or the rest of an interrupted run of that name, in one process at a time.
+    """Execute a run, or resume it if it was interrupted. A lock admits only one process per run.
 
     Args:
         settings: The settings.

@@ -25,7 +25,7 @@ _PATIENCE = 5.0  # s until a child that does not end is killed
 
 @dataclass(frozen=True)
 class ChildCommand:
-    """Command line, environment and output files of a child; `output` is the file of its stdout, by default the log."""
+    """Command line, environment and output files of a child; `output` is the file for stdout, by default the log."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -98,7 +98,7 @@ class PeriodicProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C is for us
+                start_new_session=True,  # Ctrl-C must reach only this process
             )
 
 

@@ -11,7 +11,7 @@ from kiln.deploy.demo.process import DemoNetwork
 from kiln.deploy.ops.snapshot import BridgeInRun
 from kiln.deploy.stack.child_process import BridgeProcess
 
-_LAST_TRAFFIC = 1.0  # s that messages of the demo network take to the bridge, at most
+_LAST_TRAFFIC = 1.0  # longest time in s that messages take from the demo network to the bridge
 
 Source = Literal["demo", "network", "none"]
 """Source of frames: the demo network on this machine, the network of `bridge.bootstrap`, or only Kafka."""
@@ -20,8 +20,8 @@ Source = Literal["demo", "network", "none"]
 class LiveNetwork:
     """Bridge and demo network of a run.
 
-    Call `launch`, `start` once the broker answers, `check` often, and `mute` and `stop` at the end. `end_input` before
-    them lets the queries read all that was captured.
+    Call `launch`, then `start` once the broker answers, then `check` often. At the end call `mute` and `stop`. To let
+    the queries read all captured frames, call `end_input` before `mute`.
     """
 
     def __init__(self, settings: Settings, source: Source) -> None:
@@ -67,7 +67,7 @@ class LiveNetwork:
         if self._demo is not None:
             self._demo.check()
             if self._demo.listens and self._demo.addresses() != self._addresses:
-                self._bridge.stop()  # it dials the addresses of the dead network
+                self._bridge.stop()  # the bridge dials the addresses of the dead network
                 self.start()
         self._bridge.check()
         self.status = self._bridge.status(time.time())
@@ -136,7 +136,7 @@ def build_demo_settings(
         settings: Settings of the run.
         addresses: Addresses of the network's nodes.
         contacts: Addresses of the network's BEP 50 nodes.
-        follow: Topics that those nodes announce.
+        follow: Topics that the BEP 50 nodes announce.
     """
     return settings.model_copy(
         update={

@@ -118,7 +118,7 @@ def _format_bridge(snapshot: Snapshot) -> list[str]:
 
 
 def _describe_receivers(bridge: BridgeInRun) -> str:
-    """Describe how many blocks each node of the demo network has fetched, of how many batches it has received."""
+    """Describe the blocks fetched and the batches received by each node of the demo network."""
     return "fetched by " + ", ".join(
         f"{printable(name)} {format_count(bridge.fetched.get(name, 0))} of {format_count(number)}"
         for name, number in bridge.received.items()
@@ -443,7 +443,7 @@ class View(Protocol):
         """Show a snapshot."""
 
     def say(self, words: str) -> None:
-        """Show a line of text before there is a snapshot, such as "starting the broker …"."""
+        """Show a line of text, such as "starting the broker …", until the next snapshot."""
 
     def __enter__(self) -> Self: ...
 

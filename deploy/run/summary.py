@@ -121,7 +121,7 @@ def render_summary(
     if lines:
         parts += [Text(f"the lake is {lake.path}; query it with", "dim")]
         for title, line in lines:
-            # on one line each, so that they can be pasted
+            # each query on one line, so that it can be pasted
             parts += [Text(f"# {title}", "dim"), Text(line, no_wrap=True, overflow="ignore")]
     return Group(*parts)
 

@@ -1,5 +1,5 @@
-"""Child processes that end with their parent, even if the parent is killed; their termination, environment and logs;
-and the bridge as such a process, observed by the status file that it writes."""
+"""Child processes that end with their parent, even if the parent is killed, with their environment and logs. The bridge
+is one of them; its status file shows its state."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class BridgeProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us: the bridge stops after the queries
+                start_new_session=True,  # Ctrl-C must not reach the bridge, which stops after the queries
             )
 
     def check(self) -> None:
@@ -114,7 +114,7 @@ class BridgeProcess:
             self._backoff.record_death()
             self._error = f"the bridge exited with code {self._process.returncode}: {self._read_last_line()}"
             self._process = None
-            self._status_file.unlink(missing_ok=True)  # even a fresh status is that of a dead bridge now
+            self._status_file.unlink(missing_ok=True)  # even a fresh status comes from the dead bridge
         if self._process is None and self._backoff.is_due:
             self.start()
         rotate_log(self._log)
@@ -136,8 +136,8 @@ class BridgeProcess:
         return status
 
     def end_capture(self) -> None:
-        """Stop the capture of frames; the bridge keeps publishing. A bridge that is still starting has captured none,
-        and ends."""
+        """Stop the capture of frames; the bridge keeps publishing. A bridge that is still starting has captured no
+        frame, and ends."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1 if self._status_file.exists() else signal.SIGTERM)
 

@@ -65,7 +65,7 @@ class BrokerError(PrerequisiteError):
 
 
 class BrokerRunningError(BrokerError):
-    """Another process runs the broker of this state folder, at `address`, or `None` while it starts."""
+    """Another process runs the broker of this state folder at `address`, which is `None` while the broker starts."""
 
     def __init__(self, state: Path, address: str | None) -> None:
         self.address = address
@@ -81,7 +81,7 @@ def find_running_broker(state: Path) -> str | None:
     A broker that is starting does not answer yet: `await_broker` waits for it.
 
     Returns:
-        Its address, `host:port`, or `None` if no broker runs.
+        The address of the broker, `host:port`, or `None` if no broker runs.
     """
     broker = _read_running_broker(state)
     return broker.address if broker else None
@@ -91,7 +91,7 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
     """Stop the broker of this state folder, started by any process.
 
     Returns:
-        True if there was one.
+        True if a broker was running.
 
     Raises:
         BrokerError: The broker belongs to another user, or does not end on SIGKILL.
@@ -106,7 +106,7 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
             pass
         except PermissionError:
             raise BrokerError(f"the broker of {state} belongs to another user (process {broker.pid})") from None
-        # unlike a process number, its lock cannot be reused
+        # unlike the process number, the lock of a process cannot be reused
         deadline = time.monotonic() + timeout
         while _read_running_broker(state) == broker:
             if time.monotonic() > deadline:
@@ -169,7 +169,7 @@ def await_broker(
 def archive_classes(classpath: Iterable[Path]) -> Path:
     """Start the broker once in a temporary folder, and archive its classes in a file next to the jars.
 
-    The archive halves the time of later starts. A JVM that does not match it ignores it.
+    The archive halves the time of later starts. A JVM that does not match the archive ignores it.
 
     Raises:
         BrokerError: The archive cannot be created.
@@ -203,7 +203,7 @@ class EmbeddedBroker:
         classpath: `jars.list_broker_jars()`.
         heap: Maximum heap of the JVM.
         settings: Settings of Kafka, which override `conf/broker.properties`.
-        port_settings: Keys of the two ports' settings, for the error about a port in use.
+        port_settings: Setting keys of `port` and `controller_port`, for the error about a port in use.
     """
 
     def __init__(
@@ -258,17 +258,17 @@ class EmbeddedBroker:
         """Start the broker, wait until it accepts requests, and return its address.
 
         Raises:
-            BrokerRunningError: This folder's broker already runs.
+            BrokerRunningError: The broker of this state folder already runs.
             BrokerError: A port is in use, Java or the disk fails, or the broker does not come up within `timeout`
                 seconds; it is then stopped.
         """
         self.launch()
-        with ExitStack() as cleanup:  # also on an interrupt
+        with ExitStack() as cleanup:  # the cleanup also runs on an interrupt
             cleanup.callback(self.stop)
             try:
                 await_broker(self.address, self.client_options, timeout, self._process)
             except BrokerError as error:
-                self.stop()  # so that its log is complete
+                self.stop()  # so that the broker's log is complete
                 raise BrokerError(f"{error}\n{self._read_log_tail()}") from None
             cleanup.pop_all()
         return self.address
@@ -306,9 +306,9 @@ class EmbeddedBroker:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C goes to every process of a session: the broker must outlive the queries that still write to it
+                # Ctrl-C reaches every process of a session, but the broker must outlive the queries that write to it
                 start_new_session=True,
-                # a lock lasts while a process has its file open, so the broker keeps it when this process is gone
+                # a lock lasts while any process has the file open: the broker keeps it after this process
                 pass_fds=(lock.fileno(),),
             )
             _replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
@@ -464,7 +464,7 @@ def main() -> int:
     try:
         archive_classes(list_broker_jars())
     except (BrokerError, JarsError) as error:
-        print(f"cannot archive the broker's classes, so it starts more slowly: {error}", file=sys.stderr)
+        print(f"cannot archive the broker's classes, so the broker starts more slowly: {error}", file=sys.stderr)
     return 0
 
 
@@ -472,8 +472,7 @@ class BrokerOwnership:
     """Ownership of a state folder's broker: the owner is the Kiln process that stops the broker when it ends.
 
     The owner locks `STATE/broker/owner`, a file with its process number. The kernel releases the lock when the owner
-    ends, also after SIGKILL, and the next Kiln process to take it is the owner of the broker that the process then
-    starts.
+    ends, also after SIGKILL. The next Kiln process that takes the lock starts a broker, and owns it.
     """
 
     def __init__(self, state: Path) -> None:
@@ -521,7 +520,7 @@ def read_owner(state: Path) -> int | None:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 number = lock.read(20)
-                return int(number) if number.isdigit() else 0  # the owner may not have written it yet
+                return int(number) if number.isdigit() else 0  # the owner may not have written the number yet
     except FileNotFoundError:
         return None
     return None

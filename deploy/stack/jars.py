@@ -35,7 +35,7 @@ from kiln.deploy.stack.java import JavaError, find_java
 PROJECT = Path(__file__).resolve().parents[2]
 IVY_XML = PROJECT / "conf" / "ivy.xml"
 IVY_S3 = PROJECT / "conf" / "ivy-s3.xml"
-# Ivy's command line does not read it by default; users describe their mirrors there.
+# Ivy's command line does not read this file by default; users describe their mirrors in it.
 
 STAMP = "complete"
 Progress = Callable[[str], None]
@@ -84,7 +84,7 @@ def verify_checksums(root: Path, ivy_xml: Path = IVY_XML) -> None:
     """Compare each pinned jar with its checksum.
 
     Raises:
-        JarsError: A jar has another checksum, or none.
+        JarsError: A jar has a wrong checksum, or `conf` has no checksum of it.
     """
     path = checksums_path(ivy_xml)
     try:
@@ -121,7 +121,7 @@ def default_root() -> Path:
         home = find_home()
         if home is None:
             raise JarsError(
-                "there is no folder for the jars: this user has no home folder. Set HOME to a folder that it can write"
+                "there is no folder for the jars: this user has no home folder. Set HOME to a writable folder"
             )
         cache = str(home / "Library" / "Caches" if sys.platform == "darwin" else home / ".cache")
     return Path(cache) / "kiln" / "jars"
@@ -224,7 +224,7 @@ def list_jars(progress: Progress = _ignore_progress) -> list[Path]:
 
 
 def list_store_jars(progress: Progress = _ignore_progress) -> list[Path]:
-    """List the jars for an object store, as `list_jars` lists the other jars."""
+    """List the jars for an object store, and fetch missing ones, as `list_jars` does for the other jars."""
     return _list_jars("spark", ensure_jars(s3_root(), progress, IVY_S3), IVY_S3)
 
 

@@ -121,13 +121,13 @@ def install() -> None:
     """Install Java with apt-get, as root on Debian and its derivatives.
 
     Raises:
-        JavaError: The user is not root, there is no apt-get, or it fails.
+        JavaError: The user is not root, or apt-get is missing or fails.
     """
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         raise JavaError(f"Java {OLDEST_VERSION} or later is needed. To install it:\n    {_find_install_command()}")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # an old package list may name versions that are gone
+    # an old package list may name versions that the repository no longer has
     subprocess.run([apt, "update", "-q"], env=environ, stdin=subprocess.DEVNULL, check=False)
     for package in _DEBIAN_PACKAGES:
         command = [apt, "install", "-y", "-q", "--no-install-recommends", package]
@@ -139,7 +139,7 @@ def install() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the Java in use, and with `--install` install one if there is none. Return 1 if that fails."""
+    """Print the Java in use, and with `--install` install a missing one. Return 1 if there is no usable Java."""
     try:
         try:
             java = find_java()

@@ -1,6 +1,5 @@
-"""The broker of the settings, and Kiln's topics on it, created and checked (docs/design/contracts.md, Kafka topics).
-
-An embedded broker is started, and stopped after use.
+"""The broker of the settings: start and stop it if it is embedded, and create and check Kiln's topics on it
+(docs/design/contracts.md, Kafka topics).
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ def find_problems(
         yield (
             f"{topic}: message.timestamp.type is {config.get('message.timestamp.type')}, but windows need the broker's "
             f"timestamps. If the topic has no records yet, run:\n    {alter}message.timestamp.type=LogAppendTime\n"
-            "If it has, their timestamps stay wrong: set another kafka.prefix"
+            "If the topic has records, their timestamps stay wrong: set another kafka.prefix"
         )
     if int(config.get("max.message.bytes", "0")) < MAX_RECORD:
         yield (
@@ -116,7 +115,7 @@ RIGHTS = ("DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE")
 def find_missing_rights(topic: Mapping[str, object]) -> Iterable[str]:
     """Describe the missing rights on a topic in one line.
 
-    A broker that reports no rights counts as one that grants all.
+    If the broker reports no rights, it counts as granting all.
 
     Args:
         topic: Description by kafka-python.
@@ -291,11 +290,11 @@ class LaunchedBroker:
         return self._kafka.servers
 
     def check_topics(self) -> None:
-        """Check that the topics of a broker that was just started in the state folder are not older than the
-        checkpoints there. Call it before anything is written to them.
+        """Check that the topics of a broker just started in a state folder are not older than the checkpoints in the
+        folder. Call this before anything is written to the topics.
 
         Raises:
-            TruncatedTopicError: A topic is older.
+            TruncatedTopicError: A topic is older than a checkpoint.
         """
 
     @property
@@ -305,11 +304,11 @@ class LaunchedBroker:
 
 
 class SupervisedBroker(LaunchedBroker):
-    """The embedded broker of a state folder: started if none runs, and restarted after it died.
+    """The embedded broker of a state folder: started if no broker runs, and restarted if it dies.
 
-    One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts it, and it ends with the owner,
-    even a killed one. The next Kiln process that checks then becomes the owner, and starts it again. Other
-    processes use the broker and leave it running.
+    One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts the broker, which ends
+    with the owner, even if the owner is killed. The next Kiln process that checks becomes the owner, and starts the
+    broker again. Other processes use the broker and leave it running.
     """
 
     def __init__(self, settings: Settings, say: Say) -> None:
@@ -404,7 +403,7 @@ class SupervisedBroker(LaunchedBroker):
     def _supervise(self) -> None:
         while not self._stop.wait(_CHECK_EVERY):
             with suppress(OSError):
-                self._ownership.claim()  # the owner may have been killed
+                self._ownership.claim()  # succeeds if the owner has ended
             if self._error:
                 self._restart()
             elif find_running_broker(self._state) is None:
@@ -417,7 +416,7 @@ class SupervisedBroker(LaunchedBroker):
                 self._backoff.reset()
                 self._error = ""
         elif self._ownership.is_held and self._backoff.is_due:
-            self._backoff.record_death()  # reset once it answers
+            self._backoff.record_death()  # the back-off is reset once the broker answers
             try:
                 self._start(jars.list_broker_jars())
             except BrokerRunningError:
@@ -457,7 +456,7 @@ def start_broker(settings: Settings, say: Say, *, check_topics: bool = True) -> 
 
 @contextmanager
 def launch_broker(settings: Settings, say: Say) -> Iterator[LaunchedBroker]:
-    """Launch a broker as `start_broker`, without waiting for its answer: call `await_ready` for that."""
+    """Launch a broker as `start_broker` does, but do not wait until it answers: `await_ready` waits."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.broker)
@@ -472,9 +471,9 @@ def launch_broker(settings: Settings, say: Say) -> Iterator[LaunchedBroker]:
 
 @contextmanager
 def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
-    """Start a broker as `start_broker`, but do not wait for a broker that is down.
+    """Start a broker as `start_broker` does, for a process that can work without a broker for a while.
 
-    For processes that can work without a broker for a while. The topics are created or checked once a broker answers.
+    A broker that is down is not waited for: the topics are created or checked once it answers.
 
     Args:
         settings: The settings.
@@ -487,7 +486,7 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
             try:
                 launched.check_topics()
             except TruncatedTopicError as error:
-                say(str(error))  # a bridge captures in any case: what it misses is lost
+                say(str(error))  # a bridge captures in any case, because frames that it misses are lost
             yield
             return
         say(f"no broker at {kafka.servers}: records wait in {settings.bridge_dir / 'spool'} until one answers")
@@ -512,13 +511,13 @@ def _await_topics(launched: LaunchedBroker, say: Say, stop: threading.Event) -> 
 
 
 def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
-    """Check that no topic ends before the offset up to which a query has read it, as if an older copy of the broker's
-    data was put back. With new records, the topic would soon be longer, and the query would skip them.
+    """Check that no topic ends before the offset up to which a query has read it, as after an older copy of the
+    broker's data was restored. The query would skip new records up to that offset.
 
     A topic that was deleted and created again is recognised by its id at any later time.
 
     Raises:
-        TruncatedTopicError: A topic ends before.
+        TruncatedTopicError: A topic ends before that offset.
     """
     saved = {query: read_topic_ids(checkpoints / query) for query in QUERIES}
     topics = KafkaTopics(kafka.client_options)
@@ -531,7 +530,7 @@ def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
         same = {topic: states[topic] for topic, known in ids.items() if topic in states and states[topic].id == known}
         try:
             mismatches = find_mismatches(ids, checkpoint.ends(checkpoint.planned), same)
-        except (OSError, ValueError, IndexError):  # torn, which the start of the query reports
+        except (OSError, ValueError, IndexError):  # the checkpoint is torn, which the start of the query reports
             continue
         for mismatch in mismatches.values():
             raise TruncatedTopicError(

@@ -1,10 +1,10 @@
 """Build the native core, or explain how to get the compiler that it needs.
 
-`make setup` calls `python -m kiln.deploy.stack.native_core`, which builds the core if rustc is there and else names the
-command. `make native` calls it with `--install`, which installs rustc as root on Debian, and fails without a core.
+`make setup` calls `python -m kiln.deploy.stack.native_core`, which builds the core if rustc is there, else prints the
+command to build it. `make native` adds `--install`, which installs rustc as root on Debian, and fails without a core.
 
-`--wheel WHEEL` builds the wheel with the core from the wheel without it. It is tagged for the C library that the core
-was built on, so that no older system installs it. Source: PEP 600.
+`--wheel WHEEL` adds the core to a copy of a wheel. The tag of the copy has the version of the C library that the core
+was built with, so that no older system installs the copy. Source: PEP 600.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def install_rustc() -> None:
     """Install rustc with apt-get, as root on Debian and its derivatives.
 
     Raises:
-        PrerequisiteError: The user is not root, there is no apt-get, or it fails.
+        PrerequisiteError: The user is not root, or apt-get is missing or fails.
     """
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         raise PrerequisiteError(
             "the native core needs rustc 1.63 or later, and there is none on PATH. Install it (Debian, Ubuntu: "
-            f"sudo apt-get install rustc) or set RUSTC to one, and run {BUILD_COMMAND}"
+            f"sudo apt-get install rustc) or set RUSTC to its path, and run {BUILD_COMMAND}"
         )
     print(f"installing rustc ({_SIZE})", flush=True)
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # an old package list may name versions that are gone
+    # an old package list may name versions that the repository no longer has
     subprocess.run([apt, "update", "-q"], env=environ, stdin=subprocess.DEVNULL, check=False)
     command = [apt, "install", "-y", "-q", "--no-install-recommends", "rustc"]
     if subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, check=False).returncode != 0:
@@ -52,13 +52,13 @@ _INSIDE: Final = f"kiln/pipelines/native/{LIBRARY.name}"
 
 
 def find_tag() -> str | None:
-    """Return the tag of wheels for machines with this C library or a later one; `None` without glibc."""
+    """Return the wheel tag for machines with this version of glibc or a later one; `None` without glibc."""
     name, version = platform.libc_ver()
     return f"py3-none-manylinux_{version.replace('.', '_')}_{platform.machine()}" if name == "glibc" else None
 
 
 def add_core(wheel: Path, library: Path, tag: str) -> Path:
-    """Write a copy of a wheel that has the native core, next to it, and return its path."""
+    """Write a copy of a wheel with the native core next to the wheel, and return the path of the copy."""
     path = wheel.with_name(wheel.name.replace(_PURE, tag))
     with ZipFile(wheel) as pure, ZipFile(path, "w", ZIP_DEFLATED) as out:
         record: list[str] = []

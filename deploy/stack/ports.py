@@ -42,7 +42,7 @@ def check_port_free(port: int, host: str = HOST, *, udp: bool = False) -> OSErro
     """Return why no process can listen on this port of an address now; `None` if one can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM if udp else socket.SOCK_STREAM) as probe:
-        if not udp:  # as Java does: connections of an earlier broker in TIME_WAIT do not block the port
+        if not udp:  # SO_REUSEADDR, as Java sets it: an earlier broker's TIME_WAIT does not block the port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

@@ -67,8 +67,8 @@ def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
 def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path] = ()) -> Iterator[SparkSession]:
     """Open a Spark session.
 
-    Its JVM logs to `logs/spark.log`. What it and its Python workers print goes to `logs/spark.out`. A Spark on this
-    machine ignores the variables of another Spark (`isolate_spark`).
+    The JVM logs to `logs/spark.log`. The printed output of the JVM and its Python workers goes to `logs/spark.out`. If
+    Spark runs on this machine, it ignores the variables of another Spark (`isolate_spark`).
 
     Args:
         settings: The settings.
@@ -102,7 +102,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             extra=build_s3a_settings(settings.locations, os.environ) | settings.spark.conf,
         )
     server = spark.sparkContext._accumulatorServer
-    server.handle_error = _log_lost_connection  # type: ignore[method-assign]  # socketserver has no other way
+    server.handle_error = _log_lost_connection  # type: ignore[method-assign]  # socketserver offers no setting for it
     try:
         yield spark
     finally:
@@ -112,13 +112,13 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop a session, or the rest of a session whose JVM has ended, which this process then forgets."""
+    """Stop a session. If the JVM has ended, stop the rest of the session, and make PySpark forget the JVM."""
     try:
         (spark if check_jvm() is None else spark.sparkContext).stop()
     except (Py4JError, OSError):
         if check_jvm(patience=1.0) is None:
             raise
-        spark.sparkContext.stop()  # what is left: it gave up at the JVM
+        spark.sparkContext.stop()  # stop the rest: the first attempt gave up at the JVM
     gateway = SparkContext._gateway
     if gateway is not None and check_jvm() is not None:
         gateway.shutdown_callback_server()
@@ -139,7 +139,7 @@ def _build_archive_option() -> str:
 
 @contextmanager
 def _explain_failed_start(printed: Path) -> Iterator[None]:
-    """Raise the error of a JVM that ended before it answered, with the cause in the file of its output."""
+    """Raise `JvmStartError` if the JVM ended before it answered, with the cause from the file of its output."""
     start = printed.stat().st_size if printed.exists() else 0
     try:
         yield
@@ -152,14 +152,14 @@ def _explain_failed_start(printed: Path) -> Iterator[None]:
         cause = causes[-1].removeprefix("Caused by: ") if causes else "it printed nothing"
         raise JvmStartError(
             f"the JVM of Spark did not start: {cause}. Remove the cause (kiln doctor checks Java, memory and the limit "
-            f"of open files), and start again. Its whole output is in {printed}"
+            f"of open files), and start again. The whole output of the JVM is in {printed}"
         ) from error
 
 
 @contextmanager
 def _ignore_hangups() -> Iterator[None]:
-    """Let processes started in this context ignore SIGHUP, as PySpark's ignore SIGINT. When the terminal is closed,
-    this process stops the queries, and the JVM ends with it."""
+    """Let processes started in this context ignore SIGHUP, as PySpark's JVM ignores SIGINT. When the terminal is
+    closed, this process stops the queries, and the JVM ends with this process."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
@@ -185,11 +185,11 @@ def redirect_output(path: Path) -> Iterator[None]:
 
 
 _LOCK: Final = "lock"
-"""Name of the lock file in each folder, which its process holds until it ends, and of the lock file next to the
+"""Name of two kinds of lock files: one in each folder, held by the folder's process until it ends, and one next to the
 folders."""
 
 _locks: list[IO[str]] = []
-"""Locks held until the end of this process, as a JVM uses its first folder for all its sessions."""
+"""Locks held until the end of this process, because a JVM uses its first folder for all sessions."""
 
 
 def create_scratch_folder(state: Path) -> Path:

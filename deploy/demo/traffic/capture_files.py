@@ -1,4 +1,4 @@
-"""Capture files sent to Kafka as Frames of origin REPLAY (`kiln replay`), and made from the table `frames`
+"""Send capture files to Kafka as Frames of origin REPLAY (`kiln replay`), and write the table `frames` to capture files
 (`kiln capture`)."""
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def replay(
 
     Args:
         found: Result of `survey_file`, if the caller has it.
-        network: Network of all frames. By default the one that the file's topics name most often, else `fallback`.
+        network: Network of all frames. By default the most frequent network in topics of the file, else `fallback`.
         pace: Factor of the captured speed, such as 2.0 for twice as fast; `None` for full speed.
         now: Returns the time in seconds. Used only with `pace`, like `sleep`.
         progress: Called with the number of records so far, for each record.
@@ -117,13 +117,13 @@ class ExportedFrame(NamedTuple):
 
 @dataclass
 class ExportCounts:
-    """Counts of an export, while it goes on."""
+    """Counts of an export, updated while the export runs."""
 
     records: int = 0
     earlier: int = 0
-    """records from before the range: the first RPCs of connections, which name topics for the later ones"""
+    """records from before the range: the first RPCs of connections, with topics to which later RPCs refer"""
     from_logs: int = 0
-    """frames left out because a capture cannot hold what a log of another program lacks"""
+    """frames left out because they come from logs of other programs, which lack parts that a capture needs"""
     truncated: int = 0
     """frames left out because Kiln stored only their first bytes"""
 

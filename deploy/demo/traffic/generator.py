@@ -67,10 +67,12 @@ class SyntheticConnection:
         hello: bytes | None = None,
         hello_parses: bool = True,
     ) -> None:
-        """The id is derived from `label` and `start_ns`: the same peer at another time has another connection.
+        """Derive the id from `label` and `start_ns`, so that the same peer at another time has another connection.
 
-        `style`: software of the remote peer. `hello`: its ExtTopicTable bytes, by default those of `style`; its first
-        RPC contains them too, unless that would make the RPC unreadable.
+        Args:
+            style: Software of the remote peer.
+            hello: ExtTopicTable bytes of the remote peer, by default those of `style`.
+            hello_parses: True if the first RPC of the remote peer can contain `hello` and stay readable.
         """
         self.protocol = _PROTOCOLS[style % len(_PROTOCOLS)]
         self.partial_messages = style % len(_PROTOCOLS) == _PARTIAL_MESSAGES
@@ -92,7 +94,7 @@ class SyntheticConnection:
             hello_in=self.hello_in,
             hello_out=self.hello_out,
             origin=Frame.REPLAY if options.origin == "REPLAY" else Frame.LIVE,
-            # a multiaddr: /ip4/192.0.2.x/tcp/y, of the network that is set aside for examples (RFC 5737)
+            # a multiaddr: /ip4/192.0.2.x/tcp/y, in a network reserved for examples (RFC 5737)
             remote_address=b"\x04\xc0\x00\x02" + self.id[:1] + b"\x06" + self.id[1:3],
         )
         self.sequence: dict[Direction, int] = {"IN": 0, "OUT": 0}
@@ -104,7 +106,7 @@ class SyntheticConnection:
         self, due_ns: int, direction: Direction, payload: bytes, verdicts: bytes = b"", declared_length: int = 0
     ) -> GeneratedFrame:
         """Build the next frame of a direction."""
-        frame = Frame()  # one that is used again keeps every payload it ever had
+        frame = Frame()  # a new one, because a reused Frame keeps the memory of every earlier payload
         frame.CopyFrom(self._frame)
         self.sequence[direction] += 1
         frame.direction = Frame.IN if direction == "IN" else Frame.OUT
@@ -128,14 +130,14 @@ class SyntheticConnection:
         return [self.send(due_ns, "IN", b""), self.send(due_ns, "OUT", b"")]
 
     def subscription(self, direction: Direction, topic: str) -> bytes:
-        """Build a SUBSCRIBE for a topic, or an UNSUBSCRIBE if this side is subscribed: a second SUBSCRIBE would mean a
-        new stream (`schemas/captures/kiln_capture.py`)."""
+        """Build a SUBSCRIBE for a topic, or an UNSUBSCRIBE if this side is already subscribed. A second SUBSCRIBE would
+        mean a new stream (`schemas/captures/kiln_capture.py`)."""
         topics = self.subscribed[direction]
         wanted = topic not in topics
         (topics.add if wanted else topics.discard)(topic)
         option = rpc_pb2.RPC.SubOpts(subscribe=wanted, topicid=topic).SerializeToString()
         if self.partial_messages and direction == "IN":
-            # requestsPartial = 3 and supportsSendingPartial = 4, as go-libp2p-pubsub since 0.16 writes in each one
+            # requestsPartial = 3 and supportsSendingPartial = 4, which go-libp2p-pubsub since 0.16 always writes
             option += b"\x18\x00\x20\x00"
         return field(1, option)
 
@@ -180,8 +182,8 @@ def build_truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
 
 
 def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
-    """Build an RPC over 4 MiB, of a message and a field of zeros, and cut it as the tap does; `write_traffic` restores
-    it."""
+    """Build an RPC over 4 MiB, of a message and a field of zeros, and cut the RPC as the tap does. `write_traffic`
+    restores its length."""
     declared = MAX_RPC + random.randrange(1, 1 << 20)
     filler = declared - len(publish)
     head = publish + b"\x12" + _varint4(filler - 5)
@@ -223,7 +225,7 @@ def _varint4(value: int) -> bytes:
 
 _SECOND: Final = 1_000_000_000
 _MILLISECOND: Final = 1_000_000
-_RECENT: Final = 200  # message ids that IHAVE and IWANT speak of
+_RECENT: Final = 200  # message ids for IHAVE and IWANT
 _BACKOFF: Final = 60  # seconds
 
 
@@ -236,9 +238,15 @@ class Traffic:
     """
 
     def __init__(self, options: TrafficOptions, start_ns: int, rate: float, *, keep_ledger: bool = True) -> None:
-        """`start_ns`: unix ns of the first frame. `rate`: messages a second, before copies; ValueError unless above 0.
+        """Create the traffic.
 
-        `keep_ledger`: false for a run without end, because the ledger grows with each message.
+        Args:
+            start_ns: Time of the first frame, Unix ns.
+            rate: Messages per second, without copies.
+            keep_ledger: False for a run without end, because the ledger grows with each message.
+
+        Raises:
+            ValueError: `rate` is not above 0.
         """
         if not rate > 0:
             raise ValueError(f"rate: {rate} messages per second; must be greater than zero")
@@ -255,7 +263,7 @@ class Traffic:
         self._strangers = 0
         self._waiting: list[list[SyntheticCopy]] = [[] for _ in range(options.peers)]
         self._recent: deque[bytes] = deque(maxlen=_RECENT)
-        # (due, number of the event, what is then handed out): the number keeps equal times in order
+        # (due time, number of the event, event): the number keeps events with equal times in order
         self._due: list[tuple[int, int, Callable[[int], list[GeneratedFrame]]]] = []
         self._events = 0
         self._actions: list[tuple[float, Callable[[int], None]]] = [
@@ -269,15 +277,15 @@ class Traffic:
         self._stopped = True
 
     def frames(self, *, messages: int | None = None, duration_ns: int | None = None) -> Iterator[GeneratedFrame]:
-        """Yield the frames in the order in which they are due. Call it once.
+        """Yield the frames in the order in which they are due. Call this once.
 
-        It ends after `messages` messages (garbage included), after `duration_ns`, or, without both, after `stop`.
+        The frames end after `messages` messages (garbage included), after `duration_ns`, or after `stop`.
         """
         for connection in self._connections:
             yield from connection.open(0)
         number, due = 0, 0
         while not self._stopped and (messages is None or number < messages):
-            # Each message at random within its share of time: so they never overtake each other.
+            # Each message is at a random time within its own interval, so messages never overtake each other.
             due = int((number + self._random.random()) / self._rate * _SECOND)
             if duration_ns is not None and due >= duration_ns:
                 break
@@ -293,7 +301,7 @@ class Traffic:
             yield from self._flush(peer, due)
             yield from connection.close(due)
 
-    # ---------------------------------------------------------------- what happens
+    # ---------------------------------------------------------------- events
 
     def _step(self, due: int) -> None:
         """Generate a message and its accompanying events."""
@@ -401,7 +409,7 @@ class Traffic:
                 return
         self._at(due, partial(self._say, peer, side, field(3, control.SerializeToString())))
 
-    # ---------------------------------------------------------------- what is handed out when it is due
+    # ---------------------------------------------------------------- frames that are due
 
     def _at(self, due: int, event: Callable[[int], list[GeneratedFrame]]) -> None:
         self._events += 1
@@ -506,7 +514,7 @@ def count_copies(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) 
 def build_fault(
     connection: SyntheticConnection, data: bytes, stage: str, reason: str, observed_at: int, sequence: int | None = None
 ) -> FrameEntry:
-    """Build the ledger entry of a bad IN frame: the newest of its connection, or the one of `sequence`."""
+    """Build the ledger entry of a bad IN frame: the newest frame of the connection, or the frame with `sequence`."""
     number = connection.sequence["IN"] if sequence is None else sequence
     return FrameEntry(
         connection=connection.id.hex(),

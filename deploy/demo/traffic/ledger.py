@@ -1,6 +1,6 @@
 """The ledger: content of synthetic traffic, with its expected results, recorded by the generator.
 
-Nothing here reads frames: an entry comes from the parts of which a message was built, never from the result of a
+The ledger never reads frames: an entry comes from the parts of which a message was built, not from the result of a
 decoder.
 """
 
@@ -20,11 +20,11 @@ SeparatorSource = Literal["topic", "model"]
 class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
     """A distinct gossip message with all its copies, except those of OUT frames.
 
-    `message_id` is its id. The fields from `era` to `ts` are the contents of the message, with ids in canonical form,
-    and all None if the data has none. `separator` is that of an UPDATE, from the topic's name or the field `model`;
-    `separator_source` tells which. `outcome` "message": the table `messages` gets it once, if any copy is valid, and
-    quarantine gets its forged copies with the stage "signature" and `forged_reason`. `outcome` "quarantine": quarantine
-    gets every copy, with `stage` and `reason`.
+    The fields from `era` to `ts` are the contents of the message, with ids in canonical form, and all `None` if the
+    data cannot be decoded. `separator` is the separator of an UPDATE, from the topic's name or the field `model`, as
+    `separator_source` says. If `outcome` is "message", the table `messages` gets the message once, provided that a
+    copy is valid, and quarantine gets the forged copies with the stage "signature" and `forged_reason`. If `outcome`
+    is "quarantine", quarantine gets every copy, with `stage` and `reason`.
     """
 
     message_id: str
@@ -59,8 +59,8 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
 class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
     """A frame that is bad as a whole, not because of one of its messages.
 
-    `connection`, `direction` and `sequence` are None where the record's value is not a Frame. `sha256` is that of
-    the bytes at fault: the hello, the payload, or the record's whole value.
+    `connection`, `direction` and `sequence` are `None` if the record's value is not a Frame. `sha256` is the hash of
+    the bad bytes: the hello, the payload, or the record's whole value.
     """
 
     connection: str | None

@@ -1,5 +1,5 @@
-"""Gossip messages in the formats of all Ceramic versions, valid and invalid, signed or not, each with its ledger
-entry; and their contents alone, for nodes that sign themselves."""
+"""Gossip messages in the formats of all Ceramic versions, valid and invalid, signed or not, each with a ledger entry.
+For nodes that sign messages themselves, also the contents of messages without ledger entries."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class MessageContent(msgspec.Struct, frozen=True):
 class SyntheticCopy(NamedTuple):
     """One message on the wire.
 
-    `verdict` is that of a bridge. `pinned`: a verdict that its frames have in any case (0: never checked), so that the
-    reason in the ledger does not depend on which component checks.
+    `verdict` is the verdict of a bridge. `pinned` is a verdict that the frames of this copy always have (0: never
+    checked), so that the reason in the ledger does not depend on which component checks.
     """
 
     publish: bytes  # the field of the RPC, tag and length included
@@ -107,7 +107,7 @@ class MessageFactory:
         self._topic = format_topic(options.network, None)
         self._asked: deque[_OpenQuery] = deque(maxlen=32)
         self._announced: deque[MessageContent] = deque(maxlen=1024)
-        # What is true of an unsigned message must be so of every other with the same bytes: they are one message.
+        # Unsigned messages with equal bytes are one message, so they must agree in network and topic.
         self._other_network = options.other_network if options.signed else 0.0
         self._odd_topics = 0.01 if options.signed else 0.0
 
@@ -206,7 +206,7 @@ class MessageFactory:
         if era != "2020":
             decimal = era == "doc" and self._random.random() < 0.5
             query_id = format_query_id(compute_query_id(stream.text, era), decimal=decimal)
-        # CIP-120 lets a QUERY come on the topic of a separator too; some streams are asked for there.
+        # CIP-120 lets a QUERY come on the topic of a separator too; some streams are queried on it.
         aside = stream.separator if stream.text[-1] in "0369" else None
         network, topic = self._place(era, aside)
         self._asked.append(_OpenQuery(stream.text, era, query_id))
@@ -242,7 +242,7 @@ class MessageFactory:
         return MessageContent(network, topic, data, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
 
     def _rewritten(self, data: bytes) -> bytes:
-        """Return the same message as other clients write it."""
+        """Rewrite a message in the form of other clients."""
         match self._random.randrange(4):
             case 0:
                 return orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS)
@@ -348,8 +348,8 @@ class MessageFactory:
     def forged(
         self, content: MessageContent, author: SyntheticAuthor, now_ns: int
     ) -> tuple[SyntheticCopy, SyntheticCopy]:
-        """Make a copy with other data and the old signature, and the true copy: one message, to arrive in this
-        order."""
+        """Make a forged copy, with other data and the old signature, and the true copy of one message. They arrive in
+        this order."""
         seqno = self._seqno(author, now_ns)
         seal = _seal(author, _body(author, content.data, seqno, content.topic))
         entry = self._entry(content, author, seqno)
@@ -366,7 +366,7 @@ class MessageFactory:
     def impostor(
         self, content: MessageContent, victim: SyntheticAuthor, signer: SyntheticAuthor, now_ns: int
     ) -> SyntheticCopy:
-        """Make a message in the name of `victim`, whose peer id contains its key, signed by another author."""
+        """Make a message in the name of `victim`, whose peer id contains a key, but signed by another author."""
         seqno = self._seqno(victim, now_ns)
         body = _body(victim, content.data, seqno, content.topic)
         entry = self._entry(content, victim, seqno)
@@ -456,7 +456,7 @@ def _tally(entry: MessageEntry) -> Tally:
     return "good_copies" if entry.reason is None else "bad_copies"
 
 
-# The kinds of garbage that are a message's data, and not its envelope or an RPC.
+# Kinds of garbage in the data of a message, not in its envelope or in an RPC.
 DATA_GARBAGE: Final[tuple[GarbageKind, ...]] = (
     "random_data",
     "invalid_json",
@@ -487,10 +487,10 @@ def generate_contents(
 ) -> Iterator[TopicData]:
     """Generate endless messages of every type and era, on the topics `on`, by default on `list_topics(options)`.
 
-    `clock_ns`: unix time in ns, read once at the start and once per message. Equal options and readings give equal
-    messages; another start gives other messages of the same streams and separators. Only those of
-    `options.garbage_kinds` that are in DATA_GARBAGE are generated, and no forgers, impostors, copies or connections.
-    Messages for another topic, such as `/ceramic` in 2020, are on the topic of the network.
+    `clock_ns`: unix time in ns, read once at the start and once per message. Equal options and clock readings
+    give equal messages; another start gives other messages of the same streams and separators. Of
+    `options.garbage_kinds`, only the kinds in DATA_GARBAGE are generated. There are no forgers, impostors, copies or
+    connections. Messages for other topics, such as `/ceramic` in 2020, are moved to the topic of the network.
     """
     random = Random(f"content/{options.seed}/{clock_ns()}")
     messages = MessageFactory(options, Population(options), random)

@@ -51,7 +51,7 @@ class TrafficOptions:
     max_delay_ns: int = 250_000_000
 
     streams: int = 400
-    # The first is the most popular. Their key is mostly `model`.
+    # Number of separators, the first being the most popular. The key of most separators is `model`.
     separators: int = 40
     # Exponent of Zipf's law.
     skew: float = 1.1
@@ -64,7 +64,7 @@ class TrafficOptions:
     response: float = 0.17
     keepalive: float = 0.05
     batch_update: float = 0.03
-    # Shares of messages in the forms of older eras; the rest is in that of today.
+    # Shares of messages in the forms of older eras; the rest has the current form.
     era_2020: float = 0.02
     era_doc: float = 0.06
     era_doc_stream: float = 0.12
@@ -76,11 +76,11 @@ class TrafficOptions:
     with_model: float = 0.8
     # Share of messages that announce an earlier update again, with a new seqno.
     reannounced: float = 0.05
-    # Share of messages of a second network on the same connections. Not where messages are unsigned: a policy is one
-    # network's own, and the second has the default one.
+    # Share of messages of a second network on the same connections. Without effect if messages are unsigned, because
+    # the second network has the default signature policy.
     other_network: float = 0.005
 
-    # Share of messages and frames that are garbage, in equal parts of these kinds. With 1 there is nothing else.
+    # Share of messages and frames that are garbage, in equal parts of these kinds. With 1, everything is garbage.
     garbage: float = 0.01
     garbage_kinds: tuple[GarbageKind, ...] = GARBAGE
     # Share of messages that are preceded by a copy with other data and the same signature.
@@ -90,13 +90,13 @@ class TrafficOptions:
 
     # Share of frames whose signatures the bridge has checked.
     checked: float = 0.5
-    # Share of copies that wait for the next RPC of their connection and come bundled with it.
+    # Share of copies that are held back and sent in the next RPC of their connection.
     bundled: float = 0.15
-    # Per message: IHAVE, GRAFT and the like of a peer, or of ours.
+    # Per message: control entries (IHAVE, GRAFT, …) of a peer or of the local peer.
     control: float = 0.2
-    # Share of messages that we forward (OUT frames).
+    # Share of messages that the local peer forwards (OUT frames).
     forwarded: float = 0.05
-    # Per message: a peer's connection ends and is made anew.
+    # Per message: a peer disconnects and connects again.
     reconnects: float = 0.0005
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class TrafficOptions:
 
     @property
     def policy(self) -> Policy:
-        """The signature policy on which outcomes in the ledger depend (decision 5): REPLAY is always `either`."""
+        """Signature policy that outcomes in the ledger depend on; always `either` for origin REPLAY (decision 5)."""
         if self.origin == "REPLAY":
             return "either"
         return "strict" if self.signed else "none"
@@ -145,9 +145,7 @@ class TrafficOptions:
         return f"{self.network}-2"
 
     def for_capture(self) -> TrafficOptions:
-        """The same world as far as a capture file can represent it. A capture knows no verdicts, and a frame made of it
-        has no hello that was refused.
-        """
+        """Return options for the part of the traffic that a capture file can hold: no verdicts, no rejected hellos."""
         kinds = tuple(kind for kind in self.garbage_kinds if kind != "wrong_hello")
         return replace(self, origin="REPLAY", checked=0.0, garbage_kinds=kinds, garbage=self.garbage if kinds else 0.0)
 

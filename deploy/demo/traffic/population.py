@@ -27,7 +27,7 @@ KeyType = Literal["ed25519", "secp256k1", "rsa", "ecdsa"]
 RSA_BITS = 2048  # the least that libp2p peers accept
 _RSA_EXPONENT = 65537
 _SMALL_PRIMES = [n for n in range(3, 2000, 2) if all(n % d for d in range(3, math.isqrt(n) + 1, 2))]
-# The first 24 primes as bases: what is left to chance (4^-24) is no concern for keys that guard nothing.
+# The first 24 primes as bases: an error has a probability of 4^-24, enough for keys that protect nothing.
 _WITNESSES = [2, *_SMALL_PRIMES[:23]]
 # Below the order of both curves, so that any 31 bytes are a private key.
 _SCALAR_BYTES = 31
@@ -68,7 +68,7 @@ def _rsa_prime(material: bytes) -> int:
     """Find the first suitable prime from a start given by `material`, of exactly half of RSA_BITS."""
     size = RSA_BITS // 16
     start = b"".join(sha256(material + bytes([block])).digest() for block in range((size + 31) // 32))[:size]
-    # The two top bits set: the product then has exactly RSA_BITS.
+    # The two top bits are set, so that the product of two primes has exactly RSA_BITS.
     candidate = int.from_bytes(start) | (0b11 << (size * 8 - 2)) | 1
     while not (math.gcd(candidate - 1, _RSA_EXPONENT) == 1 and _is_prime(candidate)):
         candidate += 2
@@ -95,7 +95,7 @@ def _passes(n: int, odd: int, twos: int, witness: int) -> bool:
     return False
 
 
-# One key holds a slash, as CIP-120 allows: key and value part at the last one.
+# One key contains a slash, as CIP-120 allows: the last slash separates key and value.
 ODD_KEY: Final = "x/tag"
 _DAG_JOSE: Final = b"\x01\x85\x01\x12\x20"
 _DAG_CBOR: Final = b"\x01\x71\x12\x20"
@@ -123,7 +123,7 @@ class SyntheticAuthor:
         self.kind = kind
         self.peer = compute_peer_id(key)
         self.text = peer_text(self.peer)
-        self.key_field: bytes = message.key  # empty where the peer id holds the key
+        self.key_field: bytes = message.key  # empty if the peer id contains the key
         self.random_seqno = random_seqno
         self._sign = _signer(key)
         self._last = 0

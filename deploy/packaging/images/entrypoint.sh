@@ -1,6 +1,6 @@
 #!/bin/sh
-# The entry point of the image jobs: a command of `kiln`; or, with Spark's own words for pods on Kubernetes, a driver or an executor.
-# Spark sets the variables (org.apache.spark.deploy.k8s.Constants).
+# Entry point of the image `jobs`: runs a command of `kiln`. With the arguments that Spark passes to pods on
+# Kubernetes, it runs a driver or an executor. Spark sets the variables (org.apache.spark.deploy.k8s.Constants).
 set -eu
 case "${1:-}" in
 driver)
@@ -10,7 +10,7 @@ driver)
         --conf "spark.executorEnv.SPARK_DRIVER_POD_IP=$SPARK_DRIVER_BIND_ADDRESS" "$@"
     ;;
 executor)
-    # SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1 …: an option each, which may have spaces
+    # SPARK_JAVA_OPT_0, SPARK_JAVA_OPT_1 … have one option each, which may contain spaces
     number=0
     set --
     while eval "option=\${SPARK_JAVA_OPT_$number-}" && [ -n "$option" ]; do

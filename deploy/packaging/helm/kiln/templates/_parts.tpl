@@ -1,4 +1,4 @@
-{{/* What several manifests have in common. The context is the root, where nothing else is said. */}}
+{{/* Shared parts of the manifests. The context is the root unless a comment names another. */}}
 
 {{- define "kiln.name" -}}
 {{- if contains "kiln" .Release.Name }}{{ .Release.Name }}{{ else }}{{ printf "%s-kiln" .Release.Name }}{{ end }}
@@ -8,7 +8,7 @@
 {{- .Values.serviceAccount.name | default (include "kiln.name" .) }}
 {{- end }}
 
-{{/* Of all objects. The alert rules ask for job="kiln", which is the first label. */}}
+{{/* Labels of all objects. The alert rules require job="kiln", which comes from the first label. */}}
 {{- define "kiln.labels" -}}
 app.kubernetes.io/name: kiln
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -17,7 +17,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
-{{/* Of the pods of a part. list: root, "bridge" or "jobs" */}}
+{{/* Selector labels of the pods of a part. Context: list of root and "bridge" or "jobs". */}}
 {{- define "kiln.selector" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: kiln
@@ -25,7 +25,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 
-{{/* list: root, "bridge" or "jobs" */}}
+{{/* Image of a part. Context: list of root and "bridge" or "jobs". */}}
 {{- define "kiln.image" -}}
 {{- $root := index . 0 -}}
 {{- $part := index . 1 -}}
@@ -33,7 +33,7 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- $root.Values.image.repository }}/kiln-{{ $part }}{{ if $digest }}@{{ $digest }}{{ else }}:{{ $root.Values.image.tag }}{{ end }}
 {{- end }}
 
-{{/* What weighs more than the settings file, and settings out of secrets. */}}
+{{/* Settings that override the settings file, and settings from secrets. */}}
 {{- define "kiln.environment" -}}
 - {name: KILN_CONFIG, value: /etc/kiln/kiln.toml}
 - {name: KILN_STATE, value: /var/lib/kiln/state}
@@ -45,8 +45,8 @@ app.kubernetes.io/component: {{ index . 1 }}
 {{- end }}
 {{- end }}
 
-{{/* The state folder is made in the volume by Kiln itself, which closes it to others. A volume's own group must not change
-     the modes of what is there: Kiln refuses a key that others may read. */}}
+{{/* Kiln creates the state folder in the volume, readable only by its user. The group of the volume must not change the
+     modes of existing files, because Kiln refuses a key that others may read. */}}
 {{- define "kiln.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 65532
@@ -76,13 +76,13 @@ readinessProbe:
   periodSeconds: 10
 {{- end }}
 
-{{/* list: root, values of the part */}}
+{{/* Placement of a pod. Context: list of root and the values of the part. */}}
 {{- define "kiln.placement" -}}
 {{- $root := index . 0 -}}
 {{- $part := index . 1 -}}
 serviceAccountName: {{ include "kiln.account" $root }}
 automountServiceAccountToken: false
-# Kiln asks no Service by its variables, and those of a Service named kiln-bridge would look like its settings.
+# Kiln does not use the variables of Services, and variables of a Service named kiln-bridge would look like settings.
 enableServiceLinks: false
 {{- with $root.Values.image.pullSecrets }}
 imagePullSecrets:
@@ -111,8 +111,8 @@ affinity: {{- toYaml . | nindent 2 }}
     resources: {requests: {storage: {{ .size }}}}
 {{- end }}
 
-{{/* Fails where the pods of the queries share no storage, and so would not have one lake. A driver of spark-applications loses its
-     own volume, and with it the checkpoints, at each start. */}}
+{{/* Fails if the pods of the queries share no storage, and so have no common lake. A driver of spark-applications loses
+     its volume, with the checkpoints, at each start. */}}
 {{- define "kiln.sharedStorage" -}}
 {{- $jobs := .Values.jobs -}}
 {{- if and $jobs.enabled (ne $jobs.as "together") (not $jobs.volume.existingClaim) -}}
@@ -126,7 +126,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end }}
 
-{{/* Fails where a bridge would join no network. */}}
+{{/* Fails if a bridge would join no network. */}}
 {{- define "kiln.hasNetwork" -}}
 {{- if .Values.bridge.enabled -}}
 {{- if not (or (dig "network" "name" "" .Values.settings) (hasKey .Values.secrets "KILN_NETWORK")) -}}
@@ -139,7 +139,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end -}}
 {{- end }}
 
-{{/* The ports that the jobs may reach: networkPolicy.jobsTo, those of the brokers, and those of the object store. */}}
+{{/* Ports that the jobs may reach: networkPolicy.jobsTo, and the ports of the brokers and of the object store. */}}
 {{- define "kiln.jobsPorts" -}}
 {{- $ports := list -}}
 {{- range .Values.networkPolicy.jobsTo }}{{ $ports = append $ports (int .) }}{{ end -}}
@@ -178,11 +178,11 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
-{{/* The part of a pod that the Spark operator takes as a template. string: name of Spark's container */}}
+{{/* Pod template for the Spark operator. Context: name of Spark's container. */}}
 {{- define "kiln.sparkPod" -}}
 spec:
   enableServiceLinks: false
-  # Spark adds to the first container of a template.
+  # Spark adds its settings to the first container of a template.
   containers:
     - name: {{ . }}
 {{- end }}
