@@ -20,7 +20,7 @@ class _Account:
     def __init__(self, own: float, at: float) -> None:
         self.own = own
         self.share = 0.0
-        self.use = 0.0  # bytes; those of a minute ago count by 1/e
+        self.use = 0.0  # bytes; bytes of a minute ago count by 1/e
         self.throttled = False  # by the total budget
         self.at = at
 

@@ -1,4 +1,4 @@
-"""Close connections and streams, even while a write is stuck. `BROKEN` lists the errors of broken ones."""
+"""Close connections and streams, even while a write is stuck. `BROKEN` lists the errors they raise when broken."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BROKEN: Final = (
 
 
 async def close_connection(conn: INetConn) -> None:
-    """Close a connection, also one in which writes are stuck."""
+    """Close a connection, even if writes in it are stuck."""
     muxed = conn.muxed_conn
     if isinstance(muxed, Yamux):
         with shielded(1):

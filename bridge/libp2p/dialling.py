@@ -1,4 +1,4 @@
-"""Dialling a peer at an address, and why it failed: what was found, what was expected, and what to do."""
+"""Dialling a peer at an address, and reasons of failures: what was found, what was expected, and what to do."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _describe_failure(failure: BaseException, own: ID) -> str:
 
 
 def _walk_causes(failure: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and those that led to it, groups included."""
+    """Yield an exception and its causes, groups included."""
     pending, seen = [failure], set[int]()
     while pending:
         error = pending.pop()

@@ -348,7 +348,7 @@ class Node:
         link = self._links.get(peer)
         if peer in self._discovered and peer not in self._dialling and not self.is_connected(peer):
             del self._discovered[peer]
-            with suppress(PeerStoreError):  # libp2p would remember each of them
+            with suppress(PeerStoreError):  # libp2p would remember every peer
                 self._host.get_peerstore().clear_peerdata(ID(peer))
         if link is not None and not self._open_connections(link.id):
             del self._links[peer]  # at once, so that a peer that reconnects during cleanup gets a new link

@@ -26,10 +26,10 @@ from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from multiformats import multihash
 
 K: Final = 20  # servers that store a record, and peers in an answer
-MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht queries no longer ones
+MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht queries no longer keys
 MAX_MESSAGE: Final = 256 * 1024
 MAX_ADDRESSES: Final = 8  # of a peer
-MAX_PROVIDERS: Final = 100  # in an answer, ours or another's
+MAX_PROVIDERS: Final = 100  # in an answer, our own or a peer's
 
 _SHA2_256: Final = b"\x12\x20"
 _IP4, _IP6, _TCP, _P2P = b"\x04", b"\x29", b"\x06", b"\xa5\x03"
@@ -87,7 +87,7 @@ def address_scope(host: str) -> AddressScope | None:
 
 
 class TcpAddress(NamedTuple):
-    """A TCP address of an IP address and a port."""
+    """An IP address and a TCP port."""
 
     host: str
     port: int
@@ -166,7 +166,7 @@ def shareable_addresses(addresses: Iterable[TcpAddress], listener_scope: Address
 class KademliaTable:
     """Servers that have answered, up to K for each number of leading bits that they share with the node's position.
 
-    A full bucket takes no new server, because one that has been up for long is likely to stay.
+    A full bucket takes no new server, because a server that has been up for long is likely to stay.
     """
 
     def __init__(self, own: bytes) -> None:
@@ -325,7 +325,7 @@ class DhtServer:
             return None
         if kind == Message.ADD_PROVIDER:
             for provider in query.providerPeers[:K]:
-                # a peer may announce its own addresses, and not those of another
+                # a peer may announce only its own addresses
                 if (
                     provider.id == sender.peer
                     and (contact := trusted_contact(provider.id, provider.addrs, sender_scope)).addresses

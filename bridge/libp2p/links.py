@@ -73,7 +73,7 @@ class InboundStream:
     def __init__(self, stream: NetStream) -> None:
         self.stream = stream
         self.done = trio.Event()
-        self.session: PubsubSession | None = None  # which reads it
+        self.session: PubsubSession | None = None  # the session that reads the stream
 
 
 class PeerAccount:
@@ -133,7 +133,7 @@ class PubsubSession:
         self.agent = ""  # as passed to the router
         self.frames_in = self.frames_out = self.dropped = 0
         self.bytes_in = 0  # of captured frames
-        self.bytes_paid = 0  # by its account
+        self.bytes_paid = 0  # charged to the peer's account
         self.unpaid_cpu = 0.0  # s of reading its RPCs
         self.bytes_out = 0  # of captured frames
         self.end_reason = ""

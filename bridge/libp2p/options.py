@@ -22,8 +22,8 @@ class NodeOptions:
     bundles: BundleSet = field(default_factory=BundleSet)  # of topics that may be sent by index
     send_indices: SendMode = "cautious"
     agent: str = "kiln"
-    max_connections: int = 300  # inbound ones; `InboundSlots` chooses among more
-    max_rpc_bytes: int = MAX_RPC  # longer ones are cut
+    max_connections: int = 300  # inbound; beyond, `InboundSlots` chooses
+    max_rpc_bytes: int = MAX_RPC  # longer RPCs are cut
     # Bytes of incomplete RPCs of all peers. Beyond that the node disconnects the peer that holds most of them.
     unfinished_bytes: int = 128 << 20
     # Bytes per hour of frames captured from peers. The node reads a peer that exceeds them more slowly.

@@ -2,9 +2,9 @@
 
 | patch | fault of 0.8.1 | goes when py-libp2p |
 | --- | --- | --- |
-| RSA keys (`_read_rsa_key`) | a key of a peer can cost minutes of CPU | parses public keys alone |
-| ECDSA keys (`_EcdsaPublicKey`) | refuses the handshake of such a peer | reads them |
-| identify (`_update_from_identify`) | drops the agent version, and stores lists of any length | limits and keeps them |
+| RSA keys (`_read_rsa_key`) | a peer's key can cost minutes of CPU | tries only the loader of public keys |
+| ECDSA keys (`_EcdsaPublicKey`) | refuses the handshake of a peer with such a key | reads ECDSA keys |
+| identify (`_update_from_identify`) | drops the agent version; lists have no limit | keeps the version, limits lists |
 | `identify.AGENT_VERSION` | a constant of the module | takes it as an option of the host |
 | `keep_own_key` | forgets the node's own key among more than 1,000 peers | never prunes it |
 | `change_class` of streams, sessions and the swarm | constructs its own classes | takes factories |
@@ -40,8 +40,8 @@ AGENT_KEY: Final = "kiln_agent"  # peerstore key of a peer's agent version
 # typed in stock for the kinds of keys that stock has
 _DESERIALIZERS: Final = cast(dict[int, Callable[[bytes], PublicKey]], key_type_to_public_key_deserializer)
 _AGENT_CHARS: Final = 128
-_IDENTIFY_ITEMS: Final = 256  # maximum number of addresses, and of protocols
-_IDENTIFY_ITEM: Final = 512  # most bytes of one
+_IDENTIFY_ITEMS: Final = 256  # maximum number of addresses, and also of protocols
+_IDENTIFY_ITEM: Final = 512  # maximum bytes of an address or a protocol
 
 _Ours = TypeVar("_Ours")
 
@@ -57,7 +57,7 @@ def patch_process(agent: str) -> None:
 
 
 def keep_own_key(host: BasicHost) -> None:
-    """Keep the host's own key in its peerstore. Without it the next identify ends the host."""
+    """Keep the host's own key in its peerstore. Without the key the next identify ends the host."""
     own_id, store = host.get_id(), host.get_peerstore()
     assert isinstance(store, PeerStore)
     store.peer_data_map = _PeerData(own_id, store.peer_data_map)
@@ -87,7 +87,7 @@ def _read_rsa_key(data: bytes) -> RSAPublicKey:
 
 
 class _EcdsaPublicKey(PublicKey):
-    """An ECDSA key of a peer. Stock has none, and refuses the handshake of such a peer."""
+    """An ECDSA key of a peer. Stock cannot read the key, and refuses the peer's handshake."""
 
     def __init__(self, key: EllipticCurvePublicKey, encoded: bytes) -> None:
         self._key = key

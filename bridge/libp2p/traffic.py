@@ -4,7 +4,7 @@ bytes in -> RPCs (kiln.bridge.gossipsub.wire) -> router, and frame to the sink -
 frame to the sink -> bytes out
 
 A peer may cost bytes and CPU. A session has an account of each (`PubsubSession`). A peer that exceeds an account is
-read or written more slowly, and nothing is dropped for it.
+read or written more slowly, and no bytes are dropped.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Traffic:
     """Reads, routes, captures and writes the RPCs of all sessions. For the trio thread.
 
     Args:
-        router: It decides what is sent.
+        router: Decides what is sent.
         sink: Takes each frame. While it is full, nothing is read or written.
         links: The connected peers, which the node adds and removes.
         counters: Counters of the node, by name.
