@@ -1,4 +1,4 @@
-"""Producer of librdkafka for frames. Its threads are in C, so a frame costs half the CPU that it does in kafka-python.
+"""Producer of librdkafka for frames. Its threads are in C, so a frame costs half the CPU of kafka-python.
 
 The bridge's other records are few and use kafka-python (kiln.bridge.kafka.producers).
 """
@@ -25,7 +25,7 @@ _OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "message.timeout.ms": 0,
     "message.max.bytes": MAX_RECORD,
     "batch.size": 256 * 1024,
-    # lets a portion of records fill a request; the threads would send the first ones alone
+    # lets a portion of records fill a request; otherwise the first records would be sent alone
     "linger.ms": 5,
     # the caller limits the bytes in flight
     "queue.buffering.max.messages": 0,
@@ -53,7 +53,7 @@ def open_frames_producer(client_options: Mapping[str, object], topic: str) -> Pr
     producer: Producer | None = None
     try:
         producer = Producer({**options, **_OPTIONS}, logger=_log)
-        # all topics, because a request for one could create it with the broker's defaults
+        # all topics, because a request for one topic could create it with the broker's defaults
         topics = producer.list_topics(timeout=_METADATA_TIMEOUT).topics
     except (KafkaException, ValueError) as error:
         producer = None  # closes its sockets at once

@@ -29,14 +29,14 @@ _OPTIONS: Final[Mapping[str, object]] = {
     "linger_ms": 5,
     # topics are created with their own settings; an auto-created one would have the broker's defaults
     "allow_auto_create_topics": False,
-    # they are not used, and each request writes two dozen
+    # metrics are not used, and each request writes two dozen
     "metrics_enabled": False,
 }
 _MAX_CACHED_KEYS: Final = 1024  # keys
 
 
 class FramesProducerError(PrerequisiteError):
-    """Frames that Kafka refused: the number of unacknowledged ones, and the first error."""
+    """Frames that Kafka refused: the number of unacknowledged frames, and the first error."""
 
 
 class SendFuture(Protocol):
@@ -286,7 +286,7 @@ class StoppableKafkaProducer:
     def close(self, timeout: float) -> None:
         """Abandon the producer, and return when it has ended or after `timeout` seconds."""
         self.abandon()
-        with suppress(KafkaError):  # it waits for the records that were just dropped
+        with suppress(KafkaError):  # close waits for the records that were just dropped
             self._producer.close(timeout)
 
 

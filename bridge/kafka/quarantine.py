@@ -49,7 +49,7 @@ class QuarantineWriter(SessionThread):
         """End the thread. Queued records are not written."""
         self._stop.set()
         self._wake.set()
-        super().stop(timeout)  # it may be connecting; it is a daemon thread
+        super().stop(timeout)  # the thread may be connecting; it is a daemon
 
     def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
         """Queue a record without waiting, from any thread, and return an event that is set once the broker has it."""
