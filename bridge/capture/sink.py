@@ -131,7 +131,7 @@ class FrameSink:
                 self._changed.notify()
 
     def end_input(self) -> None:
-        """Ignore all further frames. Kafka gets those in the queue."""
+        """Ignore all further frames. Kafka still gets the queued frames."""
         with self._changed:
             self._takes_input = False
 

@@ -29,7 +29,7 @@ _READ: Final = (
 )
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _CHECKPOINT: Final = 256  # pages in the write-ahead log after which SQLite copies them into the file
-_LOG_BYTES: Final = 4 * 1024 * 1024  # of the log, which also has the pages of one transaction
+_LOG_BYTES: Final = 4 * 1024 * 1024  # of the write-ahead log, including one transaction's pages
 
 
 class SpoolError(RuntimeError):
@@ -209,8 +209,8 @@ class Spool:
         self._path.touch(mode=0o600)  # SQLite gives its log the same mode
         file = sqlite3.connect(self._path, check_same_thread=False)
         try:
-            file.text_factory = bytes  # damaged text is then no other error than damaged bytes
-            file.execute("PRAGMA locking_mode = EXCLUSIVE")  # else a third file would hold shared memory
+            file.text_factory = bytes  # so damaged text raises the same error as damaged bytes
+            file.execute("PRAGMA locking_mode = EXCLUSIVE")  # otherwise SQLite adds a file for shared memory
             file.execute("PRAGMA journal_mode = WAL")
             file.execute("PRAGMA synchronous = NORMAL")  # `append` syncs the log; a deletion needs no sync
             file.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
@@ -231,7 +231,7 @@ class Spool:
     def _load(self) -> None:
         try:
             file = self._open()
-            # one query for both would read the whole table
+            # one query for min and max would read the whole table
             (first,) = file.execute("SELECT min(id) FROM frames").fetchone()
             (last,) = file.execute("SELECT max(id) FROM frames").fetchone()
         except sqlite3.DatabaseError as error:

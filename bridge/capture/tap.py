@@ -139,7 +139,7 @@ class ConnectionTap:
     def close(self, observed_at: int, record: ConnectionRecord | None = None) -> list[bytes]:
         """Make the closing frame of each direction, IN first; none if the connection is closed already.
 
-        `record`: goes into the first of them.
+        `record` goes into the first frame.
         """
         if self.closed:
             return []
