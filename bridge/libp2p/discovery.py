@@ -143,7 +143,7 @@ class DialBackoff:
         if address is None:
             return False
         count, since = self._dialled.get(address, (0, 0.0))
-        # many ids of one address are one machine, perhaps a victim's; no failures, as it may be an honest peer's
+        # many ids at an address are one machine, perhaps a victim; no failure is recorded, as it may be honest
         return count >= self._per_address and now < since + self._first
 
     def record_dial(self, address: TcpAddress, now: float) -> None:
@@ -199,7 +199,7 @@ class Discovery:
         self._connected_bootstrap: dict[bytes, int] = {}  # bootstrap peers that are connected
         self._self_at = 0.0
         self._used: dict[bytes, float] = {}  # time of the last query to a peer that we dialled
-        self._candidates: set[bytes] = set()  # being tried for a topic
+        self._candidates: set[bytes] = set()  # peers being tried for a topic
         self._on_topic: set[bytes] = set()  # peers that we dialled, and are on a topic of ours
         self._ongoing_dials: dict[bytes, trio.Event] = {}  # being dialled
         self._streams: dict[bytes, int] = {}  # served, by peer
@@ -238,7 +238,7 @@ class Discovery:
     # ------------------------------------------------------------------ blocks
 
     def provide_block(self, key: bytes) -> None:
-        """Announce a block now and at each `reprovide_interval`, until it is withdrawn or displaced by newer ones.
+        """Announce a block now and at each `reprovide_interval`, until it is withdrawn or displaced by newer blocks.
 
         Args:
             key: multihash of the block.
@@ -322,7 +322,7 @@ class Discovery:
         up = {peer: tries for peer, tries in self._node.bootstrap.items() if self._node.is_connected(peer)}
         reconnected = up.items() - self._connected_bootstrap.items()
         if reconnected:
-            # new, or reconnected: it may have forgotten us
+            # a new peer, or one that reconnected and may have forgotten us
             for peer, _ in reconnected:
                 self._failures.record_success(peer, None)
             self._self_at = now
@@ -531,7 +531,7 @@ class Discovery:
                 with suppress(*BROKEN), self._mark_used(peer), trio.fail_after(self._options.query_timeout):
                     addresses = shareable_addresses(self._own_addresses(peer), self._remote_scope(peer))
                     if not addresses:
-                        self._counters["discovery_unreachable"] += 1  # it could reach none of our addresses
+                        self._counters["discovery_unreachable"] += 1  # the server could reach none of our addresses
                         continue
                     async with self._stream(peer) as stream:
                         message = build_announcement(key, self._node.peer, addresses)
@@ -720,7 +720,7 @@ class Discovery:
         return DhtContact(self._node.peer, tuple(self._own_addresses(peer)))
 
     def _list_known_servers(self) -> list[DhtContact]:
-        """Return the servers to name to others: those that have answered us, and the connected ones."""
+        """Return the servers to name to others: servers that have answered us, and connected servers."""
         now = trio.current_time()
         if now >= self._known_servers_at + _KNOWN_SERVERS_AGE:
             known = {contact.peer: contact for contact in self._table.contacts()}

@@ -16,7 +16,7 @@ class NodeOptions:
     """Sizes in bytes, times in seconds."""
 
     network: str
-    listen: Sequence[str] = ()  # multiaddrs; without any the node only dials
+    listen: Sequence[str] = ()  # multiaddrs; if empty, the node only dials
     bootstrap: Sequence[str] = ()  # multiaddrs that end in /p2p/<peer id>
     gossip: RouterOptions = field(default_factory=RouterOptions)
     bundles: BundleSet = field(default_factory=BundleSet)  # of topics that may be sent by index
@@ -24,12 +24,12 @@ class NodeOptions:
     agent: str = "kiln"
     max_connections: int = 300  # inbound; beyond, `InboundSlots` chooses
     max_rpc_bytes: int = MAX_RPC  # longer RPCs are cut
-    # Bytes of incomplete RPCs of all peers. Beyond that the node disconnects the peer that holds most of them.
+    # Bytes of incomplete RPCs of all peers. Over it, the node disconnects the peer that has the most.
     unfinished_bytes: int = 128 << 20
     # Bytes per hour of frames captured from peers. The node reads a peer that exceeds them more slowly.
     max_peer_bytes_per_hour: int = 1 << 30
     max_bytes_per_hour: int = 4 << 30
-    # The same for what the node sends. Beyond that RPCs wait, and those without room in the queue are dropped.
+    # The same for sent frames. RPCs over the limit wait; RPCs without room in the queue are dropped.
     max_peer_bytes_per_hour_out: int = 1 << 30
     max_bytes_per_hour_out: int = 4 << 30
     # CPU for reading RPCs, as parts of one core. The node reads a peer that exceeds it more slowly.
@@ -42,8 +42,8 @@ class NodeOptions:
     negotiate_timeout: float = 10.0
     # For the pubsub stream of a bootstrap peer, after which the node connects again; doubles with each failure.
     inbound_timeout: float = 30.0
-    # Limits of the queue of one peer. The node drops and counts messages over queue_bytes, its own and those of others
-    # separately. Subscriptions and mesh control have control_bytes more; beyond that the node disconnects the peer.
+    # Limits of the queue of one peer. The node drops and counts messages over queue_bytes, which limits its own and
+    # others' messages separately. Subscriptions and mesh control have control_bytes more; over that it disconnects.
     queue_bytes: int = 4 * 1024 * 1024
     control_bytes: int = 1024 * 1024
     stuck_after: float = 30.0  # the node disconnects a peer that accepts no bytes for this long

@@ -25,7 +25,7 @@ class SeqnoError(Exception):
 
 
 class Seqno:
-    """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above it was used.
+    """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above the mark was used.
 
     The mark is written `reserve` ahead of the numbers, so there is one write for each `reserve` and not one for every
     message. After a crash, the numbers continue from the mark. After `close`, they continue from the last number, or

@@ -12,7 +12,7 @@ from typing import Final
 
 from libp2p.io.abc import ReadWriteCloser
 
-_IPV4_PREFIX: Final = 16  # bits that one operator often has; attackers have many addresses of one prefix
+_IPV4_PREFIX: Final = 16  # bits of a prefix, which often has one operator; an attacker has many addresses in it
 _IPV6_PREFIX: Final = 32
 _LARGEST_SHARE: Final = 4  # a prefix with more than one of this many slots has no protected connections
 
@@ -55,9 +55,9 @@ class InboundSlots:
     """A limited number of inbound connections, in handshake or established.
 
     A new connection finds a slot even if all are taken, so that silent connections cannot keep others out. The
-    connection that gives up its slot is in the network prefix with the most connections, there at the address with the
-    most, and there, if possible, of a peer that delivered nothing. Useful peers give up no slot while others exist,
-    unless their prefix has a quarter of all slots: one attacker with many peers could make them all useful. That limit
+    connection that gives up its slot is in the network prefix with the most connections, at the address in it with the
+    most and, if possible, of a peer that delivered nothing. Useful peers give up no slot while others exist,
+    unless their prefix has a quarter of all slots: one attacker with many peers could make them all useful. The quarter
     is for global addresses, since many peers may share a private network or loopback.
     """
 
@@ -76,7 +76,7 @@ class InboundSlots:
         return len(self._slots)
 
     def take(self, stream: ReadWriteCloser, address: str) -> Slot | None:
-        """Give a new connection a slot, and return the connection to close for it, if any. It may be the new one.
+        """Give a new connection a slot, and return the connection to close for it, if any: perhaps the new one.
 
         Args:
             address: The IP address of the other end.

@@ -1,6 +1,6 @@
-"""Subclasses of py-libp2p's streams, connections and swarm, and the host of them. Reads are in inflow.py.
+"""Subclasses of py-libp2p's streams, connections and swarm, and a host that uses them. Reads are in inflow.py.
 
-"Stock" is py-libp2p without these overrides. Each one states its reason; patches.py contains the changes that no
+"Stock" is py-libp2p without these overrides. Each override states its reason; patches.py contains the changes that no
 subclass can make. docs/performance.md gives the CPU of a frame with the overrides and with stock py-libp2p.
 """
 
