@@ -71,7 +71,7 @@ class Progress(NamedTuple):
 class KafkaWorker(SessionThread):
     """A thread that handles the records of the partitions that Kafka assigns to it, from `start()` to `stop()`.
 
-    A subclass handles records, works between polls, and commits the offset of each partition below which all is done.
+    A subclass handles records, works between polls, and commits for each partition the offset below which all is done.
     After a crash, the records from this offset on are handled again, here or in another bridge.
     """
 
@@ -217,19 +217,19 @@ class KafkaWorker(SessionThread):
         return TopicIdentity("" if topic_id == _NO_ID else topic_id, len(topic.partitions))
 
     def _check_topic(self, admin: AdminClient) -> None:
-        """Begin another session if the topic was created again, because a client would silently read the new one from
+        """Begin another session if the topic was created again, because a client would silently read the new topic from
         the old offset, or if partitions were added."""
         try:
             identity = self._read_identity(admin)
         except KafkaException:
-            return  # if it persists, the consumer reports it
+            return  # if the error persists, the consumer reports it
         if identity != self._identity:
             raise FramesProducerError(
                 f"topic {self._topic} was created again or has more partitions, so its offsets are read again"
             )
 
     def _serve_group(self) -> None:
-        message = self._consumer.poll(0)  # it reads no record
+        message = self._consumer.poll(0)  # serves the group, and reads no record
         if message is not None and (error := message.error()) is not None:
             self._on_error(error)
         if self._broker_error is not None:
@@ -286,7 +286,7 @@ class KafkaWorker(SessionThread):
         metadata = part.metadata or ""
         noted = _TOPIC_ID.match(metadata)
         if part.offset > end or (noted is not None and self._identity.id not in ("", noted[1])):
-            return Progress(first, "")  # the offset is one of another topic of this name, which was deleted
+            return Progress(first, "")  # the offset belongs to a deleted topic of this name
         return Progress(part.offset, metadata[noted.end() :] if noted else metadata)
 
     def _forget(self, partitions: Iterable[int]) -> None:
