@@ -20,7 +20,7 @@ def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[st
     """Select the topics to join.
 
     Args:
-        seen: Topics that peers subscribe to. Of these, the separator topics that an interest covers are selected, and
+        seen: Topics that peers subscribe to. Selected of these are the separator topics that an interest covers, and
             the network's topic in CIP-120's form.
     """
     interests = list(interests)
@@ -36,7 +36,7 @@ def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[st
         topic = parse_topic(name)
         if topic is None or topic.network != network or topic.separator is None:
             continue
-        # another spelling of the same topic would be a topic of its own
+        # to peers, another spelling of the name is another topic
         if (
             any(interest.covers(topic.separator) for interest in interests)
             and format_topic(network, topic.separator) == name
@@ -88,7 +88,7 @@ def build_topic_rule(network: str, texts: Iterable[str], *, is_ceramic: bool) ->
 
     Args:
         network: Name of the network.
-        texts: Interests of a Ceramic network, topics and patterns of another.
+        texts: Interests of a Ceramic network, topics and patterns of another network.
         is_ceramic: The kind of the network.
     """
     return CeramicTopics(network, tuple(map(parse_interest, texts))) if is_ceramic else GossipTopics(tuple(texts))
@@ -157,6 +157,6 @@ class InterestsFile:
 
 
 def open_interests(settings: Settings) -> InterestsFile:
-    """Open the interests of a bridge; each thread needs a file object of its own, since it caches the file."""
+    """Open the interests of a bridge; each thread needs its own object, since the object caches the file."""
     default = settings.bridge.interests if settings.is_ceramic else settings.network.topics
     return InterestsFile(settings.bridge_dir / "interests.json", default, is_ceramic=settings.is_ceramic)

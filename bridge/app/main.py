@@ -1,7 +1,7 @@
 """The bridge process: gossipsub node, capture into Kafka, publisher. `kiln bridge` runs it, `kiln run` starts it.
 
 Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; for BEP
-50, `bep50.key` (the publisher's, 0600) and `bep50/`; `pins.sqlite` (our blocks pinned in IPFS) and `transition.json`
+50, `bep50.key` (publisher's key, 0600) and `bep50/`; `pins.sqlite` (our blocks pinned in IPFS) and `transition.json`
 (written once the chain has reached the block height).
 """
 
@@ -93,7 +93,7 @@ async def _run(settings: Settings) -> None:
                     parts.sink.end_input()
                 log_event(_LOG, "bridge stopping")
                 for thread in parts.threads:
-                    # in another thread, since a publisher waits for this one while it publishes
+                    # in another thread, since a publisher waits for the trio thread while it publishes
                     await trio.to_thread.run_sync(thread.stop)
                 nursery.cancel_scope.cancel()
 
@@ -138,7 +138,7 @@ async def _update_topics(
 
 
 def main() -> int:
-    """Run the bridge with the settings of file and environment, and return the exit status."""
+    """Run the bridge with the settings from file and environment, and return the exit status."""
     try:
         run(load_settings())
     except KilnError as error:

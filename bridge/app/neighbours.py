@@ -19,7 +19,7 @@ class PeerConnector(Protocol):
 
 
 def select_bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -> list[BitswapPeer]:
-    """Select the peers with bitswap and no negative score, with their trustworthy TCP addresses.
+    """Select the peers that speak bitswap and have a score of at least 0, with their trustworthy TCP addresses.
 
     Peers that the node dialled come first, then the others by age.
 

@@ -28,7 +28,7 @@ def build_status(
     """Build the status of a bridge.
 
     Args:
-        view: The view of its node.
+        view: The view of the bridge's node.
         interests: The current interests.
         at: Unix time in s.
     """

@@ -14,10 +14,10 @@ from kiln.schemas.wire.identity import peer_text
 _MAX_SELECTION_INTERVAL: Final = 10  # rounds between two selections while there are too many topics
 _TOPICS_PER_ROUND: Final = 2000  # a selection from more topics takes longer, and is made less often
 _ACTIVITY_ROUNDS: Final = 600  # rounds for which a message makes its topic active, at least
-_JOINED_FACTOR: Final = 1.25  # usefulness of a joined topic, so that only a clearly more useful one replaces it
+_JOINED_FACTOR: Final = 1.25  # usefulness of a joined topic, so that only a clearly more useful topic replaces it
 _ACTIVE_FACTOR: Final = 2.0  # usefulness of an active topic
 # Every change is sent to all peers. Other Kilns accept 2,500 at once and 10 a second (RouterOptions.subscriptions),
-# those in the first RPC included, and disconnect beyond that.
+# including the first RPC, and disconnect a peer that sends more.
 _CHANGES: Final = 2400
 _CHANGES_PER_ROUND: Final = 8
 
@@ -27,10 +27,10 @@ class TopicSelector:
     topics.
 
     The most useful topics are joined. A peer counts for each of its N topics as 1 / N, so a peer that subscribes to
-    thousands has little weight for each. A peer with a score below 0 does not count. `select` is called once a round,
-    of about a second. A round makes so few changes that no peer takes the node for a flooder, whatever peers connect
-    and disconnect: it joins the most useful topics first, and leaves topics that are no longer chosen if changes
-    remain.
+    thousands of topics has little weight for each. A peer with a score below 0 does not count. `select` is called once
+    a round, of about a second. A round makes so few changes that no peer takes the node for a flooder, whatever peers
+    connect and disconnect: it joins the most useful topics first, and leaves topics that are no longer chosen if
+    changes remain.
     """
 
     def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares | None = None) -> None:
@@ -105,7 +105,7 @@ class TopicSelector:
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _limit_changes(self, rule: TopicRule, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
-        """Return the topics to be joined in this round, on the way from the joined to the chosen ones."""
+        """Return the topics to be joined in this round, a step from the joined to the chosen topics."""
         max_changes = max(_CHANGES_PER_ROUND, _CHANGES - len(joined))
         changes = min(self._changes + _CHANGES_PER_ROUND, max_changes)
         idle = rule.select(joined - chosen) & joined - fixed - chosen

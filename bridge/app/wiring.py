@@ -86,7 +86,7 @@ class BridgeComponents:
     publisher: Publisher | None
     """Publishes to gossipsub."""
     announcer: Publisher | None
-    """Publishes to BEP 50. It is a consumer group of its own, so that neither transport waits for the other."""
+    """Publishes to BEP 50. It has its own consumer group, so that neither transport waits for the other."""
     fetcher: Fetcher | None
 
     @property
@@ -119,7 +119,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
     carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
 
-    # blocks, by bitswap of our own, by a Kubo, or in a folder alone
+    # blocks, by our own bitswap, by a Kubo, or only in a folder
     folder = FolderBlockStore(settings.state / "blocks")
     exchange = _create_exchange(settings, node, folder, sources, discovery) if settings.speaks_bitswap else None
     kubo = _open_kubo(settings) if settings.uses_kubo else None
@@ -286,7 +286,7 @@ def _create_exchange(
 
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
-    """Create the pins for one thread: each thread needs its own, since it has a connection of SQLite."""
+    """Create the pins for one thread: each thread needs its own, since pins have an SQLite connection."""
     return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_duration))
 
 
@@ -412,6 +412,6 @@ def _create_fetcher(
         blocks,
         lambda: (*file.read(), *announced_interests),
         instance=_bridge_id(node),
-        # with bitswap of our own, the peer that relayed the announcement is known, and connected
+        # with our own bitswap, the peer that relayed the announcement is known, and connected
         add_announcer=kubo.add_announcer if kubo is not None else lambda _: None,
     )
