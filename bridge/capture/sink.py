@@ -1,8 +1,8 @@
 """Queue of frames for Kafka: in memory while Kafka acknowledges in time, otherwise in the spool on disk.
 
-All frames form one queue, in the order of `put`: first those in the spool, then those in memory. Kafka gets them in
+All frames form one queue, in the order of `put`: first those in the spool, then those in memory. Kafka gets all in
 this order, and so in order on each connection (the connection's id is the key, so its frames share a partition). One
-portion is in flight at a time. If Kafka refuses one of its frames, a new producer sends the portion again. So Kafka may
+portion is in flight at a time. If Kafka refuses one of its frames, a new producer sends the portion again, so Kafka may
 get some frames twice. Connection, direction and sequence identify a frame, and the first copies are always in order.
 
 A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is available, these are
