@@ -1,4 +1,4 @@
-"""Batches on their way to topics: those that take turns, and separately those whose topic has no peer.
+"""Queue of batches for topics: batches whose topic has peers take turns; batches without a peer wait apart.
 
 Anyone can make batches: an update of a new stream with a new model is a batch of its own, and most of these topics have
 no peer. A batch without a peer therefore waits apart from those that can be sent, and is not attempted. The others take
@@ -31,7 +31,7 @@ Flow = tuple[str, Separator]
 """Topic and separator. Deliveries of the same topic and separator keep their order."""
 
 Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
-"""Returns those of the given topics that have peers, each with its peers."""
+"""Returns the peers of each given topic that has any."""
 
 
 class OpenRecord:
@@ -263,7 +263,7 @@ class DeliveryQueue:
     ) -> None:
         path = self._paths.get(flow)
         if path is None:
-            # of several peers the one for which fewest wait: a peer that is on all topics delays no other
+            # choose the peer with the fewest waiting deliveries: a peer that is on all topics delays no other
             receivers = (peers or {}).get(flow[0], ())
             receiver = min(receivers, key=lambda peer: self._ready.count((peer,)), default=None)
             path = self._paths[flow] = (receiver, flow in self._reached, flow)

@@ -11,7 +11,7 @@ them. While IPFS is unavailable nothing is published, no timeout runs, and the b
 The transition of CIP-120 decides on which topics a batch is published (`transition.py`). Each topic gets a receipt.
 
 A batch without a peer waits apart from the others (`deliveries.py`), and after `publish_timeout` gets a receipt with
-that error. If the transport can tell which topics have peers, only batches with a peer are stored and handed over.
+the reason. If the transport can tell which topics have peers, only batches with a peer are stored and handed over.
 Otherwise a batch is retried every `retry_every`, and handed over at least once before it is given up, since the
 transport may keep it for a peer that comes later. Batches of one topic and separator keep their order. While
 `can_publish` holds publishing back, nothing is tried and no timeout runs.
