@@ -222,7 +222,7 @@ class DeliveryQueue:
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 
     def put_back(self, deliveries: Sequence[TopicDelivery], reason: str) -> None:
-        """Put deliveries of one topic and separator before those that are still in the queue, after an attempt that
+        """Put deliveries of one topic and separator back in front of the queued ones, after an attempt that
         reached no peer for this reason."""
         flow = deliveries[0].flow
         behind = [*self._remove_ready(flow), *self._remove_parked(flow)]
@@ -245,7 +245,7 @@ class DeliveryQueue:
                 self._make_ready(flow, self._remove_parked(flow), peers)
             elif self._waited(self._parked[flow][0]) >= self._patience:
                 given_up += self._give_up_parked(flow, self._patience)
-        # if no peer was reached lately, those that wait delay no other
+        # if no peer was reached lately, waiting deliveries delay no others
         is_sending = self._clock - next(reversed(self._reached.values()), -self._patience) < self._patience
         return given_up + self._give_up_early() if is_full and is_sending else given_up
 
