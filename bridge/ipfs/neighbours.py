@@ -44,7 +44,7 @@ class BitswapPeers:
 
     def __init__(self) -> None:
         self._gossip: dict[str, BitswapPeer] = {}
-        self._announcers: OrderedDict[str, float] = OrderedDict()  # by peer, the end of its time as a neighbour; in order
+        self._announcers: OrderedDict[str, float] = OrderedDict()  # by peer, the end of its time as neighbour; in order
         self._failed: dict[str, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
         self._made: set[str] = set()  # connections that exist only because of this class
         self.connected = 0
