@@ -202,7 +202,7 @@ class BitswapEngine:
                 self._add_presence(peer, state, cid, has_block=False)
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Send a block that was added to the folder to the peers that want it."""
+        """Send a block that was added to the folder, or HAVE, to the peers that want it."""
         for peer, state in self._peers.items():
             entry = state.wants.get(cid)
             if entry is not None:

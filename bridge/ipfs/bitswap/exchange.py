@@ -227,7 +227,7 @@ class BlockExchange:
     # ------------------------------------------------------------------ blocks
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Announce a block of the folder to the peers that want it."""
+        """Send a block of the folder, or HAVE, to the peers that want it."""
         self._engine.add_block(cid, size)
         self._start_writers()
 
