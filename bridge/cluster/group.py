@@ -57,7 +57,7 @@ _ROUND = msgspec.json.Decoder(GroupView)
 
 
 def group_name(prefix: str, network: str) -> str:
-    """Return the consumer group of the bridges of a network; `prefix` is that of the topics."""
+    """Return the consumer group of the bridges of a network; `prefix` is the prefix of the topics."""
     return f"{prefix}bridges.{network}"
 
 
@@ -69,7 +69,7 @@ def interests_digest(texts: Iterable[str]) -> str:
 def build_round(members: Collection[Member]) -> GroupView:
     """Build the round of these members.
 
-    While fetching moves from one bridge to another, both may still report that they lead.
+    While fetching moves from one bridge to another, both bridges may still report that they lead.
     """
     leader = max((member.peer for member in members if member.leads), default="")
     authors = sorted({author for member in members for author in member.authors})

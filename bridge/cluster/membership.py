@@ -1,8 +1,8 @@
 """Membership of a bridge in the consumer group of the bridges of its network, from start to stop.
 
-Kafka's group protocol detects the live bridges, and informs each of the interests of the others. It works across
-machines, and needs no shared clock and no rights beyond those of the bridge's other groups. The bridge is a static
-member (KIP-345) under its peer id, so that a bridge that restarts within `SESSION` is the same member. The group
+Kafka's group protocol detects the live bridges, and informs each bridge of the others' interests. The protocol works
+across machines, and needs no shared clock and no rights beyond those of the bridge's other groups. The bridge is a
+static member (KIP-345) under its peer id, so that a bridge that restarts within `SESSION` is the same member. The group
 assigns no partition; kafka-python is its client, because librdkafka supports no custom assignor.
 """
 
@@ -47,7 +47,7 @@ _ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # s for a round, in 
 class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python has no types
     """An assignor of kafka-python that assigns no partition, and exchanges the data of `kiln.bridge.cluster.group`.
 
-    It is called in kafka-python's thread.
+    kafka-python calls it in kafka-python's own thread.
     """
 
     name = PROTOCOL
@@ -95,7 +95,7 @@ class Membership(SessionThread):
         self._group = group_name(kafka.prefix, network)
         self._partition = TopicPartition(f"{kafka.prefix}wanted", 0)
         self._assignor = _Group(member, self._partition.topic)
-        self._wanted = member  # what the others are to know
+        self._wanted = member  # what to send to the other bridges
         self._round: GroupView | None = None
         self._number = 0
         self._authors = frozenset(member.authors)

@@ -28,7 +28,7 @@ class BlockRequest(NamedTuple):
 
 
 class GenesisAnswer(NamedTuple):
-    """The separator in the genesis of a stream, or the reason why it has none."""
+    """The separator in the genesis of a stream, or the reason why the genesis has none."""
 
     separator: SeparatorRecord | None
     without: str | None

@@ -23,7 +23,7 @@ class GenesisClaims:
     """Claims about the streams of one genesis."""
 
     count: int
-    """claims, including those of the geneses that this one evicted"""
+    """number of claims, including the claims of geneses that this one evicted"""
     first_updates: dict[tuple[str, Claims], WantedRecord] = field(default_factory=dict)
     """the first update by stream and claims"""
     tips: dict[bytes, None] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class ClaimedStreams:
         self._capacity = most
         self._claims: dict[str, GenesisClaims] = {}
         self._waiting: dict[int, OrderedDict[str, None]] = {}  # by count; not attempted yet
-        self._deferred: OrderedDict[str, int] = OrderedDict()  # with the end of the wait, which is equally long for all
+        self._deferred: OrderedDict[str, int] = OrderedDict()  # end of the wait, earliest first; 0 after `put_back`
         self.evicted = 0
         """geneses evicted since the start"""
         self.unrecorded = 0

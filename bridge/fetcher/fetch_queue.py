@@ -29,7 +29,7 @@ class Lane(NamedTuple):
     """0 for a genesis with waiting updates, 1 for a batch, 2 for a genesis that checks a batch or a claim"""
     is_retry: bool
     is_unproven: bool
-    """true if blocks of its announcer did not arrive yet, or no longer arrive"""
+    """true if no block of the announcer has arrived yet, or the last ones did not"""
 
 
 _LANES: Final = [Lane(*lane) for lane in product((0, 1, 2), (False, True), (False, True))]
@@ -74,16 +74,16 @@ class Fetch:
 class KnownAnswers:
     """Blocks that need no fetch: streams in `kiln.streams`, fetched blocks, and blocks given up recently.
 
-    It outlives a session with Kafka.
+    The answers outlive a session with Kafka.
     """
 
     def __init__(self) -> None:
         self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
         self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = OrderedDict()
-        """failures by request, each with the time until which it counts"""
+        """failures by request, each with its expiry"""
         self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
         self.lost_blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
-        """batches, by separator, whose block was given up, and which are quarantined"""
+        """quarantined batches, by separator, whose block was given up"""
 
     def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
         """Add a stream of `kiln.streams` and its separator, if it has one."""
@@ -149,7 +149,7 @@ class FetchQueue:
 
         Args:
             retry_after: the wait before a block that was given up is tried again, in µs.
-            max_open: records that wait: a quarter for batches, the others for geneses.
+            max_open: maximum number of records that wait: a quarter for batches, the rest for geneses.
         """
         self._max_concurrent = max_concurrent
         self._retry_after = retry_after
@@ -172,7 +172,7 @@ class FetchQueue:
         self._ipfs_uptime = 0  # µs that IPFS was available, up to _uptime_at
         self._uptime_at: int | None = None
         self._probe_at = 0
-        self._available_since: int | None = None  # of IPFS; None if it is not, or no fetch was started yet
+        self._available_since: int | None = None  # None if IPFS is unavailable, or no fetch was started yet
         self.ipfs_error: str | None = None
         """the reason why IPFS is unavailable"""
 
@@ -205,7 +205,7 @@ class FetchQueue:
             is_kept: the record must not be refused.
 
         Returns:
-            False if it is refused.
+            False if the record is refused.
         """
         places = self._places[request.kind]
         if not places.has_room(wanted.announcer):

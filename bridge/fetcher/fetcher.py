@@ -132,7 +132,7 @@ class Fetcher(KafkaWorker):
         self._forget_work()
         self._renew_at = 0.0  # by `_boot_clock`
         self._places_lost = 0
-        self._counts_before: Counter[str] = Counter()  # of the time before it had these partitions
+        self._counts_before: Counter[str] = Counter()  # from before the current partitions were assigned
         self._snapshot = _FetchProgress(0, 0, 0, Counter())
 
     def _forget_work(self) -> None:

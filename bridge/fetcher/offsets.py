@@ -27,9 +27,9 @@ class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     records were read, and `unfinished` holds the unfinished records before it. `releasing` holds the indexes in
     `unfinished`, from 0, of the records being released.
 
-    Both are sets of numbers from a base (`unfinished`: the committed offset, `releasing`: 0): "" for none, else base85
-    of a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints ("g…": the step from the base
-    to the first, then from each to the next).
+    `unfinished` and `releasing` are sets of numbers from a base (`unfinished`: the committed offset, `releasing`: 0):
+    "" for none, else base85 of a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints
+    ("g…": the step from the base to the first, then from each to the next).
     """
 
     generation: int
@@ -71,7 +71,7 @@ class DoneOffsets:
         position, offsets, releasing = committed or (CommittedPosition(fresh_generation, offset), [], set[int]())
         self._generation = position.generation
         self.read = position.read
-        """the offset up to which records were read, by an earlier run too"""
+        """the offset up to which this run or an earlier one read records"""
         self._open = dict.fromkeys(offsets)  # in order
         self._reread = deque(offsets)  # left open by an earlier run, and not read again yet
         self._next_offset = offset
@@ -85,7 +85,7 @@ class DoneOffsets:
         """Add the next record.
 
         Returns:
-            False if an earlier run has finished it.
+            False if an earlier run has finished the record.
         """
         self._next_offset = offset + 1
         self._skip_unread(offset)

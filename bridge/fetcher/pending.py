@@ -66,7 +66,7 @@ RECORDS_LOST: Final = "wanted_gone"
 _SECOND: Final = 1_000_000  # µs
 _MAX_PAUSE: Final = 60 * _SECOND  # between two attempts for one block
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
-_MAX_READY: Final = 1_000  # updates that may be released and are not yet
+_MAX_READY: Final = 1_000  # releasable updates that are not released yet
 _UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of its announcer arrived", final=False)
 _OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
 REPLAY: Final = 10_000
@@ -243,7 +243,7 @@ class PendingFetches:
             interests: the separators that are followed now.
 
         Returns:
-            For a batch to fetch now, the peer id of its announcer, as text, if that is known.
+            For a batch to fetch now, the announcer's peer id as text, if known.
         """
         if not self._offsets[position.partition].add(position.offset):
             self._recover(position, value, now)
@@ -273,8 +273,8 @@ class PendingFetches:
     def _is_repeated(self, position: KafkaPosition, record: WantedRecord) -> bool:
         """Return true if the query `updates` has written this update before, in a micro-batch that a crash repeated.
 
-        The first one may have been released already, under an earlier generation, so no reader of the log would
-        recognise the second (decision 7).
+        The first copy may have been released already, under an earlier generation, so no reader of the log would
+        recognise the second copy (decision 7).
         """
         update = record.update
         if record.reason != "genesis" or update is None:
@@ -447,7 +447,7 @@ class PendingFetches:
         """Release an update.
 
         Returns:
-            False if it is in `kiln.updates` already, because its claim was true.
+            False if the update is in `kiln.updates` already, because its claim was true.
         """
         wanted, update, separator, claimed = release
         self._check_claims(wanted.record, separator, now)

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-_MAX_MISSES: Final = 3  # in a row, and an author is no longer proven
+_MAX_MISSES: Final = 3  # misses in a row after which an author is no longer proven
 _MAX_KNOWN: Final = 10_000  # announcers that are remembered
 
 _K = TypeVar("_K")
@@ -95,7 +95,7 @@ class AnnouncerPlaces:
         """Record the first attempt for a block, or that a block arrived.
 
         Returns:
-            True if the author has just become proven, or has just ceased to be.
+            True if this made the author proven, or unproven again.
         """
         was_proven = self.is_proven(announcer)
         if arrived:

@@ -34,8 +34,8 @@ class BlockUnavailableError(Exception):
 
 
 class BlockRefusedError(Exception):
-    """The block is rejected, and a later attempt would be too. `reason` is the reason for quarantine, which the message
-    describes."""
+    """The block is rejected, and would be at a later attempt too. `reason` is the reason for quarantine, which the
+    message describes."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)

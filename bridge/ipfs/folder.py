@@ -1,4 +1,4 @@
-"""Blocks in a folder, one file each. `kiln.bridge.ipfs.bitswap` serves them; without it no peer can fetch them."""
+"""Blocks in a folder, one file each. Peers can fetch them only through `kiln.bridge.ipfs.bitswap`."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class FolderBlockStore:
         return sizes
 
     def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Read blocks; those that are missing, or do not have the hash of their CID, are left out."""
+        """Read blocks; leave out blocks that are missing, or do not match their CID."""
         blocks: dict[bytes, bytes] = {}
         for cid in cids:
             try:

@@ -38,7 +38,7 @@ _CONNECT: Final = 5.0  # s
 _CALL: Final = 15.0  # s, of a call that needs no peer
 _GRACE: Final = 5.0  # s beyond the node's timeout, so that the node reports the timeout itself
 _MAX_ANSWER: Final = 1 << 20  # bytes of JSON
-_MOST_PEERS_ANSWER: Final = 8 << 20  # the same, of a list of peers: some hundred bytes each, and there may be thousands
+_MOST_PEERS_ANSWER: Final = 8 << 20  # bytes of JSON for a list of peers: thousands of peers, some hundred bytes each
 _PROVIDE: Final = 60.0  # s for a walk through the DHT
 
 
@@ -96,7 +96,7 @@ class Kubo:
 
         Args:
             auth: secret, in a form that `auth_header` reads.
-            at_most: calls that wait for peers at one time.
+            at_most: maximum number of concurrent calls that wait for peers.
         """
         self.url = url.rstrip("/")
         self._client = httpx.Client(
@@ -156,7 +156,7 @@ class Kubo:
             raise BlockUnavailableError(f"{cid}: {self.url} answered with nothing") from None
 
     def pin(self, cid: str) -> None:
-        """Protect this block from garbage collection, and not the blocks it links to. A recursive pin stays as it is.
+        """Protect only this block, not the blocks it links to, from garbage collection. A recursive pin stays as it is.
 
         Raises:
             BlockStoreUnavailableError: The node does not answer.
@@ -250,7 +250,7 @@ class Kubo:
 
         Raises:
             NoRoutingError: The node has no routing system.
-            KuboError: The node cannot announce it.
+            KuboError: The node cannot announce the block.
             BlockStoreUnavailableError: The node does not answer.
         """
         options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}

@@ -27,8 +27,8 @@ _LONGEST_PAUSE: Final = 300.0  # s
 
 
 class BitswapPeer(NamedTuple):
-    """A peer, and the multiaddrs at which it may be dialled, without /p2p/. There may be no multiaddrs, if the node
-    itself knows some."""
+    """A peer, and the multiaddrs at which it may be dialled, without /p2p/. They may be empty if the IPFS node knows
+    addresses of the peer."""
 
     peer: str
     addresses: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class BitswapPeers:
 
     def __init__(self) -> None:
         self._gossip: dict[str, BitswapPeer] = {}
-        self._announcers: OrderedDict[str, float] = OrderedDict()  # end of the time as a neighbour, the latest last
+        self._announcers: OrderedDict[str, float] = OrderedDict()  # by peer, the end of its time as neighbour; in order
         self._failed: dict[str, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
         self._made: set[str] = set()  # connections that exist only because of this class
         self.connected = 0
@@ -92,7 +92,7 @@ class BitswapPeers:
         self._failed[peer] = failures, now + pause_after(failures, _FIRST_PAUSE, _LONGEST_PAUSE)
 
     def select_to_disconnect(self, own: str, connected: Collection[str]) -> list[str]:
-        """Select the peers to disconnect: those that were dialled as neighbours and are neighbours no longer."""
+        """Select the peers to disconnect: former neighbours that are connected only because of this class."""
         wanted = self._wanted(own)
         gone = [peer for peer in self._made if peer not in wanted]
         self._made.difference_update(gone)

@@ -66,7 +66,7 @@ class KuboBlockStore:
             self._wake.set()
 
     def add_announcer(self, peer: str) -> None:
-        """Connect the node to the announcer of a block that is about to be fetched, if found. Returns at once."""
+        """Connect the node to the announcer of a block to be fetched, if the node finds the peer. Returns at once."""
         with self._lock:
             new = self._neighbours.add_announcer(peer, time.monotonic())
         if new:
@@ -98,7 +98,7 @@ class KuboBlockStore:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def wait_for_check(self, timeout: float) -> bool:
-        """Wait for the first check of the node. If the node is not up then, `describe` gives the reason."""
+        """Wait for the first check of the node. If the node is down by then, `describe` gives the reason."""
         return self._looked.wait(timeout)
 
     def _run_checks(self) -> None:

@@ -44,7 +44,7 @@ MAX_OPEN: Final = 10_000
 """Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
 tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that further
 batches need not stay in Kafka."""
-MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of their blocks; one more poll may exceed it
+MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
 
@@ -135,7 +135,7 @@ class PendingBatches:
         self._options = options
         self._partitions: dict[int, _PartitionState] = {}
         self.open_count = 0
-        """records that are added and whose receipts are not all acknowledged"""
+        """added records of which a receipt is not acknowledged yet"""
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
         self._subscribers = subscribers
         self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
@@ -215,7 +215,7 @@ class PendingBatches:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Return whether so much waits that batches are given up early."""
+        """Return whether so many batches wait that some are given up early."""
         return self.open_count > MAX_OPEN * 9 // 10 or self.block_bytes > MAX_BLOCK_BYTES * 9 // 10
 
     def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> OutputRecord | None:
@@ -363,7 +363,7 @@ class PendingBatches:
         return outputs
 
     def _reject(self, publication: PendingPublication, reason: str, now: int) -> OutputRecord:
-        """Settle all deliveries of a batch with one receipt. Those that are still queued no longer count."""
+        """Settle all deliveries of a batch with one receipt. Deliveries still queued no longer count."""
         self._settle_receipts(publication.record, len(publication.deliveries) - 1)
         publication.deliveries = {}
         self.block_bytes -= len(publication.block)

@@ -1,4 +1,4 @@
-"""Batches on their way to topics: those that take turns, and separately those whose topic has no peer.
+"""Queue of batches for topics: batches whose topic has peers take turns; batches without a peer wait apart.
 
 Anyone can make batches: an update of a new stream with a new model is a batch of its own, and most of these topics have
 no peer. A batch without a peer therefore waits apart from those that can be sent, and is not attempted. The others take
@@ -31,7 +31,7 @@ Flow = tuple[str, Separator]
 """Topic and separator. Deliveries of the same topic and separator keep their order."""
 
 Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
-"""Returns those of the given topics that have peers, each with its peers."""
+"""Returns the peers of each given topic that has any."""
 
 
 class OpenRecord:
@@ -222,7 +222,7 @@ class DeliveryQueue:
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 
     def put_back(self, deliveries: Sequence[TopicDelivery], reason: str) -> None:
-        """Put deliveries of one topic and separator before those that are still in the queue, after an attempt that
+        """Put deliveries of one topic and separator back in front of the queued ones, after an attempt that
         reached no peer for this reason."""
         flow = deliveries[0].flow
         behind = [*self._remove_ready(flow), *self._remove_parked(flow)]
@@ -245,7 +245,7 @@ class DeliveryQueue:
                 self._make_ready(flow, self._remove_parked(flow), peers)
             elif self._waited(self._parked[flow][0]) >= self._patience:
                 given_up += self._give_up_parked(flow, self._patience)
-        # if no peer was reached lately, those that wait delay no other
+        # if no peer was reached lately, waiting deliveries delay no others
         is_sending = self._clock - next(reversed(self._reached.values()), -self._patience) < self._patience
         return given_up + self._give_up_early() if is_full and is_sending else given_up
 
@@ -263,7 +263,7 @@ class DeliveryQueue:
     ) -> None:
         path = self._paths.get(flow)
         if path is None:
-            # of several peers the one for which fewest wait: a peer that is on all topics delays no other
+            # choose the peer with the fewest waiting deliveries: a peer that is on all topics delays no other
             receivers = (peers or {}).get(flow[0], ())
             receiver = min(receivers, key=lambda peer: self._ready.count((peer,)), default=None)
             path = self._paths[flow] = (receiver, flow in self._reached, flow)

@@ -17,7 +17,7 @@ class _Branch(Generic[Item]):
 
     def __init__(self) -> None:
         self.children: OrderedDict[Hashable, _Branch[Item] | deque[Item]] = OrderedDict()
-        self.count = 0  # of items below
+        self.count = 0  # number of items below
 
 
 class FairQueue(Generic[Item]):

@@ -12,7 +12,7 @@ from typing import Final
 
 from kiln.bridge.ipfs import BlockStore
 
-_MAX_UNPINS: Final = 100  # in one call, so that nothing waits long behind it
+_MAX_UNPINS: Final = 100  # per call, so that no other work waits long
 
 
 class PinsError(Exception):

@@ -10,9 +10,9 @@ them. While IPFS is unavailable nothing is published, no timeout runs, and the b
 
 The transition of CIP-120 decides on which topics a batch is published (`transition.py`). Each topic gets a receipt.
 
-A batch without a peer waits apart from the others (`deliveries.py`), and after `publish_timeout` gets a receipt with
-that error. If the transport can tell which topics have peers, only batches with a peer are stored and handed over.
-Otherwise a batch is retried every `retry_every`, and handed over at least once before it is given up, since the
+A batch without a peer waits apart from the others (`deliveries.py`), and after `publish_timeout` gets a receipt that
+gives the reason. If the transport can tell which topics have peers, only batches with a peer are stored and handed
+over. Otherwise a batch is retried every `retry_every`, and handed over at least once before it is given up, since the
 transport may keep it for a peer that comes later. Batches of one topic and separator keep their order. While
 `can_publish` holds publishing back, nothing is tried and no timeout runs.
 
@@ -145,7 +145,7 @@ class Publisher(KafkaWorker):
         if committed is None:
             self._pending.start(partition, first, self._clock_us() - self._options.max_age)
             return first
-        # an offset without the limit was set by hand, or is that of a new topic: publish from there
+        # an offset without the limit was set by hand, or belongs to a new topic: publish from that offset on
         not_before, settled = read_metadata(committed.offset, committed.metadata)
         self._pending.start(partition, committed.offset, not_before, settled)
         self._record_lost_range(partition, first)

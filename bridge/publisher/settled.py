@@ -1,7 +1,7 @@
 """The batches after the committed offset that already have their receipts. The metadata of the commit lists them.
 
 A batch without a peer waits for `publish_timeout` and holds the offset back meanwhile. After a restart the settled
-batches after that offset are not published again.
+batches after the committed offset are not published again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MAX_BITMAP: Final = 1 << 20  # bytes
 
 
 def encode_settled(first: int, end: int, unsettled: Collection[int]) -> str:
-    """Encode which offsets from `first` to `end` are settled; if there is no room for all, of the first ones only.
+    """Encode which offsets from `first` to `end` are settled; if they do not all fit, cover only the first ones.
 
     Returns:
         base85 of a bitmap, compressed by zlib: bit i % 8, lowest first, of byte i // 8 is set if first + i is settled.

@@ -147,7 +147,7 @@ def read_height(body: bytes) -> int:
     """Return the block number in a response to eth_blockNumber (Ethereum JSON-RPC specification).
 
     Raises:
-        HeightError: the response has none.
+        HeightError: the response has no block number.
     """
     try:
         reply = _REPLY.decode(body)
@@ -170,7 +170,7 @@ def fetch_height(url: str, timeout: float) -> int:
         timeout: seconds for the whole request, however slowly the response comes.
 
     Raises:
-        HeightError: the node returned none.
+        HeightError: the node returned no height.
     """
     try:
         return read_height(trio.run(_request_height, url, timeout))
@@ -200,9 +200,9 @@ async def _request_height(url: str, timeout: float) -> bytes:
 
 
 class HeightWatch:
-    """A thread that requests the height, from `start()` to `stop()`, until it reaches the awaited one.
+    """A thread that polls the chain's height, from `start()` to `stop()`, until it reaches `height`.
 
-    That it was reached is saved in a file, so that a later start knows it even if the URL does not answer.
+    The time of reaching it is saved in a file, so that a later start knows it even if the URL does not answer.
     """
 
     def __init__(
@@ -313,6 +313,6 @@ class PublishingTopics:
 
     @property
     def _reached_at(self) -> int | None:
-        """Time in µs at which the chain reached the height of the settings; `None` if the chain has not, or if the
-        transition names no height."""
+        """Time in µs at which the chain reached the height of the settings; `None` if the chain has not reached
+        it, or the transition names no height."""
         return None if self._height is None else self._height.reached_at

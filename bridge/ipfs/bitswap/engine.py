@@ -30,7 +30,7 @@ from kiln.schemas.wire.cid import read_sha2_256_digest
 class EngineLimits:
     """Limits by peer; sizes in bytes, times in seconds."""
 
-    wants: int = 1024  # stored wants of a peer, as in boxo; beyond it the oldest is dropped
+    wants: int = 1024  # stored wants of a peer, as in boxo; beyond this the oldest is dropped
     replies: int = 1024  # blocks, and presences, that wait to be sent to a peer
     message_bytes: int = 256 << 10  # blocks in one message, or one larger block
     replace_have: int = 1024  # a block up to this size is sent instead of HAVE, as boxo does
@@ -67,7 +67,7 @@ class Received(NamedTuple):
 class _PeerState:
     """Wants of a peer, messages to send to it, and blocks requested from it."""
 
-    wants: OrderedDict[bytes, WantEntry] = field(default_factory=OrderedDict)  # by CID, without those owed
+    wants: OrderedDict[bytes, WantEntry] = field(default_factory=OrderedDict)  # unanswered, by CID
     blocks: OrderedDict[bytes, int] = field(default_factory=OrderedDict)  # size by CID, to send
     presences: OrderedDict[bytes, bool] = field(default_factory=OrderedDict)  # HAVE or DONT_HAVE by CID, to send
     requests: OrderedDict[bytes, WantEntry] = field(default_factory=OrderedDict)  # own wants by CID, to send
@@ -86,7 +86,7 @@ class _OwnWant:
     digest: bytes
     preferred: dict[bytes, None]  # peers that get a want-block at first
     asked: dict[bytes, float] = field(default_factory=dict)  # time of the last want-block, or -inf, by peer
-    haves: dict[bytes, None] = field(default_factory=dict)  # peers that may have it, in the order of trying
+    haves: dict[bytes, None] = field(default_factory=dict)  # peers that may have the block, in the order of trying
     dont_haves: set[bytes] = field(default_factory=set)
 
 
@@ -100,7 +100,7 @@ class BitswapEngine:
         """Create an engine without peers.
 
         Args:
-            counters: Counter of its events, named bitswap_…; by default one of its own.
+            counters: Counter of the engine's events, named bitswap_…; by default a new one.
         """
         self._limits = limits or EngineLimits()
         self._peers: dict[bytes, _PeerState] = {}
@@ -202,7 +202,7 @@ class BitswapEngine:
                 self._add_presence(peer, state, cid, has_block=False)
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Send a block that was added to the folder to the peers that want it."""
+        """Send a block that was added to the folder, or HAVE, to the peers that want it."""
         for peer, state in self._peers.items():
             entry = state.wants.get(cid)
             if entry is not None:
@@ -271,8 +271,8 @@ class BitswapEngine:
         return self._own.keys()
 
     def is_exhausted(self, digest: bytes) -> bool:
-        """Return whether no connected peer can be expected to send the block: no peer got a want for it, or each that
-        got one reported that it does not have the block."""
+        """Return whether no connected peer can be expected to send the block: no peer got a want for it, or all
+        peers that got a want reported DONT_HAVE."""
         want = self._own.get(digest)
         return want is not None and want.dont_haves.issuperset(want.asked)
 
@@ -403,7 +403,7 @@ class BitswapEngine:
             return
         self.counters["bitswap_messages_retried"] += 1
         for entry in output.wants:
-            if entry.cancel or read_sha2_256_digest(entry.cid) in state.asked:  # else it came meanwhile
+            if entry.cancel or read_sha2_256_digest(entry.cid) in state.asked:  # else the block came meanwhile
                 state.requests.setdefault(entry.cid, entry)
         for cids, has_block in ((output.haves, True), (output.dont_haves, False)):
             for cid in cids:

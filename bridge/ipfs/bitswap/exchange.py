@@ -1,6 +1,6 @@
 """Bitswap on the streams of the node: `BitswapEngine` decides, this module reads and writes.
 
-A peer sends on streams that it opens, often one for each message, and the bridge on one that it opens itself. Limits
+A peer sends on streams that it opens, often one for each message; the bridge sends on a stream of its own. Limits
 are by peer: streams, bytes of unfinished messages, CPU, bytes that wait to be written. Files are read in threads.
 Blocks have a budget of bytes per second, so that gossip on the same connections does not wait for them.
 """
@@ -34,7 +34,7 @@ from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.pubsub import read_message as read_pubsub_message
 
 _READ_BYTES: Final = 64 * 1024
-_WRITE_BYTES: Final = 64 * 1024  # between two of these, other peers and gossip have their turn
+_WRITE_BYTES: Final = 64 * 1024  # written at a time, before other peers and gossip have their turn
 _CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
 _SEND_PERIOD: Final = 0.5  # s; the bytes of this period may be sent at once
 _CPU_TURN: Final = 0.005  # s of CPU for one peer's messages before the other tasks run
@@ -53,7 +53,7 @@ class ExchangeOptions:
     """Sizes in bytes, times in seconds."""
 
     max_bytes_per_second: int = 8 << 20  # of blocks and presences, to all peers
-    max_message: int = 4 << 20  # go and JavaScript send no longer ones
+    max_message: int = 4 << 20  # Go and JavaScript send at most this
     max_unasked: int = 256 << 10  # of a message from a peer from which no block is requested
     max_streams: int = 192  # served at a time for one peer; Kubo opens one for each message
     unfinished_bytes: int = 64 << 20  # of all unfinished messages; beyond that the longest one is refused
@@ -80,7 +80,7 @@ class BlockFiles(Protocol):
         ...
 
     def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Read blocks; those that are missing or damaged are left out."""
+        """Read blocks; leave out missing and damaged ones."""
         ...
 
 
@@ -118,7 +118,7 @@ class _Fetch:
     """Callers that wait for one block."""
 
     def __init__(self) -> None:
-        self.ended = trio.Event()  # it has arrived, or no caller waits any more
+        self.ended = trio.Event()  # the block has arrived, or no caller waits any more
         self.data: bytes | None = None
         self.waiting = 0
 
@@ -136,7 +136,7 @@ class _Writer:
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.filled = trio.Event()
-        self.watch = trio.CancelScope()  # of the task that reads the stream, on which peers send nothing
+        self.watch = trio.CancelScope()  # scope of the task that watches the written stream for a reset
         self.is_reset = False
         self.in_socket = False
         """true while a write to the socket is in progress; interrupting the write breaks the connection"""
@@ -227,7 +227,7 @@ class BlockExchange:
     # ------------------------------------------------------------------ blocks
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Announce a block of the folder to the peers that want it."""
+        """Send a block of the folder, or HAVE, to the peers that want it."""
         self._engine.add_block(cid, size)
         self._start_writers()
 
@@ -407,7 +407,7 @@ class BlockExchange:
             failures += 1
             self._node.counters["bitswap_writes_failed"] += 1
             if writer.in_socket:
-                # a part of a frame may be sent, so that nothing more can be on this connection
+                # a frame may be half sent, so nothing more can be sent on this connection
                 await self._node.disconnect(peer)
             if failures >= self._options.max_failures:
                 self._engine.drop_output(peer)

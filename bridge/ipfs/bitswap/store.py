@@ -21,7 +21,7 @@ _STOPPING = "the bridge is stopping"
 class BitswapBlockStore:
     """A `BlockStore` of own blocks in a folder, and of blocks that peers send.
 
-    Fetched blocks are not stored: the bridge serves only its own. Calls from threads run in the trio thread.
+    Fetched blocks are not stored: the bridge serves only its own blocks. Calls from threads run in the trio thread.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class BitswapBlockStore:
         return IpfsStatus(
             connections=len(self._exchange.peers),
             gossip_peers=gossip_peers,
-            gossip_connected=gossip_peers,  # it is one node for both
+            gossip_connected=gossip_peers,  # one node does gossip and bitswap
             provided=counters.get("discovery_blocks_provided", 0),
             unprovided=counters.get("discovery_blocks_unprovided", 0),
             blocks_sent=counters.get("bitswap_blocks_sent", 0),
