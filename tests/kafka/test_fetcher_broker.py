@@ -344,12 +344,11 @@ def test_of_two_fetchers_one_reads_all_partitions_and_the_other_one_takes_over(k
     assert awaited(lambda: one.leads != other.leads)
     first, second = (one, other) if one.leads else (other, one)
     first.stop()
-    before = second.counts["released"]
     for number in range(3):
         kiln.write(wanted(number, 3 + number), partition=number)
-    assert awaited(lambda: second.counts["released"] == before + 3)
+    # it may release again, in the same epoch, what the first one had not yet committed as done
+    assert awaited(lambda: sorted(kiln.kept()) == [f"message {message}" for message in range(6)])
     assert (second.leads, first.leads) == (True, False)
-    assert sorted(kiln.kept()) == [f"message {message}" for message in range(6)]
 
 
 # ---------------------------------------------------------------- takeover
