@@ -42,7 +42,7 @@ class Panel(NamedTuple):
     """title of the row of panels"""
     top: int
     width: int
-    """of the 24 columns of a row"""
+    """width in columns, of which a row has 24"""
     title: str
     unit: str
     lines: Sequence[PanelQuery]

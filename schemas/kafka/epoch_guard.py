@@ -20,7 +20,7 @@ class SavedEpoch(NamedTuple):
     writer: str
     number: int
     digests: list[bytes]
-    """of its messages so far (`compute_message_digest`), sorted"""
+    """digests of the messages of this epoch so far (`compute_message_digest`), sorted"""
 
 
 class EpochGuard:

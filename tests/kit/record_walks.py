@@ -93,10 +93,20 @@ def carries(value: object, depth: int = 0) -> bool:
 
 
 @contextmanager
-def walking() -> Iterator[Walk]:
-    """Record the walk of this thread."""
+def walking(
+    rooms: tuple[str, ...] = ("pipelines", "schemas", "conf"),
+    carries: Callable[[object], bool] = carries,
+    *,
+    new_threads: bool = False,
+) -> Iterator[Walk]:
+    """Record the walk of this thread, and of threads that start meanwhile if `new_threads` is true.
+
+    Args:
+        rooms: Folders of Kiln whose functions count.
+        carries: Returns true if a value contains the record or a part of it.
+    """
     functions: dict[tuple[str, str], None] = {}
-    folders = tuple(f"{ROOT}/kiln/{folder}/" for folder in ("pipelines", "schemas", "conf"))
+    folders = tuple(f"{ROOT}/kiln/{room}/" for room in rooms)
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
@@ -108,11 +118,13 @@ def walking() -> Iterator[Walk]:
             functions.setdefault((str(Path(code.co_filename).relative_to(ROOT / "kiln")), code.co_qualname))
 
     walk = Walk([])
+    threading.setprofile(profile if new_threads else None)
     sys.setprofile(profile)
     try:
         yield walk
     finally:
         sys.setprofile(None)
+        threading.setprofile(None)
         walk.functions.extend(functions)
 
 
@@ -194,10 +206,15 @@ WALKS: dict[str, Callable[[], Walk]] = {
     "update → batch": walk_update,
 }
 
+
+def print_walk(name: str, walk: Walk) -> None:
+    """Print the functions of a walk by file."""
+    print(f"{name}: {len(walk.functions)} functions, {len(walk.files)} files")
+    for file in walk.files:
+        print(f"  {file}: {', '.join(function for path, function in walk.functions if path == file)}")
+
+
 if __name__ == "__main__":
     assert threading.current_thread() is threading.main_thread()
     for name, follow in WALKS.items():
-        walk = follow()
-        print(f"{name}: {len(walk.functions)} functions, {len(walk.files)} files")
-        for file in walk.files:
-            print(f"  {file}: {', '.join(function for path, function in walk.functions if path == file)}")
+        print_walk(name, follow())

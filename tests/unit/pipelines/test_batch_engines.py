@@ -70,7 +70,7 @@ def build_batch(values: Sequence[bytes | None]) -> pa.RecordBatch:
 
 
 def read(values: Sequence[bytes | None], update_filter: UpdateFilter, least: int) -> list[UpdateRange]:
-    """What the task passes on, with the core for `least` records or more."""
+    """Return what the task passes on, if the core decodes batches of `least` records or more."""
     with patch.object(core, "MIN_RECORDS", least):
         made = list(transform.build_range_task(update_filter)(iter([build_batch(values)])))
     rows = [row for batch in made for row in batch.to_pylist()]
