@@ -1,8 +1,8 @@
 """Query results on the screen, as JSON and as CSV.
 
 *JSON:* times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers of any
-size are numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations in
-seconds. All text is ASCII with other characters escaped, so it cannot control a terminal.
+size are numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. All
+text is ASCII with other characters escaped, so it cannot control a terminal.
 
 *CSV* (RFC 4180, with a header): values as in JSON; maps, lists and structs are JSON text. Null and empty text are empty
 cells. Control characters are escaped as on the screen, so that a row is one line; only JSON has the exact text.
@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO, runtime_checkable
 
 from kiln.deploy.query.ask import Answer, Row
 from kiln.schemas.printable import printable
@@ -104,6 +104,15 @@ def _print_records(columns: Sequence[str], cells: Sequence[Sequence[str]], conso
             console.print(text, soft_wrap=len(value) + names + 2 > console.width)
 
 
+@runtime_checkable
+class _Interval(Protocol):
+    """An interval in a row: pyarrow's MonthDayNano, a slow import that most queries do not need."""
+
+    months: int
+    days: int
+    nanoseconds: int
+
+
 def encode_value(value: object) -> object:
     """Convert a value to JSON types, as the module's docstring describes."""
     match value:
@@ -120,13 +129,21 @@ def encode_value(value: object) -> object:
             return stamp.isoformat(timespec="microseconds").replace("+00:00", "Z")
         case date() | time():
             return value.isoformat()
+        case _Interval():
+            return _format_duration(value.months, value.days, value.nanoseconds)
         case timedelta():
-            return f"PT{Decimal(value // timedelta(microseconds=1)).scaleb(-6).normalize():f}S"
+            return _format_duration(0, 0, value // timedelta(microseconds=1) * 1000)
         case Mapping():
             return {str(key): encode_value(item) for key, item in value.items()}
         case list() | tuple():
             return [encode_value(item) for item in value]
     return str(value)
+
+
+def _format_duration(months: int, days: int, nanoseconds: int) -> str:
+    seconds = Decimal(nanoseconds).scaleb(-9).normalize()
+    day_part = f"{f'{months}M' if months else ''}{f'{days}D' if days else ''}"
+    return f"P{day_part}T{seconds:f}S"
 
 
 def write_json(answer: Answer, out: TextIO) -> None:

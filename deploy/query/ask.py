@@ -9,15 +9,16 @@ import os
 import re
 import resource
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import duckdb
 
 from kiln.conf.process.errors import KilnError
+from kiln.conf.process.extras import require_extras
 from kiln.conf.process.forks import refuse_fork
 from kiln.conf.settings.keys import suggest_key
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views, quote_text
@@ -167,18 +168,58 @@ class RowsAnswer(Answer):
         yield from self._rows
 
 
-class _Cursor(Answer):
-    """Result of a connection's query, read as Python values without pyarrow. A month of an interval has 30 days."""
+class Interval(NamedTuple):
+    """A value of DuckDB's type INTERVAL, with months of no fixed length, which Python's timedelta lacks."""
 
-    def __init__(self, columns: Sequence[str], connection: duckdb.DuckDBPyConnection, tables: _OpenTables) -> None:
-        super().__init__(columns, ())
-        self._connection = connection
+    months: int
+    days: int
+    nanoseconds: int
+
+
+class _BatchAnswer(Answer):
+    """Result of a query of these tables, read with pyarrow."""
+
+    def __init__(self, columns: Sequence[str], batches: Iterable[pa.RecordBatch], tables: _OpenTables) -> None:
+        super().__init__(columns, batches)
         self._tables = tables
 
     def rows(self) -> Iterator[Row]:
         with self._tables.translate_errors():
+            yield from super().rows()
+
+
+class _Cursor(Answer):
+    """Result of a connection's query, read as Python values without pyarrow.
+
+    Args:
+        columns: Names of the columns.
+        connection: The connection that runs the query.
+        tables: The tables that the query names.
+        intervals: Numbers of the columns that `_split_intervals` made.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        connection: duckdb.DuckDBPyConnection,
+        tables: _OpenTables,
+        intervals: Collection[int] = (),
+    ) -> None:
+        super().__init__(columns, ())
+        self._connection = connection
+        self._tables = tables
+        self._intervals = intervals
+
+    def rows(self) -> Iterator[Row]:
+        with self._tables.translate_errors():
             while rows := self._connection.fetchmany(_ROWS_AT_ONCE):
-                yield from rows
+                yield from (map(self._join_intervals, rows) if self._intervals else rows)
+
+    def _join_intervals(self, row: Row) -> Row:
+        return tuple(
+            Interval(*value) if number in self._intervals and isinstance(value, tuple) else value
+            for number, value in enumerate(row)
+        )
 
 
 def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
@@ -192,8 +233,31 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     connection, tables = _connect(lake, sql, as_of)
     with tables.translate_errors():
         connection.execute(sql)
-        columns = [str(column[0]) for column in connection.description or ()]
-    return _Cursor(columns, connection, tables)
+        columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
+        titles = [title for title, _ in columns]
+        intervals = [number for number, (_, kind) in enumerate(columns) if kind == "INTERVAL"]
+        if any("INTERVAL" in kind != "INTERVAL" for _, kind in columns):
+            require_extras("lake")
+            connection.abort()
+            return _BatchAnswer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE), tables)
+        if intervals:
+            connection.abort()
+            connection.execute(_split_intervals(connection.extract_statements(sql)[0].query, len(columns), intervals))
+    return _Cursor(titles, connection, tables, intervals)
+
+
+def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> str:
+    """Wrap a query so that columns of intervals are tuples of their parts, as `Interval` has them."""
+    names = [f"c{number}" for number in range(columns)]
+    parts = [
+        f"CASE WHEN {name} IS NOT NULL THEN row(datepart('year', {name}) * 12 + datepart('month', {name}), "
+        f"datepart('day', {name}), 1000 * (3600000000 * datepart('hour', {name}) + "
+        f"60000000 * datepart('minute', {name}) + datepart('microsecond', {name}))) END"
+        if number in intervals
+        else name
+        for number, name in enumerate(names)
+    ]
+    return f"SELECT {', '.join(parts)} FROM (\n{query.strip().removesuffix(';')}\n) AS result({', '.join(names)})"
 
 
 class QueryRelation:

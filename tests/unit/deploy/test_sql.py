@@ -95,8 +95,7 @@ def test_values_outside_json_have_a_form() -> None:
 
 def test_intervals_are_iso_durations(lake: Path) -> None:
     assert as_json(lake, "SELECT max(observed_at) - min(observed_at) AS d FROM messages") == [{"d": "PT9S"}]
-    assert as_json(lake, "SELECT INTERVAL '1 month 250 ms' AS d") == [{"d": f"PT{30 * 86_400}.25S"}]  # of 30 days
-    assert as_json(lake, "SELECT [INTERVAL '-2 s'] AS d") == [{"d": ["PT-2S"]}]
+    assert as_json(lake, "SELECT INTERVAL '1 month 2 days 250 ms' AS d") == [{"d": "P1M2DT0.25S"}]
 
 
 def test_columns_and_filters_are_pushed_into_the_scan(lake: Path) -> None:
