@@ -4,32 +4,37 @@ Each frame becomes a row of `frames` with its exact bytes. Each copy of a messag
 subscription a row of `subscriptions`, and each control entry a row of `controls`. The first valid copy of a message
 becomes the row of `messages`. Bytes that are no message are faults.
 
-    source: decode; write files of the first four tables ─ accept each message once ─ write files of `messages`
-        ─ foreachBatch: faults to Kafka, files to Delta
+    on one machine   source: decode, accept each message once, write files ─ foreachBatch: faults to Kafka, commits
+    on a cluster     source: decode, write files of the first four tables ─ dropDuplicatesWithinWatermark
+                     ─ foreachBatch: write files of `messages`, faults to Kafka, commits
 
-Digests of the accepted messages are kept for `dedupe.signed_ttl`. On one machine, they are in a file next to the
-checkpoint, and the tasks of the source do all three steps. On a cluster, Spark's `dropDuplicatesWithinWatermark` has
-them in its state, and foreachBatch writes the files of `messages`. A restarted bridge may send a frame again.
-`FrameDedup` finds it by its number in the connection, and leaves out its rows of the first four tables.
+The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query.
 
-The effects of a micro-batch, in order. With `durability = "power"`, each is synced to disk before the next begins
-(`write_in_order`); otherwise each survives a killed process.
+A message is accepted if its digest was not accepted within `dedupe.signed_ttl`. On one machine, a file next to the
+checkpoint has the digests, each with the place of the accepted copy (topic partition, offset, index in the frame). On a
+cluster, Spark's state has the digests. A bridge that was killed may send a frame again: `FrameDedup` knows it by its
+connection, direction and sequence number, and leaves it out of the first four tables.
 
-1. Spark's offset log: the records of the micro-batch.
-2. The digests, each with the place of the accepted copy (topic partition, offset and index); then files of rows.
-3. Faults, in `kiln.quarantine`. Before this, `DecodeBreaker` may stop the query with an error.
-4. A commit to `messages`, then to each other table. Its Delta transaction is the id of the query and of the
-   micro-batch.
+The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
+after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
+
+1. Spark's offset log: which records the micro-batch has.
+2. By the tasks: the digests, in the file or in Spark's state; and files of rows, which no table names yet.
+3. Faults, in `kiln.quarantine`.
+4. A Delta commit to `messages`, then to each other table. Its transaction is the ids of the query and the micro-batch.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
 
-- On one machine, the copies whose places the file has are accepted again. On a cluster, Spark's state begins again
-  without the digests of the micro-batch.
-- Files that were not committed are not part of a table, and `kiln maintain` deletes them.
+- The same messages are accepted: on one machine, the copies whose places the file has; on a cluster, because Spark
+  begins with the state before the micro-batch.
+- Rows go into new files. `kiln maintain` deletes files that no commit names.
 - Faults may be in the topic twice, with the same key, and `sink` stores them once.
-- A table that already has the transaction ignores the commit. `FrameDedup` does not take the frames of that commit for
-  repeated ones.
+- A table that has the transaction ignores the commit. The frames of this commit do not count as stored before.
+
+Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. The
+next start, of a build without the fault, repeats the micro-batch.
 """
 
 from __future__ import annotations
@@ -103,11 +108,11 @@ class _ArchiveWriter:
         self._tables = context.create_table_writer("archive")
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
-        """Write one micro-batch. Its ids identify a repeat after a crash, table by table (decision 7)."""
+        """Write one micro-batch: effects 2 to 4."""
         context = self._context
-        self._clock.set_time(rows.sparkSession.sparkContext)
-        out = self._steps.finish(rows, self._checkpoint.count_records(batch_id))
-        out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and a stage must write its files only once
+        self._clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        out = self._steps.run_in_micro_batch(rows, self._checkpoint.count_records(batch_id))
+        out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and the tasks must write files only once
         try:
             summaries = out.where(F.col("kind") != FAULT).collect()
             outputs = [
@@ -149,22 +154,24 @@ _Files = tuple[list[DataFile], list[DataFile]]
 
 
 class FrameDedup:
-    """Tracks, from the first micro-batch on, which frames the lake has (decision 9). A frame comes twice if the bridge
-    was killed and restarted. Tasks write all frames into files without
-    knowing the frames of earlier tasks. The rare file with a frame that the lake already has is rewritten
-    afterwards."""
+    """Tracks which frames the lake has (docs/design/09). The tasks of a micro-batch write every frame into files. A
+    file with a frame that the lake or an earlier task has, which is rare, is written again without it."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._stored: StoredFrameRanges | None = None
 
     def drop_stored(self, results: Iterable[DecodeResult], write_id: WriteId) -> _Files:
-        """Return the files of `frames` and of their parts, without the frames that the lake had before this
-        micro-batch. `write_id` identifies the writes of the micro-batch."""
+        """Return the files of `frames`, and of the three tables with rows of its frames, without repeated frames.
+
+        Args:
+            results: Results of the tasks of this micro-batch.
+            write_id: Ids of the micro-batch.
+        """
         in_order = sorted(results, key=lambda result: min(result.spans.items()))
         if self._stored is None:
-            # If this micro-batch is a repeat, its own rows are in the table: a frame is no duplicate of itself. Rows at
-            # the same offsets of an earlier topic of this name are not its own.
+            # The first micro-batch after a start may be a repeat whose commit `frames` has. Rows of the same offsets
+            # are its own then, and no repeats. Otherwise they are from a deleted topic of this name.
             own = [(part, low, high) for result in in_order for part, (low, high) in result.spans.items()]
             newest = self._lake.open("frames").transaction_version(write_id.app_id("frames"))
             is_repeat = newest is not None and newest >= write_id.batch_id

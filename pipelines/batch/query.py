@@ -1,28 +1,38 @@
 """Query `batch`: from Kafka's topic `kiln.updates` to `kiln.batches`, and records that cannot be read to
 `kiln.quarantine`.
 
-    source: decode, filter ─ shuffle by Kafka partition ─ drop repeats, windows of each separator ─ Kafka
+    source: decode, filter ─ shuffle by Kafka partition ─ operator: drop repeats, windows of each separator ─ Kafka
 
-A window begins at the capture time of its first update. It ends when log time has passed that by T (`batch.window`).
-Log time is the greatest broker stamp in the Kafka partition so far. A window that has ended becomes a CIP-123 batch.
-While no update comes, records without a value advance log time: ticks, which a `Ticker` in the driver's process writes.
-So the batches follow from the log alone, and it does not matter when the query runs. The filter (`batch.authors`,
-`batch.only_verified`) leaves out updates of other authors, or with unconfirmed separators.
+The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query. A row of
+the source holds all decoded updates of a range of offsets in a partition.
 
-For each Kafka partition, Spark's state has the open windows, log time, and for each writer of the topic the digests of
-the messages in its newest epoch. By these digests the query drops an update that the writer wrote twice after a crash
-(decision 7).
+The event time of an update is the earlier of its capture time and log time. Log time is the greatest broker stamp in
+the Kafka partition so far. A window begins at the event time of its separator's first update, and has the updates whose
+event time is less than T (`batch.window`) after this. It ends at the separator's first later update, or when log time
+has advanced by T and `batch.grace` since the first update's record. A window that has ended becomes a CIP-123 batch.
+While no update comes, ticks advance log time: records without a value, which a `Ticker` writes to each partition of
+`kiln.updates`; the supervisor that starts this query starts one. So the batches follow from the log alone, and it does
+not matter when the query runs. The filter (`batch.authors`, `batch.only_verified`) leaves out updates of other authors,
+or with unconfirmed separators.
 
-The effects of a micro-batch, in order. With `durability = "power"`, the driver syncs the checkpoint each second, and
-after a power cut the query begins again at the newest intact state.
+For each Kafka partition, Spark's state has the open windows, log time, and for each of the two writers of the topic
+(the query `updates`, and the bridge's fetcher) the digests of the messages in its newest epoch, which is a micro-batch
+of this writer. By these digests the operator drops an update that a writer wrote twice after a crash (`EpochGuard`).
 
-1. Spark's offset log: the records of the micro-batch.
+The effects of a micro-batch, in order.
+
+1. Spark's offset log: which records the micro-batch has.
 2. Batches and faults, by Spark's Kafka sink; and the new state. Neither waits for the other.
 3. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch from the same records and the state before them, and makes the same
-batches and faults, with the same bytes and keys. A topic may then have one twice. The bridge's publisher may announce
-such a batch twice, and `sink` stores batches and faults once.
+batches and faults, with the same bytes and keys. So a topic may have one twice. The bridge's publisher may announce
+such a batch twice, which does no harm: a batch is a set of tips. `sink` stores batches and faults once.
+
+With `durability = "power"`, a thread of the driver syncs the checkpoint each second. After a power cut, Kiln sets aside
+torn files at its start (`pipelines/recovery.py`), and the query begins at an older micro-batch, with the same outcome
+as after a crash.
 """
 
 from __future__ import annotations
@@ -40,8 +50,8 @@ _SMALL = 2_000  # number of records up to which one task is as fast as several
 def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
     """Start the query. A `Ticker` must run next to it, or windows close only with later updates."""
     session = context.new_session("batch")
-    # Most work is before the shuffle, in a task for each Kafka partition unless the micro-batch is small. Each task
-    # after it costs a Python worker and a commit of state in every micro-batch.
+    # One task after the shuffle, as each one costs a Python worker and a commit of state in every micro-batch. Most
+    # work is before it, in one task for each Kafka partition, or in one task if the micro-batch is small.
     session.conf.set("spark.sql.shuffle.partitions", "1")
     decode = build_range_task(batching.update_filter)
     source = context.register_source("batch", session, decode, small=_SMALL)

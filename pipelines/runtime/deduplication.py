@@ -42,8 +42,9 @@ class DedupSteps:
     source_schema: str
     deduplicate: Callable[[DataFrame], DataFrame]
     """from rows of the source to rows of a micro-batch"""
-    finish: Callable[[DataFrame, int | None], DataFrame]
-    """from rows of a micro-batch, and the number of records in the micro-batch if known, to the query's output"""
+    run_in_micro_batch: Callable[[DataFrame, int | None], DataFrame]
+    """from rows of a micro-batch to the query's output, by the steps that are left to foreachBatch. A micro-batch with
+    few records has one task; their number is `None` if it is not known"""
 
 
 @dataclass(frozen=True)
@@ -98,11 +99,12 @@ class StateDeduplication:
                 rows = rows.dropDuplicatesWithinWatermark([identity])
             return rows.select("kind", "data")
 
-        def finish(rows: DataFrame, records: int | None) -> DataFrame:
+        def run_in_micro_batch(rows: DataFrame, records: int | None) -> DataFrame:
             few = rows.coalesce(1) if is_small(records, _SMALL) else rows
             return few.mapInArrow(stages.write, stages.output_schema)
 
-        return DedupSteps(build_decode_task(stages.decode, pack), build_packed_ddl(identities), deduplicate, finish)
+        decode = build_decode_task(stages.decode, pack)
+        return DedupSteps(decode, build_packed_ddl(identities), deduplicate, run_in_micro_batch)
 
 
 Deduplication: TypeAlias = FileDeduplication | StateDeduplication

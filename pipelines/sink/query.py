@@ -3,33 +3,38 @@
     kiln.updates, kiln.batches, kiln.publications, kiln.streams, kiln.quarantine → the tables of the same names
     kiln.updates, kiln.blocks → `tips`: tips that we received as updates, and in the batches of other nodes
 
-    source: decode ─ accept each row once ─ write files ─ foreachBatch: tips of other nodes' batches, files to Delta
+    on one machine   source: decode, accept each row once, write files ─ foreachBatch: received tips, commits
+    on a cluster     source: decode ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files, received tips, commits
 
-A row is accepted by the digest of the fields that identify it in its table. Digests are kept for `dedupe.signed_ttl`.
-On one machine, they are in a file next to the checkpoint, and the tasks of the source do all three steps. On a cluster,
-Spark's `dropDuplicatesWithinWatermark` has them in its state, and foreachBatch writes the files.
+The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query.
 
-Tips of other nodes' batches are compared with two tables, including this micro-batch's rows of them. If `publications`
-shows that the batch is our own, which a peer sent back, its tips are dropped. If `streams` has another separator for
-the stream, the tip becomes a row of `quarantine`. Every other one becomes a row of `tips`.
+A row is accepted if its digest, of the fields that identify it in its table, was not accepted within
+`dedupe.signed_ttl`. On one machine, a file next to the checkpoint has the digests, each with the place of the accepted
+row's record. On a cluster, Spark's state has them.
 
-The effects of a micro-batch, in order. With `durability = "power"`, each is synced to disk before the next begins
-(`write_in_order`); otherwise each survives a killed process.
+*Received tips* are the tips in the batches of other nodes (`kiln.blocks`). foreachBatch compares them with two tables,
+and with the rows that this micro-batch adds to these. If `publications` has the batch, it is our own, which a peer sent
+back, and its tips are dropped. If `streams` has another separator for the stream, the tip becomes a row of
+`quarantine`. Every other one becomes a row of `tips`.
 
-1. Spark's offset log: the records of the micro-batch.
-2. The digests, each with the place of the accepted row's record; then files of rows.
-3. A commit to each table in turn, `tips` and `quarantine` with a second one for the tips of other nodes' batches. Its
-   Delta transaction is the id of the query and of the micro-batch, and which of the two it is.
+The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
+after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
+
+1. Spark's offset log: which records the micro-batch has.
+2. By the tasks: the digests, in the file or in Spark's state; and files of rows, which no table names yet.
+3. A Delta commit to each table, and after them a second one to `tips` and to `quarantine`, with the received tips. The
+   transaction of a commit is the ids of the query and the micro-batch, and which of the two commits it is.
 4. `clock.json`: log time of each partition of `kiln.updates`, before and after this micro-batch. Log time is the
-   greatest broker stamp so far, and the column `updates.log_time` is computed from it.
+   greatest broker stamp so far. The column `updates.log_time` is computed from it.
 5. Spark's commit log.
 
-After a crash, Spark repeats the micro-batch, with the same records and ids, and with the log time before it.
+After a crash, Spark repeats the micro-batch, with the same records and ids, and with log time as before it.
 
-- On one machine, the rows whose places the file has are accepted again. On a cluster, Spark's state begins again
-  without the digests of the micro-batch.
-- Files that were not committed are not part of a table, and `kiln maintain` deletes them.
-- A table that already has the transaction ignores the commit.
+- The same rows are accepted: on one machine, those whose places the file has; on a cluster, because Spark begins with
+  the state before the micro-batch.
+- Rows go into new files. `kiln maintain` deletes files that no commit names.
+- A table that has the transaction ignores the commit. Two tables may differ by one micro-batch until then.
 """
 
 from __future__ import annotations
@@ -73,10 +78,10 @@ def start(context: QueryContext) -> StreamingQuery:
     tables = context.create_table_writer("sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.set_time(rows.sparkSession.sparkContext)
+        clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
         set_log_times(rows.sparkSession.sparkContext, log_time_file.read_start(batch_id))
-        out = steps.finish(rows, checkpoint.count_records(batch_id))
-        out.persist(StorageLevel.DISK_ONLY)  # received tips are read again, and a stage must write its files only once
+        out = steps.run_in_micro_batch(rows, checkpoint.count_records(batch_id))
+        out.persist(StorageLevel.DISK_ONLY)  # received tips are read again, and the tasks must write files only once
         try:
             summaries = out.where(F.col("kind") != RECEIVED_ROWS).collect()
             stamps: dict[int, int] = {}

@@ -5,31 +5,40 @@ separator, the update goes to `kiln.wanted` instead, and the bridge's fetcher wr
 the genesis. `kiln.wanted` also gets requests for geneses that confirm a named separator, and for the blocks of other
 nodes' batches.
 
-    source: decode, find the separator ─ select new updates, in the order of capture ─ Kafka
+    on one machine   source: decode, find the separator ─ foreachBatch: one task sorts by capture time, and selects
+                     new updates ─ Kafka
+    on a cluster     source: decode, find the separator ─ operator with the Ceramic stream as key: select new updates
+                     ─ foreachBatch: sort by capture time ─ Kafka
 
-An announcement of a tip that was announced before is no new update (`kiln.pipelines.updates.repeats`). The digests
-that tell this are kept for `dedupe.signed_ttl`. On one machine, they are in a file next to the checkpoint, and one task
-of foreachBatch sorts and selects. On a cluster, they are in Spark's state with the Ceramic stream as key, and
-foreachBatch sorts what was selected. Both ways select the same updates.
+The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query.
 
-The effects of a micro-batch, in order. With `durability = "power"`, each is synced to disk before the next begins
-(`write_in_order`); otherwise each survives a killed process.
+A tip that was announced before is no new update; `kiln.pipelines.updates.repeats` has the rule. It needs the digests of
+the announcements of the last `dedupe.signed_ttl`. On one machine, a file next to the checkpoint has them, each with the
+place of the selected copy (topic partition, offset, index in the frame). On a cluster, Spark's state has them. Both
+select the same updates.
 
-1. Spark's offset log: the records of the micro-batch.
-2. The digests, each with the place of the selected copy (topic partition, offset and index).
-3. The records, in one Spark job for both topics. The tasks stamp each with its epoch: the id of the query and the
-   number of the micro-batch, which Spark gives to every task.
-4. The end offsets in `kiln.frames`, for the consumer group `kiln.updates`.
+The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
+after 4, and Kafka must sync its own log, so that a power cut leaves what a crash leaves.
+
+1. Spark's offset log: which records the micro-batch has.
+2. The digests, in the file or in Spark's state.
+3. The records of both topics, written by the tasks that select or sort, while 2 goes on. Each names its epoch: the id
+   of the query and the number of the micro-batch.
+4. For the consumer group `kiln.updates`, the offsets in `kiln.frames` at which the micro-batch ended. Nothing but
+   `kiln recover` reads them.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
 
-- On one machine, the copies whose places the file has are selected again. On a cluster, Spark's state begins again
-  without the digests of the micro-batch.
-- A topic may then have a record twice, under one epoch. `batch`, and the fetcher in `kiln.wanted`, drop the second one
-  in an epoch (decision 7). `sink` stores a message once. The same holds for a task that Spark runs twice.
-- Without a checkpoint, `kiln recover` makes one that begins before the offsets of 4. Its first micro-batch reads the
-  frames of the last `dedupe.signed_ttl` again, and writes only the digests.
+- The same updates are selected: on one machine, the copies whose places the file has; on a cluster, because Spark
+  begins with the state before the micro-batch.
+- So a topic may have a record twice, in the same epoch, as after a task that Spark runs twice. Readers drop the second
+  one: `batch` reads `kiln.updates`, the fetcher `kiln.wanted`, and both know the messages of the newest epoch of each
+  writer (`EpochGuard`). `sink` stores a message once.
+- If the checkpoint is lost, `kiln recover` makes a new one. Its micro-batch 0 reads the frames from `dedupe.signed_ttl`
+  before the offsets of 4 up to these offsets, and writes only digests. It takes the place of the newest epoch of the
+  lost checkpoint (`replaced_epoch`), and micro-batch 1 goes on where 4 ended.
 """
 
 from __future__ import annotations
@@ -50,8 +59,6 @@ from kiln.pipelines.updates.transform import SMALL, build_steps
 def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorConfig) -> StreamingQuery:
     """Start the query.
 
-    After `kiln recover`, the first micro-batch only fills the deduplication state (decision 19).
-
     Raises:
         DecodingBrokenError: Messages that are known to be valid do not decode.
     """
@@ -71,10 +78,10 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.set_time(rows.sparkSession.sparkContext)
-        rows = steps.finish(rows, checkpoint.count_records(batch_id))
+        clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        rows = steps.run_in_micro_batch(rows, checkpoint.count_records(batch_id))
         if batch_id == 0 and replaced_epoch is not None:
-            rows.write.format("noop").mode("append").save()  # runs the tasks, which fill the deduplication state
+            rows.write.format("noop").mode("append").save()  # the tasks write digests, and nothing goes to Kafka
         else:
             write_records(rows, context.broker)
         marker.commit(query_id, batch_id, checkpoint.ends(batch_id))

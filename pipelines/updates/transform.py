@@ -395,13 +395,13 @@ def build_steps(
         return DedupSteps(task, COPIES_DDL, select_by_state, lambda rows, _: sort_by_capture_time(rows.coalesce(1)))
     select = _build_select_task(deduplication.store, prefix)
 
-    def finish(rows: DataFrame, records: int | None) -> DataFrame:
+    def run_in_micro_batch(rows: DataFrame, records: int | None) -> DataFrame:
         # One task selects: a micro-batch has few new rows, and a shuffle by key costs more than it saves. A small
         # micro-batch has one task anyway, and each operation on a DataFrame costs 10 to 30 ms of planning.
         one_task = rows if is_small(records, SMALL) else rows.repartition(1)
         return sort_copies(one_task).mapInArrow(select, ROWS_DDL)
 
-    return DedupSteps(task, COPIES_DDL, lambda rows: rows, finish)
+    return DedupSteps(task, COPIES_DDL, lambda rows: rows, run_in_micro_batch)
 
 
 def build_copies(

@@ -70,7 +70,7 @@ def micro_batches(
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
         clock.set_time(rows.sparkSession.sparkContext)
         set_log_times(rows.sparkSession.sparkContext, {})
-        take(steps.finish(rows, None))
+        take(steps.run_in_micro_batch(rows, None))
 
     schema = spark.read.parquet(str(source)).schema
     records = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
