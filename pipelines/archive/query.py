@@ -13,8 +13,9 @@ micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka d
 
 A message is accepted if its digest was not accepted within `dedupe.signed_ttl`. On one machine, a file next to the
 checkpoint has the digests, each with the place of the accepted copy (topic partition, offset, index in the frame). On a
-cluster, Spark's state has the digests. A bridge that was killed may send a frame again: `FrameDedup` knows it by its
-connection, direction and sequence number, and leaves it out of the first four tables.
+cluster, Spark's state has the digests. They expire by the driver's time, which the checkpoint has. A bridge that was
+killed may send a frame again: `FrameDedup` knows it by its connection, direction and sequence number, and leaves it out
+of the first four tables.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
@@ -23,6 +24,7 @@ after 4, and tasks and commits sync their files, so that a power cut leaves what
 2. By the tasks: the digests, in the file or in Spark's state; and files of rows, which no table names yet.
 3. Faults, in `kiln.quarantine`.
 4. A Delta commit to `messages`, then to each other table. Its transaction is the ids of the query and the micro-batch.
+   Before this, the driver writes files with repeated frames again without these.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
@@ -31,10 +33,12 @@ After a crash, Spark repeats the micro-batch, with the same records and ids.
   begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
 - Faults may be in the topic twice, with the same key, and `sink` stores them once.
-- A table that has the transaction ignores the commit. The frames of this commit do not count as stored before.
+- A table that has the transaction ignores the commit. If `frames` has it, `FrameDedup` does not take this
+  micro-batch's own frames for repeats.
 
-Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. The
-next start, of a build without the fault, repeats the micro-batch.
+Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. It
+counts in memory, so the next start repeats the micro-batch, whose faults then go to quarantine if the build still has
+the fault.
 """
 
 from __future__ import annotations
@@ -170,8 +174,9 @@ class FrameDedup:
         """
         in_order = sorted(results, key=lambda result: min(result.spans.items()))
         if self._stored is None:
-            # The first micro-batch after a start may be a repeat whose commit `frames` has. Rows of the same offsets
-            # are its own then, and no repeats. Otherwise they are from a deleted topic of this name.
+            # The first micro-batch after a start may be a repeat, and `frames` may have its commit. Then the rows of
+            # its offsets are its own. If it is no repeat, rows with these offsets came from a deleted topic of this
+            # name, and may have the same frames.
             own = [(part, low, high) for result in in_order for part, (low, high) in result.spans.items()]
             newest = self._lake.open("frames").transaction_version(write_id.app_id("frames"))
             is_repeat = newest is not None and newest >= write_id.batch_id

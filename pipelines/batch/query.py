@@ -8,13 +8,13 @@ micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka d
 the source holds all decoded updates of a range of offsets in a partition.
 
 The event time of an update is the earlier of its capture time and log time. Log time is the greatest broker stamp in
-the Kafka partition so far. A window begins at the event time of its separator's first update, and has the updates whose
-event time is less than T (`batch.window`) after this. It ends at the separator's first later update, or when log time
-has advanced by T and `batch.grace` since the first update's record. A window that has ended becomes a CIP-123 batch.
-While no update comes, ticks advance log time: records without a value, which a `Ticker` writes to each partition of
-`kiln.updates`; the supervisor that starts this query starts one. So the batches follow from the log alone, and it does
-not matter when the query runs. The filter (`batch.authors`, `batch.only_verified`) leaves out updates of other authors,
-or with unconfirmed separators.
+the Kafka partition so far. A window opens with its separator's first update, at event time t0 and log time c0. It has
+the updates with an event time before t0 + T (`batch.window`), even before t0. It ends at the separator's first update
+with a later event time, or at any record with a log time of c0 + T + `batch.grace` or later. A window that has ended
+becomes a CIP-123 batch. While no update comes, ticks advance log time: records without a value, which a `Ticker` writes
+to each partition of `kiln.updates`; the supervisor that starts this query starts one. So the batches follow from the
+log alone, and it does not matter when the query runs. The filter (`batch.authors`, `batch.only_verified`) leaves out
+updates of other authors, or with unconfirmed separators.
 
 For each Kafka partition, Spark's state has the open windows, log time, and for each of the two writers of the topic
 (the query `updates`, and the bridge's fetcher) the digests of the messages in its newest epoch, which is a micro-batch
@@ -31,8 +31,8 @@ batches and faults, with the same bytes and keys. So a topic may have one twice.
 such a batch twice, which does no harm: a batch is a set of tips. `sink` stores batches and faults once.
 
 With `durability = "power"`, a thread of the driver syncs the checkpoint each second. After a power cut, Kiln sets aside
-torn files at its start (`pipelines/recovery.py`), and the query begins at an older micro-batch, with the same outcome
-as after a crash.
+torn files at its start (`pipelines/recovery.py`). The query then repeats its newest micro-batches, not only the last,
+and makes the same batches again.
 """
 
 from __future__ import annotations

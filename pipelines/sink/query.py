@@ -11,20 +11,20 @@ micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka d
 
 A row is accepted if its digest, of the fields that identify it in its table, was not accepted within
 `dedupe.signed_ttl`. On one machine, a file next to the checkpoint has the digests, each with the place of the accepted
-row's record. On a cluster, Spark's state has them.
+row (topic partition, offset, index in the record). On a cluster, Spark's state has them.
 
 *Received tips* are the tips in the batches of other nodes (`kiln.blocks`). foreachBatch compares them with two tables,
-and with the rows that this micro-batch adds to these. If `publications` has the batch, it is our own, which a peer sent
-back, and its tips are dropped. If `streams` has another separator for the stream, the tip becomes a row of
-`quarantine`. Every other one becomes a row of `tips`.
+and with the rows that this micro-batch adds to these; rows twice in both do no harm. If `publications` has the batch,
+it is our own, which a peer sent back, and its tips are dropped. If `streams` has another separator for the stream, the
+tip becomes a row of `quarantine`. Every other one becomes a row of `tips`.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
 
 1. Spark's offset log: which records the micro-batch has.
 2. By the tasks: the digests, in the file or in Spark's state; and files of rows, which no table names yet.
-3. A Delta commit to each table, and after them a second one to `tips` and to `quarantine`, with the received tips. The
-   transaction of a commit is the ids of the query and the micro-batch, and which of the two commits it is.
+3. A Delta commit to each table with new rows, and after these a second one to `tips` and to `quarantine`, if there are
+   received tips. The transaction of a commit is the ids of the query and the micro-batch, and which of the two it is.
 4. `clock.json`: log time of each partition of `kiln.updates`, before and after this micro-batch. Log time is the
    greatest broker stamp so far. The column `updates.log_time` is computed from it.
 5. Spark's commit log.
@@ -34,7 +34,8 @@ After a crash, Spark repeats the micro-batch, with the same records and ids, and
 - The same rows are accepted: on one machine, those whose places the file has; on a cluster, because Spark begins with
   the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
-- A table that has the transaction ignores the commit. Two tables may differ by one micro-batch until then.
+- A table that has the transaction ignores the commit. Until the repeat, some tables have the micro-batch and others do
+  not.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ after 4, and Kafka must sync its own log, so that a power cut leaves what a cras
 
 1. Spark's offset log: which records the micro-batch has.
 2. The digests, in the file or in Spark's state.
-3. The records of both topics, written by the tasks that select or sort, while 2 goes on. Each names its epoch: the id
-   of the query and the number of the micro-batch.
+3. The records of both topics. On one machine, the task stores the digests of a few thousand copies, and writes the
+   records of these, in turn; on a cluster, the state is complete before the first record is written. A record names its
+   epoch: the id of the query and the number of the micro-batch.
 4. For the consumer group `kiln.updates`, the offsets in `kiln.frames` at which the micro-batch ended. Nothing but
    `kiln recover` reads them.
 5. Spark's commit log.
@@ -37,8 +38,8 @@ After a crash, Spark repeats the micro-batch, with the same records and ids.
   one: `batch` reads `kiln.updates`, the fetcher `kiln.wanted`, and both know the messages of the newest epoch of each
   writer (`EpochGuard`). `sink` stores a message once.
 - If the checkpoint is lost, `kiln recover` makes a new one. Its micro-batch 0 reads the frames from `dedupe.signed_ttl`
-  before the offsets of 4 up to these offsets, and writes only digests. It takes the place of the newest epoch of the
-  lost checkpoint (`replaced_epoch`), and micro-batch 1 goes on where 4 ended.
+  before the offsets of 4 up to these offsets, and writes only digests. Micro-batch 1 goes on where 4 ended. Epochs go
+  on from the last one that the old checkpoint finished (`replaced_epoch`), so that readers know later ones as newer.
 """
 
 from __future__ import annotations
