@@ -34,7 +34,7 @@ from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.bridge.ipfs.node import KuboBlockStore
-from kiln.bridge.kafka.librdkafka import open_frames_producer
+from kiln.bridge.kafka.producers import ONLY_REFUSALS, open_producer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
@@ -241,7 +241,10 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
         durable=settings.durability == "power",
     )
     sink = FrameSink(
-        lambda: open_frames_producer(kafka.client_options(), topic), topic, spool, settings.bridge.memory_bytes
+        lambda: open_producer(kafka.client_options(), (topic,), ONLY_REFUSALS),
+        topic,
+        spool,
+        settings.bridge.memory_bytes,
     )
     try:
         yield sink
@@ -311,7 +314,7 @@ def _bridge_id(node: Node) -> str:
 
 def _kafka_config(settings: Settings) -> KafkaConfig:
     kafka = settings.broker
-    return KafkaConfig(kafka.server_list(), kafka.security_options(), kafka.prefix)
+    return KafkaConfig(kafka.client_options(), kafka.prefix)
 
 
 def _create_publishing_topics(settings: Settings) -> PublishingTopics:

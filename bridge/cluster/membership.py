@@ -130,12 +130,9 @@ class Membership(SessionThread):
 
     # -------- the thread
 
-    def _release_resources(self) -> None: ...
-
     def _run_session(self) -> None:
         consumer = open_client(
             KafkaConsumer,
-            bootstrap_servers=self._servers,
             **self._client_options,
             bootstrap_timeout_ms=5_000,
             group_id=self._group,

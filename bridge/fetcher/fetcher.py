@@ -31,7 +31,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
 from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
@@ -40,7 +39,7 @@ from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, FetchOutput, PendingFetches, StagedWrites
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockStore
-from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
+from kiln.bridge.kafka.producers import FramesProducerError
 from kiln.bridge.kafka.session_thread import SESSION, BlockedError, KafkaConfig, now_us
 from kiln.bridge.kafka.worker import KafkaWorker, Progress, StallCheck
 from kiln.conf.process.bridge_status import FetcherStatus
@@ -119,7 +118,8 @@ class Fetcher(KafkaWorker):
             add_announcer: called with the announcer of a batch, a peer id, before its block is fetched; must not wait.
         """
         group = group or f"{kafka.prefix}fetcher.{options.network}"
-        super().__init__("fetcher", "nothing is fetched", kafka, group, "wanted", instance, reads_all=True)
+        outputs = "updates", "quarantine", "streams", "blocks"
+        super().__init__("fetcher", "nothing is fetched", kafka, group, "wanted", outputs, instance, reads_all=True)
         self._options = options
         self._blocks = blocks
         self._interests = interests
@@ -295,14 +295,14 @@ class Fetcher(KafkaWorker):
         if announcer:
             self._add_announcer(announcer)
 
-    def _work(self, producer: StoppableKafkaProducer) -> int:
+    def _work(self) -> None:
         self._followed = None
         if not self._offsets:
             self._error, self._state = None, "on standby: Kafka has assigned no partition of wanted to this bridge"
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
                 self._staged = self._stage_writes()
-            if self._write_staged(producer, self._staged):
+            if self._write_staged(self._staged):
                 self._pending.confirm_writes()
                 self._staged = None
             self._error, self._state = None, _describe_state(self._pending)
@@ -313,7 +313,6 @@ class Fetcher(KafkaWorker):
             self._counts_before + self._pending.counts,
             self._pending.unanswered,
         )
-        return 0
 
     def _stage_writes(self) -> StagedWrites:
         now = self._clock_us()
@@ -369,13 +368,13 @@ class Fetcher(KafkaWorker):
             raise FramesProducerError("the broker was too slow, so that another bridge may fetch now")
         self._renew_at = now + _RENEW_AFTER
 
-    def _write_staged(self, producer: StoppableKafkaProducer, writes: StagedWrites) -> bool:
+    def _write_staged(self, writes: StagedWrites) -> bool:
         """Write all stages, and return false if the group changes or the thread must stop before the broker has all."""
         if not any(writes.stages):
             return True
-        return self._begin_writes(writes.releasing) and all(self._write(producer, stage) for stage in writes.stages)
+        return self._begin_writes(writes.releasing) and all(map(self._write, writes.stages))
 
-    def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[FetchOutput]) -> bool:
+    def _write(self, outputs: Sequence[FetchOutput]) -> bool:
         """Write a stage and wait for its acknowledgements.
 
         Returns:
@@ -384,26 +383,16 @@ class Fetcher(KafkaWorker):
         Raises:
             FramesProducerError: the broker refused a record, or may have removed this bridge from the group.
         """
-        results: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:
             self._renew()
-            future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
-            future.add_callback(lambda _: results.put(None))
-            future.add_errback(results.put)
-        remaining, stopped_at = len(outputs), 0.0
-        while remaining:
+            self._send(*output)
+        stopped_at = 0.0
+        while not self._await_written(0.5):
             self._renew()
             if self._stop.is_set():
                 stopped_at = stopped_at or time.monotonic()
                 if time.monotonic() > stopped_at + _STOP_TIMEOUT:
                     return False
-            try:
-                error = results.get(timeout=0.5)
-            except Empty:
-                continue
-            if error is not None:
-                raise FramesProducerError(f"the broker refused a record: {error!r}") from error
-            remaining -= 1
         return True
 
 

@@ -26,13 +26,12 @@ Records that Kafka deleted before the publisher read them are counted, logged, a
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError
-from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
 from kiln.bridge.kafka.worker import KafkaWorker, Progress
 from kiln.bridge.publisher.batches import (
@@ -44,7 +43,7 @@ from kiln.bridge.publisher.batches import (
     PublishingOptions,
     read_metadata,
 )
-from kiln.bridge.publisher.deliveries import OpenRecord, Subscribers
+from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
@@ -87,7 +86,8 @@ class Publisher(KafkaWorker):
                 called in this thread.
         """
         group = group or f"{kafka.prefix}publisher.{options.network}"
-        super().__init__("publisher", "nothing is published", kafka, group, "batches", instance)
+        outputs = "publications", "quarantine"
+        super().__init__("publisher", "nothing is published", kafka, group, "batches", outputs, instance)
         self._options = options
         self._publish = publish
         self._can_publish = can_publish
@@ -96,10 +96,7 @@ class Publisher(KafkaWorker):
         self._clock_us = clock_us
         self._pace = pace
         self._pending = PendingBatches(options, subscribers)
-        self._outputs: list[OutputRecord] = []  # not sent yet
-        self._acknowledgements: deque[tuple[OpenRecord, BaseException | None]] = deque()
-        """filled by kafka-python's thread"""
-        self._sent = 0  # records that the broker has not acknowledged
+        self._unsent: list[OutputRecord] = []
         self._unpin_at = 0
 
     @property
@@ -136,11 +133,6 @@ class Publisher(KafkaWorker):
     def _release_resources(self) -> None:
         self._keeper.close()
 
-    def _run_session(self) -> None:
-        # records of an earlier session are abandoned; their batches are published again
-        self._outputs, self._acknowledgements, self._sent = [], deque(), 0
-        super()._run_session()
-
     def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
         if committed is None:
             self._pending.start(partition, first, self._clock_us() - self._options.max_age)
@@ -153,6 +145,7 @@ class Publisher(KafkaWorker):
 
     def _end(self, partition: int) -> None:
         self._pending.end(partition)
+        self._unsent = [output for output in self._unsent if output.record.partition != partition]
 
     def _handle(self, partition: int, record: KafkaRecord) -> None:
         self._add_output(self._pending.add_record(partition, record.offset, record.value, self._clock_us()))
@@ -169,7 +162,7 @@ class Publisher(KafkaWorker):
 
     def _add_output(self, output: OutputRecord | None) -> None:
         if output is not None:
-            self._outputs.append(output)
+            self._unsent.append(output)
 
     def _wait(self) -> float:
         # whole ms, rounded up so that the next attempt is due after the wait
@@ -178,23 +171,16 @@ class Publisher(KafkaWorker):
     def _room(self, partition: int) -> int:
         return max(0, MAX_OPEN - self._pending.open_count) if self._pending.block_bytes < MAX_BLOCK_BYTES else 0
 
-    def _work(self, producer: StoppableKafkaProducer) -> int:
+    def _work(self) -> None:
         if not self._stop.is_set():
             self._publish_due()
-        for output in self._outputs:
-            self._send(producer, output)
-        self._outputs = []
-        while self._acknowledgements:
-            record, error = self._acknowledgements.popleft()
-            self._sent -= 1
-            if error is not None:
-                raise FramesProducerError(f"the broker refused a receipt: {error!r}") from error
-            self._pending.acknowledge(record)
-        return self._sent
+        for output in self._unsent:
+            self._send(output.topic, output.key, output.value, partial(self._pending.acknowledge, output.record))
+        self._unsent = []
 
     def _publish_due(self) -> None:
         now, held_back = self._clock_us(), self._can_publish()
-        self._outputs += self._pending.step(
+        self._unsent += self._pending.step(
             held_back is not None, self._keeper, self._publish_message, now, self._topics(), self._pace
         )
         if now >= self._unpin_at:
@@ -207,13 +193,6 @@ class Publisher(KafkaWorker):
             self._state = "on standby: Kafka has assigned no partition of batches to this bridge"
         else:
             self._state = _describe_state(held_back, self._pending)
-
-    def _send(self, producer: StoppableKafkaProducer, output: OutputRecord) -> None:
-        acknowledgements = self._acknowledgements
-        future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
-        future.add_callback(lambda _: acknowledgements.append((output.record, None)))
-        future.add_errback(lambda error: acknowledgements.append((output.record, error)))
-        self._sent += 1
 
     def _publish_message(self, topic: str, data: bytes) -> int:
         peers = self._publish(topic, data)

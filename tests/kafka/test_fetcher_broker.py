@@ -155,7 +155,7 @@ class Kiln:
         instance: str | None = None,
     ) -> Fetcher:
         fetcher = Fetcher(
-            KafkaConfig([self.address], security(self.address), self.prefix),
+            KafkaConfig(client(self.address), self.prefix),
             options,
             self.ipfs,
             lambda: self.interests,
@@ -322,7 +322,9 @@ def test_one_that_waits_does_not_hold_back_its_place_in_few_bytes(kiln: Kiln) ->
 
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
-    fetcher = Fetcher(KafkaConfig(f"127.0.0.1:{free_port}", {}, "kiln."), OPTIONS, kiln.ipfs, lambda: ("*",))
+    fetcher = Fetcher(
+        KafkaConfig({"bootstrap_servers": f"127.0.0.1:{free_port}"}, "kiln."), OPTIONS, kiln.ipfs, lambda: ("*",)
+    )
     fetcher.start()
     assert awaited(lambda: "Kafka fails" in fetcher.state)
     fetcher.stop(10)

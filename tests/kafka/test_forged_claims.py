@@ -148,7 +148,7 @@ class Kiln:
         )
         self._producer = KafkaProducer(**client(address), acks="all")
         options = FetchingOptions(NETWORK, max_concurrent=16, timeout=S, give_up_after=S // 2, retry_after=600 * S)
-        kafka = KafkaConfig([address], security(address), prefix)
+        kafka = KafkaConfig(client(address), prefix)
         self.fetcher = Fetcher(kafka, options, self.ipfs, lambda: ())
         if fetch:
             self.fetcher.start()

@@ -153,7 +153,7 @@ class Kiln:
     ) -> Publisher:
         options = PublishingOptions("local-test", publish_timeout=S, retry_every=S // 5)
         publisher = Publisher(
-            KafkaConfig([self.address], security(self.address), self.prefix),
+            KafkaConfig(client(self.address), self.prefix),
             options,
             self.publish,
             lambda: self.held,
@@ -392,7 +392,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     options = PublishingOptions("local-test")
-    kafka = KafkaConfig(f"127.0.0.1:{free_port}", {}, "kiln.")
+    kafka = KafkaConfig({"bootstrap_servers": f"127.0.0.1:{free_port}"}, "kiln.")
     publisher = Publisher(kafka, options, kiln.publish, lambda: None, kiln)
     kiln.running.append(publisher)
     publisher.start()

@@ -90,7 +90,7 @@ class Bridge:
         ensure_topics(address, prefix, {}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address))
 
     def start(self) -> None:
-        kafka = KafkaConfig([self.address], security(self.address), self.prefix)
+        kafka = KafkaConfig(client(self.address), self.prefix)
         options = PublishingOptions("local-test", publish_timeout=600 * S, retry_every=S // 5)
         self.publisher = Publisher(kafka, options, self._publish, lambda: None, self)
         fetching = FetchingOptions("local-test", timeout=S, give_up_after=600 * S)

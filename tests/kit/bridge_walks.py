@@ -32,7 +32,6 @@ from kiln.bridge.capture.spool import Spool
 from kiln.bridge.gossipsub.effects import Send
 from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.bridge.kafka.producers import StoppableKafkaProducer
 from kiln.bridge.kafka.worker import Progress
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.links import QueuedRpc, SendQueue
@@ -198,17 +197,6 @@ class _Outbox:
         return notice
 
 
-class _NoProducer:
-    """A producer that never acknowledges."""
-
-    def send(self, topic: str, *, value: bytes, key: bytes) -> _NoProducer:
-        return self
-
-    def add_callback(self, call: Callable[[object], None]) -> None: ...
-
-    def add_errback(self, call: Callable[[BaseException], None]) -> None: ...
-
-
 def walk_batch() -> Walk:
     """From a record of `kiln.batches` to the outbox of a peer."""
     outbox, stop, value = _Outbox(), threading.Event(), encode(BATCH)
@@ -232,10 +220,11 @@ def walk_batch() -> Walk:
             def run_publisher() -> None:
                 publisher._reader = cast(RecordReader, _OneRecord("batches", value))
                 publisher._committed[0] = Progress(0, "")
+                publisher._producer = cast(Producer, _Acknowledging())
                 publisher._begin(0, publisher._committed[0], 0, 1)
                 publisher._read()
                 while not outbox.has_batch.is_set():
-                    publisher._work(cast(StoppableKafkaProducer, _NoProducer()))
+                    publisher._work()
 
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.run)

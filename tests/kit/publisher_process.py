@@ -13,7 +13,7 @@ import sys
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
-from kit.broker_access import security
+from kit.broker_access import client
 
 
 class _Node:
@@ -43,7 +43,7 @@ def main() -> None:
     address, prefix, instance, path, lonely = sys.argv[1:]
     node = _Node(path, lonely)
     options = PublishingOptions("local-test", publish_timeout=1_000_000, retry_every=200_000)
-    kafka = KafkaConfig([address], security(address), prefix)
+    kafka = KafkaConfig(client(address), prefix)
     publisher = Publisher(kafka, options, node.publish, lambda: None, node, instance=instance)
     publisher.start()
     signal.sigwait({signal.SIGTERM})
