@@ -338,9 +338,12 @@ def _create_publisher(
 
     def publish(topic: str, data: bytes) -> int:
         try:
-            return trio.from_thread.run_sync(node.publish, topic, data, pace.author_index, trio_token=token)
+            peers = trio.from_thread.run_sync(node.publish, topic, data, pace.author_index, trio_token=token)
         except (trio.RunFinishedError, SeqnoError, MessageTooLargeError) as error:
             raise PublishError(str(error) or "the bridge is stopping") from error
+        if peers:
+            pace.record_message(now_us())
+        return peers
 
     def find_subscribers(names: Collection[str]) -> dict[str, list[bytes]]:
         subscribers = node.router.subscribers

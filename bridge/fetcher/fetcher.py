@@ -31,10 +31,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
-from kiln.bridge.fetcher.fetch_queue import KnownAnswers, UnansweredGeneses
+from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, FetchOutput, PendingFetches, StagedWrites
 from kiln.bridge.fetcher.wanted import KafkaPosition
@@ -56,14 +58,6 @@ _STOP_TIMEOUT: Final = 2.0  # s for the broker to acknowledge a stage when the t
 
 class PositionLostError(BlockedError):
     """The offset is lost, so it is unknown which records are done. The message says what to do."""
-
-
-class _FetchProgress(NamedTuple):
-    waiting: int
-    in_flight: int
-    claimed: int
-    counts: Counter[str]
-    unanswered: UnansweredGeneses = UnansweredGeneses()
 
 
 class _StreamsReader:
@@ -133,7 +127,7 @@ class Fetcher(KafkaWorker):
         self._renew_at = 0.0  # by `_boot_clock`
         self._places_lost = 0
         self._counts_before: Counter[str] = Counter()  # from before the current partitions were assigned
-        self._snapshot = _FetchProgress(0, 0, 0, Counter())
+        self._status = FetcherStatus("", counts=Counter())  # of the last step
 
     def _forget_work(self) -> None:
         self._known = KnownAnswers()
@@ -148,31 +142,6 @@ class Fetcher(KafkaWorker):
         return bool(self._offsets)
 
     @property
-    def waiting(self) -> int:
-        """Records that wait."""
-        return self._snapshot.waiting
-
-    @property
-    def under_way(self) -> int:
-        """Blocks being fetched."""
-        return self._snapshot.in_flight
-
-    @property
-    def claimed(self) -> int:
-        """Geneses to compare with claims."""
-        return self._snapshot.claimed
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Records since the start by outcome, named as in kiln.schemas.metrics."""
-        return self._snapshot.counts
-
-    @property
-    def places_lost(self) -> int:
-        """Number of partitions whose offset Kafka had lost, since the start."""
-        return self._places_lost
-
-    @property
     def error(self) -> str | None:
         """The reason why nothing can be fetched now, if any."""
         if (error := super().error) is not None or self._pending.ipfs_error is None:
@@ -181,17 +150,7 @@ class Fetcher(KafkaWorker):
 
     def status(self) -> FetcherStatus:
         """Return the status of the fetcher."""
-        streams, updates = self._snapshot.unanswered
-        return FetcherStatus(
-            self.state,
-            self.waiting,
-            self.under_way,
-            dict(self.counts),
-            self.places_lost,
-            self.claimed,
-            streams,
-            updates,
-        )
+        return structs.replace(self._status, state=self.state, places_lost=self._places_lost)
 
     def _release_resources(self) -> None:
         # fetches in flight end when the block store is closed
@@ -306,12 +265,15 @@ class Fetcher(KafkaWorker):
                 self._pending.confirm_writes()
                 self._staged = None
             self._error, self._state = None, _describe_state(self._pending)
-        self._snapshot = _FetchProgress(
-            self._pending.waiting_count,
-            self._pending.in_flight,
-            self._pending.claimed_count,
-            self._counts_before + self._pending.counts,
-            self._pending.unanswered,
+        streams, updates = self._pending.unanswered
+        self._status = FetcherStatus(
+            "",
+            waiting=self._pending.waiting_count,
+            fetching=self._pending.in_flight,
+            counts=self._counts_before + self._pending.counts,
+            claimed=self._pending.claimed_count,
+            unanswered_streams=streams,
+            unanswered_updates=updates,
         )
 
     def _stage_writes(self) -> StagedWrites:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Final, Self
@@ -12,7 +11,7 @@ from kafka.errors import KafkaTimeoutError
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.kafka_clients import describe_kafka_error
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.kiln import frame_pb2
 
@@ -40,8 +39,6 @@ ONLY_REFUSALS: Final[Options] = {"delivery.report.only.error": True}
 _BULK: Final[Options] = {**ONLY_REFUSALS, "queue.buffering.max.kbytes": 64 * 1024, "message.timeout.ms": 120_000}
 _METADATA_TIMEOUT: Final = 5.0  # s for a broker to list the topics
 
-_log = logging.getLogger("librdkafka")
-
 
 class FramesProducerError(PrerequisiteError):
     """Records that Kafka refused, or a producer that cannot connect."""
@@ -65,7 +62,7 @@ def open_producer(
     failure = f"cannot write to Kafka at {connection['bootstrap.servers']}"
     producer: Producer | None = None
     try:
-        producer = Producer({**connection, **_OPTIONS, **(options or {})}, logger=_log)
+        producer = Producer({**connection, **_OPTIONS, **(options or {})}, logger=LIBRDKAFKA_LOG)
         # all topics, because a request for one topic could create it with the broker's defaults
         existing = producer.list_topics(timeout=_METADATA_TIMEOUT).topics
     except (KafkaException, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -22,7 +22,7 @@ from kiln.bridge.publisher.deliveries import (
     TopicDelivery,
 )
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import PinsError
+from kiln.bridge.publisher.pins import BlockPins, PinsError
 from kiln.bridge.publisher.settled import decode_settled, encode_settled
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
@@ -80,30 +80,6 @@ class OutputRecord(NamedTuple):
     value: bytes
 
 
-class BlockKeeper(Protocol):
-    """A store for blocks before they are announced: `kiln.bridge.publisher.pins.BlockPins`, or another in tests."""
-
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
-        """Make the block available to peers; do nothing if it already is.
-
-        Raises:
-            BlockStoreUnavailableError, BlockUnavailableError, PinsError: the block cannot be stored or pinned now; a
-                later call may succeed.
-            BlockRefusedError: the block is rejected, and would be at a later call too.
-        """
-        ...
-
-    def unpin_expired(self, now: int) -> int:
-        """Unpin blocks whose time is over.
-
-        Raises:
-            BlockStoreUnavailableError, PinsError: the blocks cannot be unpinned now; a later call may succeed.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
 @dataclass
 class _PartitionState:
     """Progress in a partition."""
@@ -153,7 +129,6 @@ class PendingBatches:
         """publications that reached a peer"""
         self.failed = 0
         """receipts with an error"""
-        self.quarantined = 0
         self.lost = 0
         """records that Kafka deleted before they were read"""
 
@@ -175,7 +150,7 @@ class PendingBatches:
         deliveries = [
             delivery
             for delivery in (*self._turn, *self._queue.drain())
-            if delivery.publication.record.partition != partition and not _is_settled(delivery)
+            if delivery.publication.record.partition != partition and not delivery.has_ended
         ]
         self._turn.clear()
         self._queue.add(deliveries)
@@ -243,7 +218,7 @@ class PendingBatches:
     def step(
         self,
         held_back: bool,
-        keeper: BlockKeeper,
+        keeper: BlockPins,
         publish: Callable[[str, bytes], int],
         now: int,
         scheme: TopicScheme = BY_SEPARATOR,
@@ -338,7 +313,7 @@ class PendingBatches:
     def _has_peer(self, topic: str) -> bool:
         return self._subscribers is not None and bool(self._subscribers([topic]))
 
-    def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutputRecord]:
+    def _store_blocks(self, keeper: BlockPins, now: int) -> list[OutputRecord]:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.
 
         A block that is stored already is stored again if IPFS has not answered for a while, to notice an outage.
@@ -365,8 +340,8 @@ class PendingBatches:
     def _reject(self, publication: PendingPublication, reason: str, now: int) -> OutputRecord:
         """Settle all deliveries of a batch with one receipt. Deliveries still queued no longer count."""
         self._settle_receipts(publication.record, len(publication.deliveries) - 1)
-        publication.deliveries = {}
-        self.block_bytes -= len(publication.block)
+        for delivery in list(publication.deliveries.values()):
+            self._end_delivery(delivery)
         return self._write_receipt(publication.record, publication.reject_receipt(reason, now))
 
     def _move_to_scheme(self) -> None:
@@ -394,6 +369,7 @@ class PendingBatches:
 
     def _end_delivery(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
+        delivery.has_ended = True
         del publication.deliveries[delivery.topic]
         if not publication.deliveries:
             self.block_bytes -= len(publication.block)
@@ -402,7 +378,7 @@ class PendingBatches:
         self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
     ) -> Sequence[OutputRecord]:
         """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait, too."""
-        if _is_settled(delivery):
+        if delivery.has_ended:
             return ()
         publication = delivery.publication
         peers, reason = 0, NO_PEER
@@ -423,7 +399,7 @@ class PendingBatches:
 
     def _write_given_up(self, given_up: GivenUp, now: int) -> Sequence[OutputRecord]:
         delivery = given_up.delivery
-        if _is_settled(delivery):
+        if delivery.has_ended:
             return ()
         cid = delivery.publication.batch_cid
         receipt = PublicationRecord(cid, TRANSPORT, now, topic=delivery.topic, peer_count=0, error=given_up.error)
@@ -447,7 +423,6 @@ class PendingBatches:
         return OutputRecord(record, "publications", receipt.batch_cid.encode(), encode(receipt))
 
     def _quarantine(self, record: OpenRecord, reason: str, detail: str, value: bytes, now: int) -> OutputRecord:
-        self.quarantined += 1
         # one output for each record: the batch's own record holds what does not fit into a quarantine record
         fault = next(build_quarantine_records("publisher", reason, detail, value, now))
         key = build_quarantine_record_key("batches", record.partition, record.offset)
@@ -458,8 +433,3 @@ def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
     """Read `not_before` and `settled` from metadata that `PendingBatches.metadata`, or another program, wrote."""
     limit, _, settled = text.partition(" ")
     return int(limit) if limit.lstrip("-").isdecimal() else 0, decode_settled(offset, settled)
-
-
-def _is_settled(delivery: TopicDelivery) -> bool:
-    """Return whether the delivery ended while it was queued, because IPFS refused the block."""
-    return delivery.publication.deliveries.get(delivery.topic) is not delivery

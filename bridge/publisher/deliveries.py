@@ -50,16 +50,17 @@ class PendingPublication:
     """A batch and its deliveries, one per topic."""
 
     __slots__ = (
-        "_batch_typ",
         "batch_cid",
         "block",
         "closed_at",
+        "data",
         "deliveries",
         "is_stored",
         "network",
         "receipted_topics",
         "record",
         "separator",
+        "topic",
     )
 
     def __init__(self, record: OpenRecord, batch: BatchRecord, batch_typ: int) -> None:
@@ -74,23 +75,15 @@ class PendingPublication:
         self.block = batch.block
         self.network = batch.network
         self.separator = Separator(batch.separator.key, batch.separator.value)
-        self._batch_typ = batch_typ
+        self.topic = BY_SEPARATOR.topics_of(self.network, self.separator)[0]
+        """the topic of the separator"""
+        self.data = write_batch_update(self.separator, self.batch_cid, batch_typ)
+        """the message"""
         self.deliveries: dict[str, TopicDelivery] = {}
         """deliveries without a receipt, by topic"""
         self.receipted_topics: frozenset[str] = frozenset()
         self.is_stored = False
         """true once the block is in IPFS"""
-        _ = self.topic, self.data  # built when needed, because tens of thousands may wait
-
-    @property
-    def topic(self) -> str:
-        """The topic of the separator."""
-        return BY_SEPARATOR.topics_of(self.network, self.separator)[0]
-
-    @property
-    def data(self) -> bytes:
-        """The message."""
-        return write_batch_update(self.separator, self.batch_cid, self._batch_typ)
 
     def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
         """Return the receipt of a batch that is not published at all."""
@@ -100,18 +93,16 @@ class PendingPublication:
 class TopicDelivery:
     """The delivery of one batch to one topic."""
 
-    __slots__ = ("publication", "topic", "waits_since")
+    __slots__ = ("flow", "has_ended", "publication", "topic", "waits_since")
 
     def __init__(self, publication: PendingPublication, topic: str) -> None:
         self.publication = publication
         self.topic = topic
+        self.flow: Flow = topic, publication.separator
+        self.has_ended = False
+        """true once it has a receipt or needs none, even if it is still queued"""
         self.waits_since: int | None = None
         """time by the queue's clock; `None` before it is queued"""
-
-    @property
-    def flow(self) -> Flow:
-        """Topic and separator."""
-        return self.topic, self.publication.separator
 
 
 class GivenUp(NamedTuple):

@@ -37,7 +37,6 @@ from kiln.bridge.kafka.worker import KafkaWorker, Progress
 from kiln.bridge.publisher.batches import (
     MAX_BLOCK_BYTES,
     MAX_OPEN,
-    BlockKeeper,
     OutputRecord,
     PendingBatches,
     PublishingOptions,
@@ -45,7 +44,7 @@ from kiln.bridge.publisher.batches import (
 )
 from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import PinsError
+from kiln.bridge.publisher.pins import BlockPins, PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.conf.process.bridge_status import PublisherStatus
 from kiln.conf.process.kafka_records import KafkaRecord
@@ -64,7 +63,7 @@ class Publisher(KafkaWorker):
         options: PublishingOptions,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
-        keeper: BlockKeeper,
+        keeper: BlockPins,
         topics: Callable[[], TopicScheme] = lambda: BY_SEPARATOR,
         clock_us: Callable[[], int] = now_us,
         group: str | None = None,
@@ -75,8 +74,8 @@ class Publisher(KafkaWorker):
         """Create the thread without starting it.
 
         Args:
-            publish: hands a message for a topic to the node and returns the number of peers; called in this thread, as
-                is `keeper`.
+            publish: hands a message for a topic to the node, reports it to `pace`, and returns the number of peers;
+                called in this thread, as is `keeper`.
             can_publish: returns `None`, or the reason why publishing is held back now.
             topics: returns the topics on which batches are published now.
             group: consumer group of the offsets; by default one of the network.
@@ -99,29 +98,10 @@ class Publisher(KafkaWorker):
         self._unsent: list[OutputRecord] = []
         self._unpin_at = 0
 
-    @property
-    def published(self) -> int:
-        """Publications that reached a peer, since the start."""
-        return self._pending.published
-
-    @property
-    def failed(self) -> int:
-        """Receipts with an error (no peer in time, too old, refused by IPFS), since the start."""
-        return self._pending.failed
-
-    @property
-    def quarantined(self) -> int:
-        """Records that could not be read as a batch, since the start."""
-        return self._pending.quarantined
-
-    @property
-    def lost(self) -> int:
-        """Records that Kafka deleted before they were read, since the start."""
-        return self._pending.lost
-
     def status(self) -> PublisherStatus:
         """Return the status of the publisher."""
-        return PublisherStatus(self.state, self.published, self.failed, self.lost)
+        pending = self._pending
+        return PublisherStatus(self.state, pending.published, pending.failed, pending.lost)
 
     @property
     def error(self) -> str | None:
@@ -181,7 +161,7 @@ class Publisher(KafkaWorker):
     def _publish_due(self) -> None:
         now, held_back = self._clock_us(), self._can_publish()
         self._unsent += self._pending.step(
-            held_back is not None, self._keeper, self._publish_message, now, self._topics(), self._pace
+            held_back is not None, self._keeper, self._publish, now, self._topics(), self._pace
         )
         if now >= self._unpin_at:
             # a pin that lasts too long does no harm, and `store_and_pin` reports an unreachable node
@@ -193,12 +173,6 @@ class Publisher(KafkaWorker):
             self._state = "on standby: Kafka has assigned no partition of batches to this bridge"
         else:
             self._state = _describe_state(held_back, self._pending)
-
-    def _publish_message(self, topic: str, data: bytes) -> int:
-        peers = self._publish(topic, data)
-        if peers and self._pace is not None:
-            self._pace.record_message(self._clock_us())
-        return peers
 
     def _commit_done(self) -> None:
         progress = {

@@ -100,7 +100,7 @@ ANNOUNCER = peer_text(compute_peer_id(Ed25519PrivateKey.from_private_bytes(b"a" 
 
 
 def has_released(fetcher: Fetcher) -> bool:
-    return fetcher.counts["released"] > 0
+    return fetcher.status().counts["released"] > 0
 
 
 class Kiln:
@@ -215,10 +215,10 @@ def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> No
     assert awaited(lambda: fetcher.state == "IPFS is unavailable: no node at http://127.0.0.1:5001 (waiting: 30)")
     assert fetcher.error == "nothing is fetched, IPFS is unavailable: no node at http://127.0.0.1:5001"
     kiln.write(*(wanted(message % 3, message) for message in range(30, 60)))
-    assert awaited(lambda: fetcher.waiting == 60)
+    assert awaited(lambda: fetcher.status().waiting == 60)
     assert kiln.read("updates") == []
     kiln.ipfs.away = False
-    assert awaited(lambda: fetcher.counts["released"] == 60)
+    assert awaited(lambda: fetcher.status().counts["released"] == 60)
     updates = kiln.updates()
     for number in range(3):
         own = [update.message_id for update in updates if update.stream == stream(number)]
@@ -251,8 +251,8 @@ def test_genesis_that_never_comes_ends_in_quarantine_and_holds_up_no_other(kiln:
     records = [wanted(0, 0), wanted(1, 1), wanted(0, 2)]
     kiln.write(*records)
     fetcher = kiln.start(FetchingOptions("local-test", timeout=S, give_up_after=2 * S))
-    assert awaited(lambda: fetcher.counts["released"] == 1)
-    assert awaited(lambda: fetcher.counts["genesis_unavailable"] == 2)
+    assert awaited(lambda: fetcher.status().counts["released"] == 1)
+    assert awaited(lambda: fetcher.status().counts["genesis_unavailable"] == 2)
     faults = [decode_quarantine(value) for value in kiln.read("quarantine")]
     assert [(fault.stage, fault.reason) for fault in faults] == [("fetch", "genesis_unavailable")] * 2
     assert [decode_wanted(fault.data) for fault in faults] == [records[0], records[2]]
@@ -285,7 +285,7 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
     assert (blocks[faulty].block, blocks[faulty].reason) == (None, "fetch_fault")
     reasons = Counter(decode_quarantine(value).reason for value in kiln.read("quarantine"))
     assert reasons == {"block_malformed": 1, "fetch_fault": 1, "wanted_malformed": 1}
-    assert (fetcher.counts["not_of_interest"], fetcher.counts["already_fetched"]) == (1, 1)
+    assert (fetcher.status().counts["not_of_interest"], fetcher.status().counts["already_fetched"]) == (1, 1)
     # the third stream's genesis cannot be had in time, so it is not contradicted
     assert {decode_stream(value).stream for value in kiln.read("streams")} == {stream(0), stream(1)}
 
@@ -542,10 +542,10 @@ def test_a_topic_that_is_created_again_while_it_is_read_is_read_from_its_beginni
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     fetcher = kiln.start()
-    assert awaited(lambda: fetcher.counts["released"] == 2 and kiln.place() == 2)
+    assert awaited(lambda: fetcher.status().counts["released"] == 2 and kiln.place() == 2)
     create_again(kiln.address, kiln.prefix, "wanted")
     kiln.write(*(wanted(1, message) for message in range(2, 6)))
-    assert awaited(lambda: fetcher.counts["released"] == 6), fetcher.error
+    assert awaited(lambda: fetcher.status().counts["released"] == 6), fetcher.error
     assert sorted(kiln.kept()) == [f"message {number}" for number in range(6)]
 
 
@@ -554,8 +554,8 @@ def test_an_offset_in_an_earlier_topic_of_that_name_is_none(kiln: Kiln) -> None:
     kiln.write(wanted(1, 0), wanted(1, 1))
     kiln.commit_place(1, f"{'B' * 22} ")
     fetcher = kiln.start()
-    assert awaited(lambda: fetcher.counts["released"] == 2)
-    assert fetcher.places_lost == 0
+    assert awaited(lambda: fetcher.status().counts["released"] == 2)
+    assert fetcher.status().places_lost == 0
 
 
 def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 from kafka.admin import KafkaAdminClient
@@ -25,6 +26,7 @@ from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher import publisher as publisher_module
 from kiln.bridge.publisher.batches import RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.deliveries import Subscribers
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_broker import ensure_topics
@@ -157,7 +159,7 @@ class Kiln:
             options,
             self.publish,
             lambda: self.held,
-            self,
+            cast(BlockPins, self),
             clock_us=clock_us,
             instance=instance,
             subscribers=subscribers,
@@ -179,7 +181,7 @@ def test_batches_are_published_once_over_restarts(kiln: Kiln) -> None:
     old, young = batch(0, age=3600 * S), [batch(n) for n in range(1, 6)]
     kiln.write(encode(old), b"{", encode(batch(99, origin="REPLAY")), *map(encode, young[:3]))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 3)
+    assert awaited(lambda: publisher.status().published == 3)
     publisher.stop()
     assert publisher.state == "stopped"
     kiln.write(*map(encode, young[3:]))
@@ -319,13 +321,13 @@ def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
     assert awaited(lambda: publisher.state == "held back: no batch block is in IPFS (batches waiting: 1)")
     kiln.held = None
     assert awaited(lambda: publisher.state.startswith("waiting for a peer on /ceramic/local-test/sep/model/k"))
-    assert awaited(lambda: publisher.failed == 1)
+    assert awaited(lambda: publisher.status().failed == 1)
     (receipt,) = kiln.receipts()
     assert receipt.peer_count == 0
     assert re.fullmatch(r"no peer on the topic for \d+ s", receipt.error or "")
     kiln.peers = 2
     kiln.write(encode(batch(2)))
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
 
 
 def test_a_batch_does_not_wait_behind_thousands_for_a_topic_without_peers(
@@ -336,7 +338,7 @@ def test_a_batch_does_not_wait_behind_thousands_for_a_topic_without_peers(
     kiln.write(*map(encode, [*others, wanted]))
     now = time.time_ns() // 1_000
     publisher = kiln.start(clock_us=lambda: now)  # no batch is given up meanwhile
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     assert publisher.state.endswith("(batches waiting: 3000)")
 
 
@@ -351,7 +353,7 @@ def test_a_batch_does_not_wait_behind_those_of_nine_thousand_new_models_without_
 
     # at a time that stands still, no batch is given up
     publisher = kiln.start(clock_us=lambda: now, subscribers=subscribers)
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     assert awaited(lambda: publisher.state.endswith("(batches waiting: 8500)"))
     assert kiln.kept == [wanted.batch_cid]
 
@@ -367,7 +369,7 @@ def test_while_ipfs_is_away_batches_wait_and_it_says_so(kiln: Kiln) -> None:
     assert publisher.error == "nothing is published, IPFS is unavailable: http://127.0.0.1:5001 does not answer"
     assert kiln.sent == []
     kiln.away = None
-    assert awaited(lambda: publisher.published == 4)
+    assert awaited(lambda: publisher.status().published == 4)
     assert awaited(lambda: publisher.error is None)
     assert kiln.kept == [record.batch_cid for record in records]
 
@@ -378,7 +380,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
     first, second = batch(1), batch(2)
     kiln.write(encode(first))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     kiln.crash = True
     kiln.write(encode(second))
     assert awaited(lambda: publisher.error is not None)
@@ -393,7 +395,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     options = PublishingOptions("local-test")
     kafka = KafkaConfig({"bootstrap_servers": f"127.0.0.1:{free_port}"}, "kiln.")
-    publisher = Publisher(kafka, options, kiln.publish, lambda: None, kiln)
+    publisher = Publisher(kafka, options, kiln.publish, lambda: None, cast(BlockPins, kiln))
     kiln.running.append(publisher)
     publisher.start()
     assert awaited(lambda: "Kafka fails" in publisher.state)
@@ -427,7 +429,7 @@ def test_it_reads_no_further_while_ten_thousand_wait(kiln: Kiln, monkeypatch: py
     publisher = kiln.start()
     assert awaited(lambda: publisher.state == "held back: on purpose (batches waiting: 10)")
     kiln.held = None
-    assert awaited(lambda: publisher.published == 50)
+    assert awaited(lambda: publisher.status().published == 50)
     assert len(kiln.receipts()) == 50
 
 
@@ -467,7 +469,7 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(kiln: Kiln, r
     """Kafka forgets a group's offsets with the topic."""
     kiln.write(*(encode(batch(number)) for number in range(3)))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 3 and (kiln.place() or (0, ""))[0] == 3)
+    assert awaited(lambda: publisher.status().published == 3 and (kiln.place() or (0, ""))[0] == 3)
     if not runs:
         publisher.stop()
     create_again(kiln.address, kiln.prefix, "batches")
@@ -482,7 +484,7 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(kiln: Kiln, r
 def test_partitions_that_are_added_are_read(kiln: Kiln) -> None:
     kiln.write(encode(batch(0)))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     add_partitions(kiln.address, f"{kiln.prefix}batches", 2)
     kiln.write(encode(batch(1)), partition=1)
-    assert awaited(lambda: publisher.published == 2), publisher.error
+    assert awaited(lambda: publisher.status().published == 2), publisher.error

@@ -10,6 +10,7 @@ from kiln.bridge.publisher.batches import (
 )
 from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     BatchRecord,
@@ -74,7 +75,7 @@ class Node:
         return found
 
 
-class Ipfs:
+class Ipfs(BlockPins):
     """Blocks that are kept; `error` is raised instead where it is set."""
 
     def __init__(self) -> None:
@@ -87,11 +88,6 @@ class Ipfs:
         if self.error is not None:
             raise self.error
         self.kept[cid] = block
-
-    def unpin_expired(self, now: int) -> int:
-        return 0
-
-    def close(self) -> None: ...
 
 
 class Run:

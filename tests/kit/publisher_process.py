@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import cast
 
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kit.broker_access import client
 
@@ -44,7 +46,7 @@ def main() -> None:
     node = _Node(path, lonely)
     options = PublishingOptions("local-test", publish_timeout=1_000_000, retry_every=200_000)
     kafka = KafkaConfig(client(address), prefix)
-    publisher = Publisher(kafka, options, node.publish, lambda: None, node, instance=instance)
+    publisher = Publisher(kafka, options, node.publish, lambda: None, cast(BlockPins, node), instance=instance)
     publisher.start()
     signal.sigwait({signal.SIGTERM})
     publisher.stop()
