@@ -8,9 +8,10 @@ from heapq import heappop, heappush
 from itertools import product
 from typing import Final, NamedTuple
 
+from kiln.bridge.fair_queue import FairQueue, Path
 from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailure, IpfsUnavailable
 from kiln.bridge.fetcher.claims import ClaimedStreams
-from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces, FairQueue, Place
+from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces, Place
 from kiln.bridge.fetcher.wanted import KafkaPosition, WantedEntry
 from kiln.schemas.kafka.records import SeparatorRecord, WantedRecord
 
@@ -64,6 +65,11 @@ class Fetch:
     def has_waiters(self) -> bool:
         """Return whether a record or a check waits for the block; a claim does not wait."""
         return bool(self.waiting or self.checks)
+
+    @property
+    def turn(self) -> Path:
+        """Path in a lane: peers take turns, and so do the authors of a peer."""
+        return self.announcer.peer, self.announcer.author, self.request
 
     @property
     def order(self) -> tuple[bool, int, int, int]:
@@ -360,12 +366,11 @@ class FetchQueue:
         for announcer in dict.fromkeys(wanted.announcer for wanted in fetch.waiting):
             if not self._places[kind].record_attempt(announcer, arrived=arrived):
                 continue
-            for lane, queue in self._lanes.items():
-                if (lane.rank == 0) == (kind == "genesis"):
-                    for request in queue.list_items(announcer.author):
-                        other = self._fetches[request]
-                        self._dequeue(other)
-                        self._enqueue(other)
+            for other in self._fetches.values():
+                is_own = other.announcer.author == announcer.author
+                if is_own and other.is_queued and (other.lane.rank == 0) == (kind == "genesis"):
+                    self._dequeue(other)
+                    self._enqueue(other)
 
     def _get_or_add(self, request: BlockRequest, announcer: Announcer, now: int) -> Fetch:
         fetch = self._fetches.get(request)
@@ -382,12 +387,12 @@ class FetchQueue:
         places = self._places["batch" if rank else "genesis"]  # a check is for a batch
         fetch.lane = Lane(rank, fetch.tries > 0, not places.is_proven(fetch.announcer))
         fetch.is_queued = True
-        self._lanes[fetch.lane].add(fetch.announcer, fetch.request)
+        self._lanes[fetch.lane].extend(fetch.turn, [fetch.request])
 
     def _dequeue(self, fetch: Fetch) -> None:
         if fetch.is_queued:
             fetch.is_queued = False
-            self._lanes[fetch.lane].remove(fetch.announcer, fetch.request)
+            self._lanes[fetch.lane].remove(fetch.turn)
 
     def _enqueue_due(self, now: int) -> None:
         while self._later and self._later[0][0] <= now:

@@ -1,17 +1,15 @@
-"""Fair shares of the fetcher for those who announce: places for waiting records, and turns. No Kafka, no IPFS."""
+"""Fair shares of the places for waiting records, for those who announce. No Kafka, no IPFS."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Hashable
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 _MAX_MISSES: Final = 3  # misses in a row after which an author is no longer proven
 _MAX_KNOWN: Final = 10_000  # announcers that are remembered
 
 _K = TypeVar("_K")
 _V = TypeVar("_V")
-_T = TypeVar("_T", bound=Hashable)
 
 
 class Announcer(NamedTuple):
@@ -113,53 +111,6 @@ class AnnouncerPlaces:
             self._failing[party] = None
             _trim(self._failing, party)
         return was_proven
-
-
-class FairQueue(Generic[_T]):
-    """Items of announcers: peers take turns, and so do the authors of one peer. An author's items keep their order."""
-
-    def __init__(self) -> None:
-        self._peers: OrderedDict[str, OrderedDict[str, OrderedDict[_T, None]]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._peers)
-
-    def add(self, announcer: Announcer, item: _T) -> None:
-        """Add an item."""
-        authors = self._peers.setdefault(announcer.peer, OrderedDict())
-        authors.setdefault(announcer.author, OrderedDict())[item] = None
-
-    def remove(self, announcer: Announcer, item: _T) -> None:
-        """Remove an item of this announcer.
-
-        Raises:
-            KeyError: the queue does not contain the item.
-        """
-        authors = self._peers[announcer.peer]
-        items = authors[announcer.author]
-        del items[item]
-        if not items:
-            del authors[announcer.author]
-        if not authors:
-            del self._peers[announcer.peer]
-
-    def list_items(self, author: str) -> list[_T]:
-        """Return the items of an author in their order, peer by peer."""
-        return [item for authors in self._peers.values() for item in authors.get(author, ())]
-
-    def pop(self) -> _T:
-        """Remove and return the next item.
-
-        Raises:
-            StopIteration: the queue is empty.
-        """
-        peer = next(iter(self._peers))
-        self._peers.move_to_end(peer)
-        author = next(iter(self._peers[peer]))
-        self._peers[peer].move_to_end(author)
-        item = next(iter(self._peers[peer][author]))
-        self.remove(Announcer(author, peer), item)
-        return item
 
 
 def _list_parties(announcer: Announcer) -> tuple[tuple[str, str], ...]:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kiln.bridge.publisher.fair_queue import FairQueue, Path
+from kiln.bridge.fair_queue import FairQueue, Path
 from kiln.bridge.publisher.transition import BY_SEPARATOR
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord
 from kiln.schemas.wire.pubsub import write_batch_update
