@@ -46,7 +46,7 @@ from kiln.bridge.publisher.batches import PublishError, PublishingOptions
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.bridge.publisher.transition import HeightWatch, PublishingTopics, Transition
+from kiln.bridge.publisher.transition import HeightWatch, Transition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
@@ -82,7 +82,7 @@ class BridgeComponents:
     kubo: KuboBlockStore | None
     """The block store again, if it is a Kubo: it dials peers that have blocks."""
     membership: Membership
-    publishing: PublishingTopics
+    publishing: Transition
     publisher: Publisher | None
     """Publishes to gossipsub."""
     announcer: Publisher | None
@@ -129,7 +129,9 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     stack.callback(blocks.close)
 
     # batches and updates, between Kafka and peers
-    publishing = _run_until_closed(stack, _create_publishing_topics(settings))
+    publishing = _create_transition(settings)
+    if publishing.height is not None:
+        _run_until_closed(stack, publishing.height)
     membership = _run_until_closed(stack, _create_membership(settings, node, interests))
     publisher = _create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None
     announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None
@@ -155,7 +157,7 @@ def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.Trio
     )
 
 
-_Thread = TypeVar("_Thread", QuarantineWriter, PublishingTopics, Membership)
+_Thread = TypeVar("_Thread", QuarantineWriter, HeightWatch, Membership)
 
 
 def _run_until_closed(stack: ExitStack, thread: _Thread) -> _Thread:
@@ -317,21 +319,20 @@ def _kafka_config(settings: Settings) -> KafkaConfig:
     return KafkaConfig(kafka.client_options(), kafka.prefix)
 
 
-def _create_publishing_topics(settings: Settings) -> PublishingTopics:
+def _create_transition(settings: Settings) -> Transition:
     group = settings.transition
-    transition = Transition(group.mode, group.at_us, group.height or None, micros(group.phase_out))
-    watch: HeightWatch | None = None
+    height: HeightWatch | None = None
     if group.height:
         path = settings.bridge_dir / "transition.json"
-        watch = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
-    return PublishingTopics(transition, watch, now_us)
+        height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
+    return Transition(now_us, group.mode, group.at_us, height, micros(group.phase_out))
 
 
 def _create_publisher(
     settings: Settings,
     node: Node,
     blocks: BlockStore,
-    topics: PublishingTopics,
+    transition: Transition,
     token: trio.lowlevel.TrioToken,
 ) -> Publisher:
     pace = AuthorPacer(micros(settings.publish.min_interval), settings.publish.author_keys)
@@ -360,7 +361,7 @@ def _create_publisher(
         publish,
         lambda: None,
         _create_pins(settings, blocks),
-        topics.publishing_scheme,
+        transition.publishing_scheme,
         pace=pace,
         instance=_bridge_id(node),
         subscribers=subscribers,

@@ -214,8 +214,8 @@ def walk_batch() -> Walk:
             discovery = wiring._create_discovery(settings, node)
             exchange = wiring._create_exchange(settings, node, blocks, AnnouncementSources(), discovery)
             store = wiring._create_bitswap_store(node, blocks, exchange, discovery, token)
-            topics = wiring._create_publishing_topics(settings)
-            publisher = wiring._create_publisher(settings, node, store, topics, token)
+            transition = wiring._create_transition(settings)
+            publisher = wiring._create_publisher(settings, node, store, transition, token)
 
             def run_publisher() -> None:
                 publisher._reader = cast(RecordReader, _OneRecord("batches", value))
