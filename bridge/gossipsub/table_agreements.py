@@ -58,7 +58,6 @@ Savings = dict[tuple[SavingDirection, str], SavingStatus]
 class _PeerTable:
     __slots__ = (
         "has_extensions",
-        "hello",
         "is_kiln",
         "received_hello",
         "received_rpc",
@@ -72,7 +71,6 @@ class _PeerTable:
         self.is_kiln = False
         self.received_rpc = False
         self.received_hello = False
-        self.hello = b""
         self.table: TopicTable | None = None
         self.writes_indices = False  # true once the peer has sent an index that resolved
         self.savings: Savings = {}
@@ -164,16 +162,7 @@ class TableAgreements:
                 return
             self._counters[HELLO_ACCEPTED] += 1
             # encoded again, to drop everything except the hashes
-            state.hello = write_hello(hashes)
-            state.table = negotiate_table(state.hello, self._hello, self._bundles).table
-
-    def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:
-        """Return the peer's hello and ours, for Frame.hello_in and Frame.hello_out.
-
-        A hello is empty if there is none, if it was refused, or if it was not sent.
-        """
-        state = self._peers.get(peer)
-        return (b"", b"") if state is None else (state.hello, self._hello if state.has_extensions else b"")
+            state.table = negotiate_table(write_hello(hashes), self._hello, self._bundles).table
 
     # ------------------------------------------------------------ in
 
@@ -295,10 +284,6 @@ class TableAgreements:
         """The table shared with a peer, which may be empty; `None` if the peer's hello is missing or was refused."""
         state = self._peers.get(peer)
         return state.table if state is not None else None
-
-    def writes_indices_to(self, peer: bytes) -> bool:
-        """True if `encode_for_peer` now writes indices for this peer."""
-        return self._table_for(self._peers.get(peer)) is not None
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -22,7 +22,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     Message,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import BundleError, BundleSet, parse_hello, write_hello
+from kiln.schemas.wire.topic_table import BundleError, BundleSet
 
 CLAY, MAIN, SEP = "/ceramic/testnet-clay", "/ceramic/mainnet", "/ceramic/testnet-clay/sep/model/k2t6wz"
 ELSEWHERE = "/ceramic/elsewhere"
@@ -91,7 +91,6 @@ def test_older_protocols_have_no_extensions(protocol: str) -> None:
     assert made.add(ANNA, protocol) is None
     made.receive_hello(ANNA, hello(CLAY_HASH))
     assert made.counters == {"hello_unexpected": 1}
-    assert made.get_hellos(ANNA) == (b"", b"")
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
@@ -130,7 +129,6 @@ def test_a_refused_hello_is_counted_by_kind_and_makes_no_table(extensions: Contr
     made.receive_hello(ANNA, extensions)
     assert made.counters == {"hello_accepted": 1, reason: 1}
     assert made.table(ANNA) is None
-    assert made.get_hellos(ANNA) == (b"", write_hello(BUNDLES))
     # the peer is served on, by name
     assert made.resolve_topic(ANNA, Message(topic=CLAY)) == CLAY
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
@@ -152,7 +150,6 @@ def test_a_second_hello_changes_nothing() -> None:
     for _ in range(3):
         made.receive_hello(ANNA, hello(MAIN_HASH))
     assert made.counters == {"hello_accepted": 1, "hello_repeated": 3}
-    assert made.get_hellos(ANNA)[0] == write_hello([CLAY_HASH])
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) == CLAY
 
 
@@ -191,18 +188,9 @@ def test_a_peer_that_comes_again_begins_anew() -> None:
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
 
 
-def test_what_a_stranger_put_beside_the_hashes_is_not_kept() -> None:
-    table = ExtTopicTable.FromString(write_hello([CLAY_HASH]) + b"\x7a\x80\x80\x40" + bytes(1 << 20))
-    made = TableAgreements(BUNDLES)
-    made.add(ANNA)
-    made.receive_hello(ANNA, ControlExtensions(topicTableExtension=table))
-    assert made.get_hellos(ANNA) == (write_hello([CLAY_HASH]), write_hello(BUNDLES))
-
-
 def test_hellos_that_share_nothing() -> None:
     made = side("eager", hashes=[b"????"])
     assert made.counters == {"hello_accepted": 1}
-    assert parse_hello(made.get_hellos(ANNA)[0]) == [b"????"]  # frames tell it all the same
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
     assert made.counters["no_table_agreed"] == 1
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
@@ -244,7 +232,7 @@ def test_the_name_wins_over_an_index(index: int) -> None:
     assert made.resolve_topic(ANNA, Message(topic="", topicIndex=index)) is None
     assert made.resolve_topic(ANNA, ControlGraft(topicID=CLAY, topicIndex=index)) == CLAY
     assert made.counters == {"hello_accepted": 1, "name_and_index": 3}
-    assert not made.writes_indices_to(ANNA)
+    assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
 def test_field_3_of_a_subscription_means_partial_messages_to_most_peers() -> None:
@@ -332,7 +320,6 @@ def test_cautious_trusts_a_kiln(agent: str, indices: bool) -> None:
     made = side()
     made.set_agent(ANNA, agent)
     made.set_agent(b"nobody", agent)
-    assert made.writes_indices_to(ANNA) is indices
     assert made.encode_for_peer(ANNA, full_rpc()).publish[0].HasField("topicIndex") is indices
 
 
