@@ -212,7 +212,7 @@ class FrameSink:
         elif not unacknowledged:
             with self._changed:
                 self._acknowledged += self._in_flight
-                self._memory -= _count_bytes(self._portion)
+                self._memory -= sum(len(queued.frame) + _OVERHEAD for queued in self._portion)
                 self._portion, self._in_flight = (), 0
                 self._spool.acknowledge()
                 self._kafka_error = None
@@ -341,7 +341,7 @@ class FrameSink:
                 portion = self._list_waiting()
             self._spool.append(portion)
         with self._changed:
-            self._memory -= _count_bytes(portion)
+            self._memory -= sum(len(queued.frame) + _OVERHEAD for queued in portion)
             if self._portion:
                 self._portion = ()
             else:
@@ -350,7 +350,3 @@ class FrameSink:
 
     def _count_unacknowledged(self) -> int:
         return self._spool.unacknowledged + len(self._portion) + len(self._waiting)
-
-
-def _count_bytes(frames: Sequence[QueuedFrame]) -> int:
-    return sum(len(queued.frame) + _OVERHEAD for queued in frames)

@@ -301,8 +301,8 @@ class Router:
             self._counters["unknown_peer"] += 1
             return sends, delivered, bytes(len(publish))
         control = rpc.control if rpc.HasField("control") else None
-        self._table.receive(peer, rpc)
         if control is not None and control.HasField("extensions"):
+            self._table.receive(peer, control.extensions, is_first=state.awaits_first_rpc)
             # extensions count only in a peer's first RPC; only the topic table is used (gossipsub-v1.3.md)
             if not state.awaits_first_rpc:
                 self._counters["extensions_repeated"] += 1
@@ -442,9 +442,6 @@ class Router:
         joined = self._mesh
         seen = self._seen
         max_size = self._options.max_message_bytes
-        with_topic_name = (
-            self._table.with_topic_name
-        )  # from here on no message has an index, which has a meaning only on one connection
         verdicts, cost = bytearray(len(publish)), 0
         fresh: list[tuple[Message, str, bytes]] = []
         too_large: list[tuple[Message, str, bytes]] = []
@@ -460,7 +457,8 @@ class Router:
                 continue
             signed = received.HasField("signature")
             self._signing.record_message(state.signing, topic, signed)
-            message = with_topic_name(received, topic)
+            # from here on no message has an index, which has a meaning only on one connection
+            message = self._table.with_topic_name(received, topic) if received.HasField("topicIndex") else received
             cost += estimate_id_cost(message)
             key = self._compute_id(message, topic)
             data = message.SerializeToString()

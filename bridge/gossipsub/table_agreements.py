@@ -60,7 +60,6 @@ class _PeerTable:
         "has_extensions",
         "is_kiln",
         "received_hello",
-        "received_rpc",
         "savings",
         "table",
         "writes_indices",
@@ -69,7 +68,6 @@ class _PeerTable:
     def __init__(self, has_extensions: bool) -> None:
         self.has_extensions = has_extensions
         self.is_kiln = False
-        self.received_rpc = False
         self.received_hello = False
         self.table: TopicTable | None = None
         self.writes_indices = False  # true once the peer has sent an index that resolved
@@ -124,21 +122,16 @@ class TableAgreements:
         if state is not None:
             state.is_kiln = version.startswith(AGENT)
 
-    def receive(self, peer: bytes, rpc: RPC) -> None:
+    def receive(self, peer: bytes, extensions: ControlExtensions, *, is_first: bool) -> None:
         """Process the extensions of an RPC, before its topics are resolved.
 
         A peer's first RPC is its hello (gossipsub v1.3: extensions are in the first message of the stream, and sent at
         most once). A topic table in a later RPC is ignored.
         """
         state = self._peers.get(peer)
-        first = state is not None and not state.received_rpc
-        if state is not None:
-            state.received_rpc = True
-        if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
-            return
-        if first or state is None or state.received_hello:
-            self.receive_hello(peer, rpc.control.extensions)
-        elif rpc.control.extensions.HasField("topicTableExtension"):
+        if is_first or state is None or state.received_hello:
+            self.receive_hello(peer, extensions)
+        elif extensions.HasField("topicTableExtension"):
             self._counters[HELLO_LATE] += 1
 
     def receive_hello(self, peer: bytes, extensions: ControlExtensions) -> None:
@@ -200,12 +193,8 @@ class TableAgreements:
         return topic
 
     def with_topic_name(self, message: Message, topic: str) -> Message:
-        """Return the message with its topic's name and no index: the form that is verified, cached and relayed.
-
-        The result is `message` itself if it has no index, else a copy.
-        """
-        if not message.HasField("topicIndex"):
-            return message
+        """Copy a message with an index, with its topic's name instead: the form that is verified, cached and
+        relayed."""
         copy = Message()
         copy.CopyFrom(message)
         copy.ClearField("topicIndex")

@@ -3,7 +3,7 @@ them.
 
 A function counts as in `record_walks`. Kafka and its clients stand outside, and objects of this file take their place.
 
-*Frame.* A peer in another thread sends one signed message to a node.
+*Frame.* A peer in another thread sends one signed message to a node. The walk ends in the producer of Kafka.
 
 *Batch.* The publisher of the default settings reads one record of `kiln.batches`. The walk ends when the message is in
 the outbox of a peer on its topic, so that the receipt does not count.
@@ -53,10 +53,25 @@ _WAITS_S = 60  # for what needs milliseconds
 
 
 class _Acknowledging:
-    """A producer of Kafka that notices the record with TIP."""
+    """A producer of Kafka that notices the record with TIP, where the walk of a frame ends."""
 
     def __init__(self) -> None:
         self.has_tip = threading.Event()
+
+    def carries(self, value: object, depth: int = 0) -> bool:
+        """Return true if a value contains TIP: in bytes, or in fields and items near the top."""
+        if self.has_tip.is_set():
+            return False
+        match value:
+            case bytes() | bytearray() | memoryview():
+                return TIP in bytes(value)
+            case RPC() | Message():
+                return TIP in value.SerializeToString()
+            case _ if depth > 3:
+                return False
+            case tuple() | list():
+                return any(self.carries(item, depth + 1) for item in value)
+        return False
 
     def produce(self, topic: str, value: bytes, key: bytes, on_delivery: Callable[..., None]) -> None:
         if TIP in value:
@@ -68,29 +83,15 @@ class _Acknowledging:
     def purge(self) -> None: ...
 
 
-def _carries(value: object, depth: int = 0) -> bool:
-    """Return true if a value contains TIP: in bytes, or in fields and items near the top."""
-    match value:
-        case bytes() | bytearray() | memoryview():
-            return TIP in bytes(value)
-        case RPC() | Message():
-            return TIP in value.SerializeToString()
-        case _ if depth > 3:
-            return False
-        case tuple() | list():
-            return any(_carries(item, depth + 1) for item in value)
-    return False
-
-
 def walk_capture() -> Walk:
     """From the bytes that a peer sends to a record of `kiln.frames`."""
     message = Message(data=TIP, topic=TOPIC, seqno=bytes(8))
     sign(message, KEY)
     payload = RPC(publish=[message]).SerializeToString()
-    sent = trio.Event()
+    sent, producer = trio.Event(), _Acknowledging()
 
     async def receive(folder: Path) -> None:
-        producer, stop = _Acknowledging(), threading.Event()
+        stop = threading.Event()
         sink = FrameSink(lambda: cast(Producer, producer), "frames", Spool(folder / "spool", 64 << 20), 64 << 20)
         with Seqno(folder / "seqno", lambda: 1) as seqno:
             node = Node(OPTIONS, new_key(), seqno, sink, lambda _: sent.set())
@@ -107,7 +108,7 @@ def walk_capture() -> Walk:
 
     with (
         TemporaryDirectory(prefix="kiln-walk-") as folder,
-        walking(("bridge", "schemas"), _carries, new_threads=True) as walk,
+        walking(("bridge", "schemas"), producer.carries, new_threads=True) as walk,
     ):
         trio.run(receive, Path(folder))
     return walk
