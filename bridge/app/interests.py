@@ -16,35 +16,6 @@ from kiln.schemas.wire.signing_policy import match_topic
 from kiln.schemas.wire.topics import Interest, Separator, format_topic, network_topics, parse_interest, parse_topic
 
 
-def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[str]) -> set[str]:
-    """Select the topics to join.
-
-    Args:
-        seen: Topics that peers subscribe to. Selected of these are the separator topics that an interest covers, and
-            the network's topic in CIP-120's form.
-    """
-    interests = list(interests)
-    name, cip120_name = network_topics(network)
-    seen = set(seen)
-    selected = {name, *({cip120_name} & seen)}
-    selected |= {
-        format_topic(network, Separator(interest.key, interest.value))
-        for interest in interests
-        if interest.key is not None and interest.value is not None
-    }
-    for name in seen:
-        topic = parse_topic(name)
-        if topic is None or topic.network != network or topic.separator is None:
-            continue
-        # to peers, another spelling of the name is another topic
-        if (
-            any(interest.covers(topic.separator) for interest in interests)
-            and format_topic(network, topic.separator) == name
-        ):
-            selected.add(name)
-    return selected
-
-
 @dataclass(frozen=True)
 class CeramicTopics:
     """Topics of a Ceramic network: its own topic, and the topics of the separators that an interest covers."""
@@ -58,8 +29,31 @@ class CeramicTopics:
         return frozenset(network_topics(self.network))
 
     def select(self, seen: Iterable[str]) -> set[str]:
-        """Select the topics to join: the named topics, and the topics in `seen` that an interest covers."""
-        return select_topics(self.network, self.interests, seen)
+        """Select the topics to join.
+
+        Args:
+            seen: Topics that peers subscribe to. Selected of these are the separator topics that an interest covers,
+                and the network's topic in CIP-120's form.
+        """
+        name, cip120_name = network_topics(self.network)
+        seen = set(seen)
+        selected = {name, *({cip120_name} & seen)}
+        selected |= {
+            format_topic(self.network, Separator(interest.key, interest.value))
+            for interest in self.interests
+            if interest.key is not None and interest.value is not None
+        }
+        for name in seen:
+            topic = parse_topic(name)
+            if topic is None or topic.network != self.network or topic.separator is None:
+                continue
+            # to peers, another spelling of the name is another topic
+            if (
+                any(interest.covers(topic.separator) for interest in self.interests)
+                and format_topic(self.network, topic.separator) == name
+            ):
+                selected.add(name)
+        return selected
 
 
 @dataclass(frozen=True)

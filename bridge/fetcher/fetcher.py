@@ -98,7 +98,6 @@ class Fetcher(KafkaWorker):
         blocks: BlockStore,
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = now_us,
-        group: str | None = None,
         instance: str | None = None,
         add_announcer: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -107,11 +106,10 @@ class Fetcher(KafkaWorker):
         Args:
             interests: returns the current interests as texts (`kiln.schemas.wire.topics.parse_interest`); called in
                 this thread.
-            group: consumer group of the offsets; by default one of the network.
             instance: id of the bridge in the group (`KafkaWorker`).
             add_announcer: called with the announcer of a batch, a peer id, before its block is fetched; must not wait.
         """
-        group = group or f"{kafka.prefix}fetcher.{options.network}"
+        group = f"{kafka.prefix}fetcher.{options.network}"
         outputs = "updates", "quarantine", "streams", "blocks"
         super().__init__("fetcher", "nothing is fetched", kafka, group, "wanted", outputs, instance, reads_all=True)
         self._options = options

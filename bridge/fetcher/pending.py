@@ -27,7 +27,6 @@ from kiln.bridge.fetcher.wanted import (
     NotWantedError,
     WantedEntry,
     get_separator,
-    mark_first_by_separator,
     network_order,
     read_announcer,
     read_update,
@@ -527,13 +526,15 @@ class PendingFetches:
         self._finish(wanted.position, failed.reason)
 
     def _write_block(self, check: _BatchCheck, now: int) -> None:
-        for wanted, first in mark_first_by_separator(check.waiting):
-            record = wanted.record
-            if first:
-                block = BlockRecord(record.network, record.cid, now, get_separator(record), block=check.batch.block)
+        written: set[SeparatorRecord] = set()  # a block may have several separators
+        for wanted in check.waiting:
+            record, separator = wanted.record, get_separator(wanted.record)
+            if is_first := separator not in written:
+                written.add(separator)
+                block = BlockRecord(record.network, record.cid, now, separator, block=check.batch.block)
                 self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(block)))
                 self._written_blocks.append(record)
-            self._finish(wanted.position, "blocks" if first else "already_fetched")
+            self._finish(wanted.position, "blocks" if is_first else "already_fetched")
 
     def _quarantine(self, key: bytes, reason: str, detail: str, data: bytes, now: int, stage: str = STAGE) -> None:
         for fault in build_quarantine_records(stage, reason, detail, data, now):

@@ -94,8 +94,7 @@ class AnnouncementSources:
     A block is not requested from the author of its announcement, since an author may be a key that belongs to no peer.
     """
 
-    def __init__(self, limit: int = _MAX_ANNOUNCEMENTS) -> None:
-        self._limit = limit
+    def __init__(self) -> None:
         self._sources: OrderedDict[str, bytes] = OrderedDict()
 
     def record_message(self, data: bytes, source: bytes) -> None:
@@ -106,7 +105,7 @@ class AnnouncementSources:
         if isinstance(message, Rejected) or message.type != "BATCH_UPDATE" or message.batch is None:
             return
         self._sources[message.batch] = source
-        if len(self._sources) > self._limit:
+        if len(self._sources) > _MAX_ANNOUNCEMENTS:
             self._sources.popitem(last=False)
 
     def find_source(self, cid: str) -> bytes | None:
