@@ -1,4 +1,4 @@
-"""Construction of a bridge: a function for each component, and `build_bridge`, which connects them."""
+"""Construction of a bridge: a function for each component, and `BridgeComponents`, which connects them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
@@ -65,96 +64,63 @@ class FramesLostError(KilnError):
     reason."""
 
 
-@dataclass(frozen=True)
 class BridgeComponents:
     """The parts of a bridge; `None` for a part that the settings turn off."""
 
-    interests: InterestsFile
-    shares: TopicShares
-    topic_selector: TopicSelector
-    sink: FrameSink
-    node: Node
-    discovery: Discovery | None
-    exchange: BlockExchange | None
-    quarantine: QuarantineWriter
-    carrier: Carrier | None
-    blocks: BlockStore
-    kubo: KuboBlockStore | None
-    """The block store again, if it is a Kubo: it dials peers that have blocks."""
-    membership: Membership
-    publishing: Transition
-    publisher: Publisher | None
-    """Publishes to gossipsub."""
-    announcer: Publisher | None
-    """Publishes to BEP 50. It has its own consumer group, so that neither transport waits for the other."""
-    fetcher: Fetcher | None
+    def __init__(self, settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> None:
+        """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
+
+        The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
+        discovery, exchange, carrier and threads.
+        """
+        key = load_or_create_key(settings.bridge_dir / "key")
+        self.interests = open_interests(settings)
+        self.shares = TopicShares(peer_text(compute_peer_id(key)))
+        bridge = settings.bridge
+        self.topic_selector = TopicSelector(bridge.max_topics, bridge.max_topics_per_peer, self.shares)
+        sources = AnnouncementSources()
+
+        def record_message(deliver: Deliver) -> None:
+            self.topic_selector.record_message(deliver)
+            sources.record_message(deliver.message.data, deliver.source)
+
+        # frames, from peers to Kafka
+        self.sink = stack.enter_context(_open_sink(settings))
+        seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
+        self.node = node = _create_node(settings, key, seqno, self.sink, record_message)
+        self.discovery = discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
+        self.quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
+        self.carrier = _create_carrier(settings, self.sink, self.quarantine) if settings.bep50.enabled else None
+
+        # blocks, by our own bitswap, by a Kubo, or only in a folder
+        folder = FolderBlockStore(settings.state / "blocks")
+        bitswaps = settings.speaks_bitswap
+        self.exchange = _create_exchange(settings, node, folder, sources, discovery) if bitswaps else None
+        self.kubo = _open_kubo(settings) if settings.uses_kubo else None
+        """The block store again, if it is a Kubo: it dials peers that have blocks."""
+        self.blocks: BlockStore = self.kubo or folder
+        if self.exchange is not None:
+            self.blocks = _create_bitswap_store(node, folder, self.exchange, discovery, token)
+        blocks = self.blocks
+        stack.callback(blocks.close)
+
+        # batches and updates, between Kafka and peers
+        self.publishing = _create_transition(settings)
+        if self.publishing.height is not None:
+            _run_until_closed(stack, self.publishing.height)
+        self.membership = _run_until_closed(stack, _create_membership(settings, node, self.interests))
+        publishes, announces = settings.publishes, settings.announces
+        self.publisher = _create_publisher(settings, node, blocks, self.publishing, token) if publishes else None
+        """Publishes to gossipsub."""
+        carrier = self.carrier
+        self.announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and announces else None
+        """Publishes to BEP 50. It has its own consumer group, so that neither transport waits for the other."""
+        self.fetcher = _create_fetcher(settings, node, blocks, self.kubo, self.membership) if settings.fetches else None
 
     @property
     def threads(self) -> tuple[Publisher | Fetcher, ...]:
         """The threads that use the other parts. They start last and stop first."""
         return tuple(worker for worker in (self.publisher, self.announcer, self.fetcher) if worker is not None)
-
-
-def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> BridgeComponents:
-    """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
-
-    The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
-    discovery, exchange, carrier and threads.
-    """
-    key = load_or_create_key(settings.bridge_dir / "key")
-    interests = open_interests(settings)
-    shares = TopicShares(peer_text(compute_peer_id(key)))
-    topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
-    sources = AnnouncementSources()
-
-    def record_message(deliver: Deliver) -> None:
-        topic_selector.record_message(deliver)
-        sources.record_message(deliver.message.data, deliver.source)
-
-    # frames, from peers to Kafka
-    sink = stack.enter_context(_open_sink(settings))
-    seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
-    node = _create_node(settings, key, seqno, sink, record_message)
-    discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
-    quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
-    carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
-
-    # blocks, by our own bitswap, by a Kubo, or only in a folder
-    folder = FolderBlockStore(settings.state / "blocks")
-    exchange = _create_exchange(settings, node, folder, sources, discovery) if settings.speaks_bitswap else None
-    kubo = _open_kubo(settings) if settings.uses_kubo else None
-    blocks: BlockStore = kubo or folder
-    if exchange is not None:
-        blocks = _create_bitswap_store(node, folder, exchange, discovery, token)
-    stack.callback(blocks.close)
-
-    # batches and updates, between Kafka and peers
-    publishing = _create_transition(settings)
-    if publishing.height is not None:
-        _run_until_closed(stack, publishing.height)
-    membership = _run_until_closed(stack, _create_membership(settings, node, interests))
-    publisher = _create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None
-    announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None
-    fetcher = _create_fetcher(settings, node, blocks, kubo, membership) if settings.fetches else None
-
-    return BridgeComponents(
-        interests=interests,
-        shares=shares,
-        topic_selector=topic_selector,
-        sink=sink,
-        node=node,
-        discovery=discovery,
-        exchange=exchange,
-        quarantine=quarantine,
-        carrier=carrier,
-        blocks=blocks,
-        kubo=kubo,
-        membership=membership,
-        publishing=publishing,
-        publisher=publisher,
-        announcer=announcer,
-        fetcher=fetcher,
-    )
 
 
 _Thread = TypeVar("_Thread", QuarantineWriter, HeightWatch, Membership)
