@@ -7,12 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from msgspec import structs
-
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.publisher.deliveries import (
     NO_PEER,
-    TRANSPORT,
     DeliveryQueue,
     Flow,
     GivenUp,
@@ -64,7 +61,7 @@ class PublishingOptions:
     max_age: int = 60_000_000
     """age from which batches are not published on a first start"""
     batch_typ: int = 3
-    transport: str = TRANSPORT
+    transport: str = "gossipsub"
     target: Callable[[str], str] | None = None
     """the transport's own name of a topic, where it has one"""
 
@@ -155,7 +152,8 @@ class PendingBatches:
         self._turn.clear()
         self._queue.add(deliveries)
         self.block_bytes = sum(
-            len(arrival.block) for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
+            len(arrival.batch.block)
+            for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
         )
 
     def next_offset(self, partition: int) -> int:
@@ -210,9 +208,9 @@ class PendingBatches:
             return self._quarantine(record, MALFORMED, detail, value or b"", now)
         self._open(publication.record)
         if batch.closed_at < state.not_before:
-            return self._write_receipt(publication.record, publication.reject_receipt(TOO_OLD, now))
+            return self._write_receipt(publication, publication.topic, now, None, TOO_OLD)
         self._arrivals.append(publication)
-        self.block_bytes += len(publication.block)
+        self.block_bytes += len(publication.batch.block)
         return None
 
     def step(
@@ -302,7 +300,7 @@ class PendingBatches:
         _, cip120_name = network_topics(self._options.network)
         is_used = bool(self._arrivals) and self._scheme.network and self._has_peer(cip120_name)
         for publication in self._arrivals:
-            topics = self._scheme.topics_of(publication.network, publication.separator)
+            topics = self._scheme.topics_of(publication.batch.network, publication.separator)
             topics += (cip120_name,) if is_used else ()
             publication.deliveries = {topic: TopicDelivery(publication, topic) for topic in topics}
             deliveries += publication.deliveries.values()
@@ -325,7 +323,7 @@ class PendingBatches:
                 if not publication.deliveries or (publication.is_stored and is_recent):
                     continue
                 try:
-                    keeper.store_and_pin(publication.batch_cid, publication.block, now)
+                    keeper.store_and_pin(publication.batch.batch_cid, publication.batch.block, now)
                 except BlockRefusedError as error:
                     outputs.append(self._reject(publication, f"IPFS refused the block: {error}", now))
                 publication.is_stored = True
@@ -342,7 +340,7 @@ class PendingBatches:
         self._settle_receipts(publication.record, len(publication.deliveries) - 1)
         for delivery in list(publication.deliveries.values()):
             self._end_delivery(delivery)
-        return self._write_receipt(publication.record, publication.reject_receipt(reason, now))
+        return self._write_receipt(publication, publication.topic, now, None, reason)
 
     def _move_to_scheme(self) -> None:
         """Move batches that wait on a topic outside the scheme to its topics, unless they were sent there already."""
@@ -355,7 +353,7 @@ class PendingBatches:
         for publication in sorted(
             unsent, key=lambda publication: (publication.record.partition, publication.record.offset)
         ):
-            topics = set(self._scheme.topics_of(publication.network, publication.separator))
+            topics = set(self._scheme.topics_of(publication.batch.network, publication.separator))
             added = topics - publication.deliveries.keys() - publication.receipted_topics
             dropped = publication.deliveries.keys() - topics
             for topic in sorted(added):
@@ -372,7 +370,7 @@ class PendingBatches:
         delivery.has_ended = True
         del publication.deliveries[delivery.topic]
         if not publication.deliveries:
-            self.block_bytes -= len(publication.block)
+            self.block_bytes -= len(publication.batch.block)
 
     def _publish_delivery(
         self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
@@ -388,8 +386,7 @@ class PendingBatches:
             reason = str(error)
         if peers:
             self._queue.record_reached(delivery)
-            receipt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=delivery.topic, peer_count=peers)
-            return self._end_with_receipt(delivery, receipt)
+            return self._end_with_receipt(delivery, now, peers, None)
         if (given_up := self._queue.give_up(delivery, reason)) is not None:
             return self._write_given_up(given_up, now)
         behind = [queued for queued in self._turn if queued.flow == delivery.flow]
@@ -401,26 +398,30 @@ class PendingBatches:
         delivery = given_up.delivery
         if delivery.has_ended:
             return ()
-        cid = delivery.publication.batch_cid
-        receipt = PublicationRecord(cid, TRANSPORT, now, topic=delivery.topic, peer_count=0, error=given_up.error)
-        return self._end_with_receipt(delivery, receipt)
+        return self._end_with_receipt(delivery, now, 0, given_up.error)
 
-    def _end_with_receipt(self, delivery: TopicDelivery, receipt: PublicationRecord) -> Sequence[OutputRecord]:
+    def _end_with_receipt(
+        self, delivery: TopicDelivery, now: int, peers: int, error: str | None
+    ) -> Sequence[OutputRecord]:
         publication = delivery.publication
         publication.receipted_topics |= {delivery.topic}
         self._end_delivery(delivery)
-        return (self._write_receipt(publication.record, receipt),)
+        return (self._write_receipt(publication, delivery.topic, now, peers, error),)
 
-    def _write_receipt(self, record: OpenRecord, receipt: PublicationRecord) -> OutputRecord:
-        if receipt.error is None:
+    def _write_receipt(
+        self, publication: PendingPublication, topic: str, now: int, peers: int | None, error: str | None
+    ) -> OutputRecord:
+        if error is None:
             self.published += 1
         else:
             self.failed += 1
-        options = self._options
-        target = options.target(receipt.topic) if options.target and receipt.topic else None
-        error = receipt.error and receipt.error[:MAX_DETAIL]
-        receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
-        return OutputRecord(record, "publications", receipt.batch_cid.encode(), encode(receipt))
+        options, cid = self._options, publication.batch.batch_cid
+        target = options.target(topic) if options.target else None
+        error = error and error[:MAX_DETAIL]
+        receipt = PublicationRecord(
+            cid, options.transport, now, topic=topic, target=target, peer_count=peers, error=error
+        )
+        return OutputRecord(publication.record, "publications", cid.encode(), encode(receipt))
 
     def _quarantine(self, record: OpenRecord, reason: str, detail: str, value: bytes, now: int) -> OutputRecord:
         # one output for each record: the batch's own record holds what does not fit into a quarantine record

@@ -14,11 +14,10 @@ from typing import Final, NamedTuple
 
 from kiln.bridge.fair_queue import FairQueue, Path
 from kiln.bridge.publisher.transition import BY_SEPARATOR
-from kiln.schemas.kafka.records import BatchRecord, PublicationRecord
+from kiln.schemas.kafka.records import BatchRecord
 from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import Separator
 
-TRANSPORT: Final = "gossipsub"
 NO_PEER: Final = "no peer on the topic"
 NO_TURN: Final = "too many new separators for the topic's peers: not sent"
 MIN_PATIENCE: Final = 10_000_000
@@ -50,13 +49,10 @@ class PendingPublication:
     """A batch and its deliveries, one per topic."""
 
     __slots__ = (
-        "batch_cid",
-        "block",
-        "closed_at",
+        "batch",
         "data",
         "deliveries",
         "is_stored",
-        "network",
         "receipted_topics",
         "record",
         "separator",
@@ -70,24 +66,17 @@ class PendingPublication:
             TopicError, CidError: no message can be made of the batch.
         """
         self.record = record
-        self.batch_cid = batch.batch_cid
-        self.closed_at = batch.closed_at
-        self.block = batch.block
-        self.network = batch.network
+        self.batch = batch
         self.separator = Separator(batch.separator.key, batch.separator.value)
-        self.topic = BY_SEPARATOR.topics_of(self.network, self.separator)[0]
+        self.topic = BY_SEPARATOR.topics_of(batch.network, self.separator)[0]
         """the topic of the separator"""
-        self.data = write_batch_update(self.separator, self.batch_cid, batch_typ)
+        self.data = write_batch_update(self.separator, batch.batch_cid, batch_typ)
         """the message"""
         self.deliveries: dict[str, TopicDelivery] = {}
         """deliveries without a receipt, by topic"""
         self.receipted_topics: frozenset[str] = frozenset()
         self.is_stored = False
         """true once the block is in IPFS"""
-
-    def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
-        """Return the receipt of a batch that is not published at all."""
-        return PublicationRecord(self.batch_cid, TRANSPORT, now, topic=self.topic, error=reason)
 
 
 class TopicDelivery:
