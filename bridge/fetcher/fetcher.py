@@ -230,7 +230,7 @@ class Fetcher(KafkaWorker):
         except UNREADABLE:
             return  # `sink` quarantines it; an unknown stream is fetched
         if record.network == self._options.network and record.source == "genesis":
-            self._known.add_stream(record.stream, record.separator)
+            self._known.streams[record.stream] = record.separator
 
     # -------- records
 

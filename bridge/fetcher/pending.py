@@ -496,7 +496,7 @@ class PendingFetches:
                 detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
             )
         if failed is not _OVER_LIMIT:  # it was not tried
-            self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
+            self._known.missing[fetch.request] = now + self._options.retry_after, failed
         if fetch.request.kind == "genesis":
             for wanted in fetch.waiting:
                 self._give_up_update(wanted, failed, now)
@@ -510,9 +510,11 @@ class PendingFetches:
     def _give_up_batch(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
         """Write the reason to `kiln.blocks` and quarantine, once for each separator of the batch."""
         record = wanted.record
-        if failed.reason != OVER_LIMIT and not self._known.add_lost_block(record):
-            self._finish(wanted.position, "already_fetched")
-            return
+        if failed.reason != OVER_LIMIT:
+            if (record.cid, record.separator) in self._known.lost_blocks:
+                self._finish(wanted.position, "already_fetched")
+                return
+            self._known.lost_blocks[record.cid, record.separator] = None
         lost = BlockRecord(record.network, record.cid, now, get_separator(record), reason=failed.reason)
         self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(lost)))
         self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
@@ -592,10 +594,10 @@ class PendingFetches:
     def confirm_writes(self) -> None:
         """Record that the broker has everything that `stage_writes` returned."""
         for stream in self._written_streams:
-            self._known.add_stream(stream.stream, stream.separator)
+            self._known.streams[stream.stream] = stream.separator
             self._unwritten_answers.pop(stream.stream, None)
         for record in self._written_blocks:
-            self._known.add_block(record)
+            self._known.blocks[record.cid, record.separator] = None
         for position in self._finished:
             self._offsets[position.partition].mark_done(position.offset)
         self._written_streams, self._written_blocks, self._finished = [], [], []

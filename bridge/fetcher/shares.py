@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from typing import Final, NamedTuple, TypeVar
+from collections import Counter
+from typing import Final, NamedTuple
+
+from kiln.conf.process.bounded_dict import BoundedDict
 
 _MAX_MISSES: Final = 3  # misses in a row after which an author is no longer proven
 _MAX_KNOWN: Final = 10_000  # announcers that are remembered
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
 
 
 class Announcer(NamedTuple):
@@ -41,8 +40,8 @@ class AnnouncerPlaces:
         self._max_unproven = unproven
         self._held: Counter[tuple[bool, str, str]] = Counter()  # by class, party and its id
         self._unproven = 0
-        self._proven_misses: OrderedDict[str, int] = OrderedDict()  # in a row, by author
-        self._failing: OrderedDict[tuple[str, str], None] = OrderedDict()  # party and its id
+        self._proven_misses = BoundedDict[str, int](_MAX_KNOWN)  # in a row, by author
+        self._failing = BoundedDict[tuple[str, str], None](_MAX_KNOWN)  # party and its id
         self.count = 0
         """places that are held"""
 
@@ -100,7 +99,6 @@ class AnnouncerPlaces:
             for party in _list_parties(announcer):
                 self._failing.pop(party, None)
             self._proven_misses[announcer.author] = 0
-            _trim(self._proven_misses, announcer.author)
             return not was_proven
         if was_proven:
             self._proven_misses[announcer.author] += 1
@@ -109,7 +107,6 @@ class AnnouncerPlaces:
             del self._proven_misses[announcer.author]
         for party in _list_parties(announcer):
             self._failing[party] = None
-            _trim(self._failing, party)
         return was_proven
 
 
@@ -122,9 +119,3 @@ def _list_holders(place: Place) -> tuple[tuple[bool, str, str], ...]:
     if place.is_proven:
         return ((True, "author", place.announcer.author),)
     return tuple((False, *party) for party in _list_parties(place.announcer))
-
-
-def _trim(known: OrderedDict[_K, _V], newest: _K) -> None:
-    known.move_to_end(newest)
-    if len(known) > _MAX_KNOWN:
-        known.popitem(last=False)

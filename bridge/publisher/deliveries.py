@@ -8,12 +8,12 @@ neither many separators, nor many authors, nor many topics of one peer delay the
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kiln.bridge.fair_queue import FairQueue, Path
 from kiln.bridge.publisher.transition import BY_SEPARATOR
+from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.kafka.records import BatchRecord
 from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import Separator
@@ -127,7 +127,7 @@ class DeliveryQueue:
         self._parked: dict[Flow, list[TopicDelivery]] = {}  # without a peer
         self._parked_count = 0
         self._reasons: dict[Flow, str] = {}  # of parked flows that were attempted
-        self._reached: OrderedDict[Flow, int] = OrderedDict()  # when a peer was last reached; the oldest first
+        self._reached = BoundedDict[Flow, int](_MAX_REACHED)  # when a peer was last reached; the oldest first
         self._clock = 0  # µs in which publishing was not paused
         self._advanced_at: int | None = None  # `None` while it is paused
         self._check_at = 0
@@ -191,9 +191,6 @@ class DeliveryQueue:
     def record_reached(self, delivery: TopicDelivery) -> None:
         """Record that an attempt reached a peer."""
         self._reached[delivery.flow] = self._clock
-        self._reached.move_to_end(delivery.flow)
-        if len(self._reached) > _MAX_REACHED:
-            self._reached.popitem(last=False)
 
     def give_up(self, delivery: TopicDelivery, reason: str) -> GivenUp | None:
         """Return the delivery as given up if it has waited for `patience`, after an attempt that reached no peer for

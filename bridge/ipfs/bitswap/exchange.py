@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +29,7 @@ from kiln.bridge.libp2p.budget import CaptureBudget, UnfinishedRpcs
 from kiln.bridge.libp2p.closing import BROKEN, reset_stream, shielded
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.streams import GossipStream
+from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.pubsub import read_message as read_pubsub_message
@@ -95,7 +96,7 @@ class AnnouncementSources:
     """
 
     def __init__(self) -> None:
-        self._sources: OrderedDict[str, bytes] = OrderedDict()
+        self._sources = BoundedDict[str, bytes](_MAX_ANNOUNCEMENTS)
 
     def record_message(self, data: bytes, source: bytes) -> None:
         """Record the source of a message if it is a BATCH_UPDATE."""
@@ -105,8 +106,6 @@ class AnnouncementSources:
         if isinstance(message, Rejected) or message.type != "BATCH_UPDATE" or message.batch is None:
             return
         self._sources[message.batch] = source
-        if len(self._sources) > _MAX_ANNOUNCEMENTS:
-            self._sources.popitem(last=False)
 
     def find_source(self, cid: str) -> bytes | None:
         """Return the peer that relayed the announcement of a batch."""
@@ -172,7 +171,7 @@ class BlockExchange:
         self._streams: Counter[bytes] = Counter()
         self._writers: dict[bytes, _Writer] = {}
         self._fetches: dict[bytes, _Fetch] = {}
-        self._searched: OrderedDict[bytes, float] = OrderedDict()  # time of the last search by digest
+        self._searched = BoundedDict[bytes, float](_MAX_SEARCHED)  # time of the last search by digest
         self._unfinished = UnfinishedRpcs[_Inbound](options.unfinished_bytes)
         self._sending = UnfinishedRpcs[_Writer](options.sending_bytes)
         self._cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
@@ -275,9 +274,6 @@ class BlockExchange:
             async with self._search_limit:
                 if await self._search_providers(b"\x12\x20" + digest, partial(self._ask_provider, digest)):
                     self._searched[digest] = trio.current_time()
-                    self._searched.move_to_end(digest)
-                    if len(self._searched) > _MAX_SEARCHED:
-                        self._searched.popitem(last=False)
             nursery.cancel_scope.cancel()
 
     def _needs_search(self, digest: bytes) -> bool:

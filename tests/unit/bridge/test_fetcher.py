@@ -729,7 +729,7 @@ def _live(
     """One run from what is committed; what is committed at its end."""
     memory = KnownAnswers()
     for stream, value in told.items():
-        memory.add_stream(stream, decode_stream(value).separator)
+        memory.streams[stream] = decode_stream(value).separator
     pending = PendingFetches(FetchingOptions(NETWORK, max_concurrent=2, give_up_after=5 * S, retry_after=2 * S), memory)
     done_offsets = DoneOffsets(*committed, fresh_generation)
     pending.start(0, done_offsets)
