@@ -27,10 +27,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -131,7 +130,7 @@ class Fetcher(KafkaWorker):
         self._known = KnownAnswers()
         self._pending = PendingFetches(self._options, self._known)
         self._staged: StagedWrites | None = None  # not written yet
-        self._answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
+        self._fetches: dict[Future[Answer], BlockRequest] = {}
         self._followed: list[Interest] | None = None  # at this poll
 
     @property
@@ -276,14 +275,14 @@ class Fetcher(KafkaWorker):
 
     def _stage_writes(self) -> StagedWrites:
         now = self._clock_us()
-        while self._answers:
-            request, future = self._answers.popleft()
+        for future in [future for future in self._fetches if future.done()]:
+            request = self._fetches.pop(future)
             self._pending.add_answer(request, _get_answer(request, future), now)
         for request in self._pending.start_fetches(now):
             future = self._pool.submit(
                 fetch_block, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
             )
-            future.add_done_callback(partial(_add_answer, self._answers, request))
+            self._fetches[future] = request
         return self._pending.stage_writes(now)
 
     # -------- commits and writes
@@ -359,12 +358,6 @@ class Fetcher(KafkaWorker):
 def _boot_clock() -> float:
     """Return the seconds since boot; unlike `time.monotonic` they include the time that the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _add_answer(
-    answers: deque[tuple[BlockRequest, Future[Answer]]], request: BlockRequest, future: Future[Answer]
-) -> None:
-    answers.append((request, future))
 
 
 def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:

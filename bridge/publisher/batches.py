@@ -219,8 +219,8 @@ class PendingBatches:
         keeper: BlockPins,
         publish: Callable[[str, bytes], int],
         now: int,
-        scheme: TopicScheme = BY_SEPARATOR,
-        pace: AuthorPacer | None = None,
+        scheme: TopicScheme,
+        pace: AuthorPacer,
     ) -> list[OutputRecord]:
         """Put blocks into IPFS and try the batches that are due.
 
@@ -251,7 +251,7 @@ class PendingBatches:
             return outputs
         self._pace_ready_at = 0
         while self._turn:
-            if pace is not None and now < pace.ready_at:
+            if now < pace.ready_at:
                 self._pace_ready_at = pace.ready_at
                 break
             outputs += self._publish_delivery(self._turn.popleft(), publish, now)
@@ -298,7 +298,12 @@ class PendingBatches:
         """Queue the deliveries of new batches."""
         deliveries: list[TopicDelivery] = []
         _, cip120_name = network_topics(self._options.network)
-        is_used = bool(self._arrivals) and self._scheme.network and self._has_peer(cip120_name)
+        is_used = (
+            bool(self._arrivals)
+            and self._scheme.network
+            and self._subscribers is not None
+            and bool(self._subscribers([cip120_name]))
+        )
         for publication in self._arrivals:
             topics = self._scheme.topics_of(publication.batch.network, publication.separator)
             topics += (cip120_name,) if is_used else ()
@@ -307,9 +312,6 @@ class PendingBatches:
             publication.record.missing = len(topics)
         self._arrivals.clear()
         self._queue.add(deliveries)
-
-    def _has_peer(self, topic: str) -> bool:
-        return self._subscribers is not None and bool(self._subscribers([topic]))
 
     def _store_blocks(self, keeper: BlockPins, now: int) -> list[OutputRecord]:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.

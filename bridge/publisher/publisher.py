@@ -79,7 +79,7 @@ class Publisher(KafkaWorker):
             can_publish: returns `None`, or the reason why publishing is held back now.
             topics: returns the topics on which batches are published now.
             group: consumer group of the offsets; by default one of the network.
-            pace: the gap between two messages of one author.
+            pace: the gap between two messages of one author; by default none.
             instance: id of the bridge in the group (`KafkaWorker`).
             subscribers: finds the peers of topics, so that nothing is handed to the node for a topic that has none;
                 called in this thread.
@@ -93,7 +93,7 @@ class Publisher(KafkaWorker):
         self._keeper = keeper
         self._topics = topics
         self._clock_us = clock_us
-        self._pace = pace
+        self._pace = pace or AuthorPacer(0, 1)
         self._pending = PendingBatches(options, subscribers)
         self._unsent: list[OutputRecord] = []
         self._unpin_at = 0

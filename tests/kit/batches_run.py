@@ -101,7 +101,7 @@ class Run:
         subscribers: Subscribers | None = None,
     ) -> None:
         self.node = node
-        self.pace = pace
+        self.pace = pace or AuthorPacer(0, 1)
         self.ipfs = Ipfs()
         self.pending = PendingBatches(OPTIONS, subscribers=subscribers)
         self.pending.start(PARTITION, 0, not_before)
@@ -117,7 +117,7 @@ class Run:
     def step(self, now: int = START, held: bool = False, on: TopicScheme = BY_SEPARATOR) -> list[PublicationRecord]:
         def publish(topic: str, data: bytes) -> int:
             peers = self.node.publish(topic, data)
-            if peers and self.pace is not None:
+            if peers:
                 self.pace.record_message(now)
             return peers
 

@@ -185,7 +185,9 @@ def test_what_waits_behind_another_is_handed_over_before_it_is_given_up() -> Non
     for number in range(3):
         run.take(batch(number))
     outputs = [
-        output for at in range(0, 20 * S, S) for output in run.pending.step(False, run.ipfs, publish, START + at)
+        output
+        for at in range(0, 20 * S, S)
+        for output in run.pending.step(False, run.ipfs, publish, START + at, BY_SEPARATOR, run.pace)
     ]
     assert len(outputs) == 3
     messages = [read_message(data) for data in dict.fromkeys(given)]
@@ -329,7 +331,7 @@ def test_block_is_in_ipfs_before_its_cid_is_published() -> None:
         assert run.ipfs.kept == {record.batch_cid: record.block}
         return 1
 
-    (output,) = run.pending.step(False, run.ipfs, publish, START)
+    (output,) = run.pending.step(False, run.ipfs, publish, START, BY_SEPARATOR, run.pace)
     assert decode_publication(output.value).peer_count == 1
 
 
