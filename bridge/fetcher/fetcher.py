@@ -175,7 +175,7 @@ class Fetcher(KafkaWorker):
             offsets = DoneOffsets(first, "", self._clock_us())
         self._offsets[partition] = offsets
         self._pending.start(partition, offsets)
-        self._record_lost_range(partition, first)
+        self._skip_lost(partition, first)
         return max(offsets.resume_offset - REPLAY, first)
 
     def _end(self, partition: int) -> None:
@@ -187,14 +187,8 @@ class Fetcher(KafkaWorker):
             self._streams = None
         self._forget_work()
 
-    def _record_lost_range(self, partition: int, before: int) -> None:
-        first = self._offsets[partition].resume_offset
-        lost = self._pending.record_lost_range(partition, before, self._clock_us())
-        if lost:
-            _LOG.error(
-                "Kafka deleted %d records of %s-%d before group %s had processed them: offsets %d to %d",
-                *(lost, self._topic, partition, self._group, first, before - 1),
-            )
+    def _record_lost_range(self, partition: int, before: int) -> int:
+        return self._pending.record_lost_range(partition, before, self._clock_us())
 
     def _has_read_streams(self) -> bool:
         """Read some of the known streams, and return whether all are read.

@@ -11,6 +11,7 @@ records.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from abc import abstractmethod
@@ -37,6 +38,7 @@ from kiln.conf.process.kafka_records import (
 )
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity
 
+_LOG: Final = logging.getLogger(__name__)
 _COMMIT_EVERY: Final = 1.0  # s between two commits of changed offsets, because the broker may sync each commit
 _HEARTBEAT: Final = 1.0  # s
 _ANSWER_TIMEOUT: Final = 10.0  # s for the broker to answer a request
@@ -121,8 +123,8 @@ class KafkaWorker(SessionThread):
         """Forget the unfinished records of a partition, which Kafka may have assigned to another bridge."""
 
     @abstractmethod
-    def _record_lost_range(self, partition: int, before: int) -> None:
-        """Record that the broker has deleted everything before this offset."""
+    def _record_lost_range(self, partition: int, before: int) -> int:
+        """Record that the broker has deleted everything before this offset, and return the number of lost records."""
 
     @abstractmethod
     def _handle(self, partition: int, record: KafkaRecord) -> None:
@@ -320,10 +322,17 @@ class KafkaWorker(SessionThread):
                     first, _ = self._consumer.get_watermark_offsets(
                         Assignment(part.topic, part.partition), _ANSWER_TIMEOUT, cached=False
                     )
-                    self._record_lost_range(part.partition, min(first, record.offset))
+                    self._skip_lost(part.partition, min(first, record.offset))
                 positions[part] = record.offset + 1
                 self._handle(part.partition, record)
         return bool(arrived)
+
+    def _skip_lost(self, partition: int, before: int) -> None:
+        if lost := self._record_lost_range(partition, before):
+            _LOG.error(
+                "Kafka deleted %d records of %s-%d below offset %d before group %s had handled them",
+                *(lost, self._topic, partition, before, self._group),
+            )
 
     def _send(self, topic: str, key: bytes, value: bytes, written: Callable[[], None] = lambda: None) -> None:
         """Hand a record to the producer; `topic` is without the prefix. `_await_written` calls `written` once the

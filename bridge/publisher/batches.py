@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -12,7 +12,6 @@ from kiln.bridge.publisher.deliveries import (
     NO_PEER,
     DeliveryQueue,
     Flow,
-    GivenUp,
     OpenRecord,
     PendingPublication,
     Subscribers,
@@ -94,8 +93,8 @@ class _PartitionState:
 class PendingBatches:
     """The batches read from Kafka that are not published yet, and the offsets up to which all batches are published.
 
-    The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record that
-    the broker has. After a crash, the batches from `resume_offsets` on are published again, except those that
+    The caller adds records, calls `step` repeatedly, writes the records of `take_outputs`, and acknowledges each record
+    that the broker has. After a crash, the batches from `resume_offsets` on are published again, except those that
     `metadata` names.
     """
 
@@ -128,6 +127,7 @@ class PendingBatches:
         """receipts with an error"""
         self.lost = 0
         """records that Kafka deleted before they were read"""
+        self._outputs: list[OutputRecord] = []
 
     def start(self, partition: int, offset: int, not_before: int, settled: frozenset[int] = frozenset()) -> None:
         """Start publishing a partition from an offset.
@@ -143,6 +143,7 @@ class PendingBatches:
         for record in self._partitions.pop(partition).open:
             self.open_count -= record.missing > 0
             record.missing = -1  # receipts that are still acknowledged change nothing
+        self._outputs = [output for output in self._outputs if output.record.partition != partition]
         self._arrivals = [arrival for arrival in self._arrivals if arrival.record.partition != partition]
         deliveries = [
             delivery
@@ -156,25 +157,22 @@ class PendingBatches:
             for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
         )
 
-    def next_offset(self, partition: int) -> int:
-        """Return the offset of the next record, if Kafka has left out none."""
-        return self._partitions[partition].next_offset
+    def take_outputs(self) -> list[OutputRecord]:
+        """Remove and return the records to write."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
-    def record_lost_range(self, partition: int, first_offset: int, now: int) -> OutputRecord | None:
-        """Record that Kafka has deleted everything before this offset.
-
-        Returns:
-            A quarantine record if records were lost.
-        """
+    def record_lost_range(self, partition: int, before: int, now: int) -> int:
+        """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
         state = self._partitions[partition]
         first = state.next_offset
-        if first_offset <= first:
-            return None
-        self.lost += first_offset - first
-        state.next_offset = first_offset
-        record = self._open(OpenRecord(partition, first))
-        detail = f"records {partition}/{first} to {partition}/{first_offset - 1} of batches"
-        return self._quarantine(record, RECORDS_LOST, detail, b"", now)
+        if before <= first:
+            return 0
+        self.lost += before - first
+        state.next_offset = before
+        detail = f"records {partition}/{first} to {partition}/{before - 1} of batches"
+        self._quarantine(OpenRecord(partition, first), RECORDS_LOST, detail, b"", now)
+        return before - first
 
     @property
     def waiting_count(self) -> int:
@@ -191,27 +189,27 @@ class PendingBatches:
         """Return whether so many batches wait that some are given up early."""
         return self.open_count > MAX_OPEN * 9 // 10 or self.block_bytes > MAX_BLOCK_BYTES * 9 // 10
 
-    def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> OutputRecord | None:
-        """Add the next record of a partition and return the record to write at once, if any."""
+    def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> None:
+        """Add the next record of a partition."""
         state = self._partitions[partition]
         state.next_offset = offset + 1
         if offset in state.settled:
-            return None
+            return
         try:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
-                return None
+                return
             publication = PendingPublication(OpenRecord(partition, offset), batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
-            record = self._open(OpenRecord(partition, offset))
             detail = f"record {partition}/{offset} of batches: {error}"
-            return self._quarantine(record, MALFORMED, detail, value or b"", now)
+            self._quarantine(OpenRecord(partition, offset), MALFORMED, detail, value or b"", now)
+            return
         self._open(publication.record)
         if batch.closed_at < state.not_before:
-            return self._write_receipt(publication, publication.topic, now, None, TOO_OLD)
-        self._arrivals.append(publication)
-        self.block_bytes += len(publication.batch.block)
-        return None
+            self._write_receipt(publication, publication.topic, now, None, TOO_OLD)
+        else:
+            self._arrivals.append(publication)
+            self.block_bytes += len(batch.block)
 
     def step(
         self,
@@ -221,7 +219,7 @@ class PendingBatches:
         now: int,
         scheme: TopicScheme,
         pace: AuthorPacer,
-    ) -> list[OutputRecord]:
+    ) -> None:
         """Put blocks into IPFS and try the batches that are due.
 
         Args:
@@ -236,26 +234,22 @@ class PendingBatches:
         self._held_back = held_back
         if held_back or (self.ipfs_error is not None and now < self._ipfs_retry_at):
             self._queue.pause()
-            return []
+            return
         self._queue.advance(now)
         self._enqueue_arrivals()
-        outputs = [
-            output
-            for given_up in self._queue.check(now, self.is_nearly_full)
-            for output in self._write_given_up(given_up, now)
-        ]
+        for given_up in self._queue.check(now, self.is_nearly_full):
+            self._end_with_receipt(given_up.delivery, now, 0, given_up.error)
         self._turn.extend(self._queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
-        outputs += self._store_blocks(keeper, now)
+        self._store_blocks(keeper, now)
         if self.ipfs_error is not None:
             self._queue.pause()
-            return outputs
+            return
         self._pace_ready_at = 0
         while self._turn:
             if now < pace.ready_at:
                 self._pace_ready_at = pace.ready_at
                 break
-            outputs += self._publish_delivery(self._turn.popleft(), publish, now)
-        return outputs
+            self._publish_delivery(self._turn.popleft(), publish, now)
 
     def time_to_next_attempt(self, now: int, max_wait: int) -> int:
         """Return the time until something is due, in µs, or `max_wait` if nothing is due sooner."""
@@ -280,10 +274,9 @@ class PendingBatches:
         settled = encode_settled(state.resume_offset, state.next_offset, unsettled)
         return f"{state.not_before} {settled}".rstrip()
 
-    def _open(self, record: OpenRecord) -> OpenRecord:
+    def _open(self, record: OpenRecord) -> None:
         self._partitions[record.partition].open.append(record)
         self.open_count += 1
-        return record
 
     def _settle_receipts(self, record: OpenRecord, count: int) -> None:
         record.missing -= count
@@ -313,12 +306,11 @@ class PendingBatches:
         self._arrivals.clear()
         self._queue.add(deliveries)
 
-    def _store_blocks(self, keeper: BlockPins, now: int) -> list[OutputRecord]:
+    def _store_blocks(self, keeper: BlockPins, now: int) -> None:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.
 
         A block that is stored already is stored again if IPFS has not answered for a while, to notice an outage.
         """
-        outputs: list[OutputRecord] = []
         try:
             for publication in dict.fromkeys(delivery.publication for delivery in self._turn):
                 is_recent = self._ipfs_answered_at is not None and now - self._ipfs_answered_at < _IPFS_CHECK_EVERY
@@ -327,7 +319,7 @@ class PendingBatches:
                 try:
                     keeper.store_and_pin(publication.batch.batch_cid, publication.batch.block, now)
                 except BlockRefusedError as error:
-                    outputs.append(self._reject(publication, f"IPFS refused the block: {error}", now))
+                    self._reject(publication, f"IPFS refused the block: {error}", now)
                 publication.is_stored = True
                 self._ipfs_answered_at = now
         except (BlockStoreUnavailableError, BlockUnavailableError, PinsError) as error:
@@ -335,14 +327,13 @@ class PendingBatches:
             self._ipfs_retry_at = now + self._options.retry_every
         else:
             self.ipfs_error = None
-        return outputs
 
-    def _reject(self, publication: PendingPublication, reason: str, now: int) -> OutputRecord:
+    def _reject(self, publication: PendingPublication, reason: str, now: int) -> None:
         """Settle all deliveries of a batch with one receipt. Deliveries still queued no longer count."""
         self._settle_receipts(publication.record, len(publication.deliveries) - 1)
         for delivery in list(publication.deliveries.values()):
             self._end_delivery(delivery)
-        return self._write_receipt(publication, publication.topic, now, None, reason)
+        self._write_receipt(publication, publication.topic, now, None, reason)
 
     def _move_to_scheme(self) -> None:
         """Move batches that wait on a topic outside the scheme to its topics, unless they were sent there already."""
@@ -374,12 +365,10 @@ class PendingBatches:
         if not publication.deliveries:
             self.block_bytes -= len(publication.batch.block)
 
-    def _publish_delivery(
-        self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
-    ) -> Sequence[OutputRecord]:
+    def _publish_delivery(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int) -> None:
         """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait, too."""
         if delivery.has_ended:
-            return ()
+            return
         publication = delivery.publication
         peers, reason = 0, NO_PEER
         try:
@@ -388,31 +377,23 @@ class PendingBatches:
             reason = str(error)
         if peers:
             self._queue.record_reached(delivery)
-            return self._end_with_receipt(delivery, now, peers, None)
-        if (given_up := self._queue.give_up(delivery, reason)) is not None:
-            return self._write_given_up(given_up, now)
-        behind = [queued for queued in self._turn if queued.flow == delivery.flow]
-        self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
-        self._queue.put_back([delivery, *behind], reason)
-        return ()
+            self._end_with_receipt(delivery, now, peers, None)
+        elif (given_up := self._queue.give_up(delivery, reason)) is not None:
+            self._end_with_receipt(delivery, now, 0, given_up.error)
+        else:
+            behind = [queued for queued in self._turn if queued.flow == delivery.flow]
+            self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
+            self._queue.put_back([delivery, *behind], reason)
 
-    def _write_given_up(self, given_up: GivenUp, now: int) -> Sequence[OutputRecord]:
-        delivery = given_up.delivery
-        if delivery.has_ended:
-            return ()
-        return self._end_with_receipt(delivery, now, 0, given_up.error)
-
-    def _end_with_receipt(
-        self, delivery: TopicDelivery, now: int, peers: int, error: str | None
-    ) -> Sequence[OutputRecord]:
-        publication = delivery.publication
-        publication.receipted_topics |= {delivery.topic}
-        self._end_delivery(delivery)
-        return (self._write_receipt(publication, delivery.topic, now, peers, error),)
+    def _end_with_receipt(self, delivery: TopicDelivery, now: int, peers: int, error: str | None) -> None:
+        if not delivery.has_ended:
+            delivery.publication.receipted_topics |= {delivery.topic}
+            self._end_delivery(delivery)
+            self._write_receipt(delivery.publication, delivery.topic, now, peers, error)
 
     def _write_receipt(
         self, publication: PendingPublication, topic: str, now: int, peers: int | None, error: str | None
-    ) -> OutputRecord:
+    ) -> None:
         if error is None:
             self.published += 1
         else:
@@ -423,13 +404,14 @@ class PendingBatches:
         receipt = PublicationRecord(
             cid, options.transport, now, topic=topic, target=target, peer_count=peers, error=error
         )
-        return OutputRecord(publication.record, "publications", cid.encode(), encode(receipt))
+        self._outputs.append(OutputRecord(publication.record, "publications", cid.encode(), encode(receipt)))
 
-    def _quarantine(self, record: OpenRecord, reason: str, detail: str, value: bytes, now: int) -> OutputRecord:
+    def _quarantine(self, record: OpenRecord, reason: str, detail: str, value: bytes, now: int) -> None:
+        self._open(record)
         # one output for each record: the batch's own record holds what does not fit into a quarantine record
         fault = next(build_quarantine_records("publisher", reason, detail, value, now))
         key = build_quarantine_record_key("batches", record.partition, record.offset)
-        return OutputRecord(record, "quarantine", key, encode(fault))
+        self._outputs.append(OutputRecord(record, "quarantine", key, encode(fault)))
 
 
 def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:

@@ -37,7 +37,6 @@ from kiln.bridge.kafka.worker import KafkaWorker, Progress
 from kiln.bridge.publisher.batches import (
     MAX_BLOCK_BYTES,
     MAX_OPEN,
-    OutputRecord,
     PendingBatches,
     PublishingOptions,
     read_metadata,
@@ -95,7 +94,6 @@ class Publisher(KafkaWorker):
         self._clock_us = clock_us
         self._pace = pace or AuthorPacer(0, 1)
         self._pending = PendingBatches(options, subscribers)
-        self._unsent: list[OutputRecord] = []
         self._unpin_at = 0
 
     def status(self) -> PublisherStatus:
@@ -120,29 +118,17 @@ class Publisher(KafkaWorker):
         # an offset without the limit was set by hand, or belongs to a new topic: publish from that offset on
         not_before, settled = read_metadata(committed.offset, committed.metadata)
         self._pending.start(partition, committed.offset, not_before, settled)
-        self._record_lost_range(partition, first)
+        self._skip_lost(partition, first)
         return max(committed.offset, first)
 
     def _end(self, partition: int) -> None:
         self._pending.end(partition)
-        self._unsent = [output for output in self._unsent if output.record.partition != partition]
 
     def _handle(self, partition: int, record: KafkaRecord) -> None:
-        self._add_output(self._pending.add_record(partition, record.offset, record.value, self._clock_us()))
+        self._pending.add_record(partition, record.offset, record.value, self._clock_us())
 
-    def _record_lost_range(self, partition: int, before: int) -> None:
-        first = self._pending.next_offset(partition)
-        output = self._pending.record_lost_range(partition, before, self._clock_us())
-        if output is not None:
-            _LOG.error(
-                "Kafka deleted %d records of %s-%d before group %s had read them: offsets %d to %d",
-                *(before - first, self._topic, partition, self._group, first, before - 1),
-            )
-        self._add_output(output)
-
-    def _add_output(self, output: OutputRecord | None) -> None:
-        if output is not None:
-            self._unsent.append(output)
+    def _record_lost_range(self, partition: int, before: int) -> int:
+        return self._pending.record_lost_range(partition, before, self._clock_us())
 
     def _wait(self) -> float:
         # whole ms, rounded up so that the next attempt is due after the wait
@@ -154,15 +140,12 @@ class Publisher(KafkaWorker):
     def _work(self) -> None:
         if not self._stop.is_set():
             self._publish_due()
-        for output in self._unsent:
+        for output in self._pending.take_outputs():
             self._send(output.topic, output.key, output.value, partial(self._pending.acknowledge, output.record))
-        self._unsent = []
 
     def _publish_due(self) -> None:
         now, held_back = self._clock_us(), self._can_publish()
-        self._unsent += self._pending.step(
-            held_back is not None, self._keeper, self._publish, now, self._topics(), self._pace
-        )
+        self._pending.step(held_back is not None, self._keeper, self._publish, now, self._topics(), self._pace)
         if now >= self._unpin_at:
             # a pin that lasts too long does no harm, and `store_and_pin` reports an unreachable node
             with suppress(BlockStoreUnavailableError, PinsError):

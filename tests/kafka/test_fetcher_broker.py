@@ -234,13 +234,13 @@ def test_streams_that_are_known_are_not_fetched_again_after_a_restart(kiln: Kiln
     cid = kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 1)
+    assert awaited(lambda: first.status().counts["released"] == 1)
     assert awaited(lambda: kiln.place() == 1)
     first.stop()
     assert first.state == "stopped"
     kiln.write(wanted(1, 1))
     again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 1)
+    assert awaited(lambda: again.status().counts["released"] == 1)
     assert [update.message_id for update in kiln.updates()] == ["message 0", "message 1"]
     assert kiln.ipfs.asked[cid] == 1
     assert len(kiln.read("streams")) == 1
@@ -310,14 +310,14 @@ def test_one_that_waits_does_not_hold_back_its_place_in_few_bytes(kiln: Kiln) ->
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(0, 0), *(wanted(1, message) for message in range(1, 1_001)))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 1_000)
+    assert awaited(lambda: first.status().counts["released"] == 1_000)
     assert awaited(lambda: kiln.not_done(1_001) == [0])
     first.stop()
     kiln.ipfs.add(genesis(0))
     again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 1)
+    assert awaited(lambda: again.status().counts["released"] == 1)
     assert awaited(lambda: kiln.place() == 1_001)
-    assert again.counts["released"] == 1
+    assert again.status().counts["released"] == 1
     assert Counter(kiln.kept()) == Counter(f"message {message}" for message in range(1_001))
 
 
@@ -522,7 +522,7 @@ def test_without_an_offset_nothing_is_guessed(kiln: Kiln) -> None:
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 1 and kiln.place() == 1)
+    assert awaited(lambda: first.status().counts["released"] == 1 and kiln.place() == 1)
     assert awaited(lambda: len(kiln.read("streams")) == 1)
     first.stop()
     kiln.forget_place()
@@ -530,7 +530,7 @@ def test_without_an_offset_nothing_is_guessed(kiln: Kiln) -> None:
     said = f"Kafka has lost the committed offset of group {kiln.prefix}fetcher.local-test for {kiln.prefix}wanted-0"
     assert awaited(lambda: said in (again.error or ""))
     assert "--reset-offsets" in (again.error or "")
-    assert (again.places_lost, again.status().places_lost) == (1, 1)
+    assert (again.status().places_lost, again.status().places_lost) == (1, 1)
     again.stop()
     assert [update.message_id for update in kiln.updates()] == ["message 0"]
 
@@ -562,13 +562,13 @@ def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 2 and kiln.place() == 2)
+    assert awaited(lambda: first.status().counts["released"] == 2 and kiln.place() == 2)
     first.stop()
     kiln.write(*(wanted(1, message) for message in range(2, 7)))
     with KafkaAdminClient(**client(kiln.address)) as admin:
         admin.delete_records({TopicPartition(f"{kiln.prefix}wanted", 0): 5})
     again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 2)
+    assert awaited(lambda: again.status().counts["released"] == 2)
     assert again.status().counts["lost"] == 3
     assert "3 records of" in caplog.text
     assert "offsets 2 to 4" in caplog.text

@@ -186,7 +186,7 @@ def test_batches_are_published_once_over_restarts(kiln: Kiln) -> None:
     assert publisher.state == "stopped"
     kiln.write(*map(encode, young[3:]))
     again = kiln.start()
-    assert awaited(lambda: again.published == 2)
+    assert awaited(lambda: again.status().published == 2)
     assert awaited(lambda: again.state == "waiting for batches")
     assert again.error is None
     again.stop()
@@ -207,11 +207,11 @@ def test_two_publishers_share_the_partitions_and_one_that_leaves_is_replaced(kil
     batches = [batch(number) for number in range(8)]
     for number, each in enumerate(batches[:4]):
         kiln.write(encode(each), partition=number % 2)
-    assert awaited(lambda: (one.published, other.published) == (2, 2))
+    assert awaited(lambda: (one.status().published, other.status().published) == (2, 2))
     other.stop()
     for number, each in enumerate(batches[4:]):
         kiln.write(encode(each), partition=number % 2)
-    assert awaited(lambda: one.published == 6)
+    assert awaited(lambda: one.status().published == 6)
     assert sorted(receipt.batch_cid for receipt in kiln.receipts()) == sorted(each.batch_cid for each in batches)
 
 
@@ -387,7 +387,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
     assert publisher.error == "nothing is published: the publisher has crashed, and will be restarted"
     kiln.crash = False
     again = kiln.start()
-    assert awaited(lambda: again.published >= 1 and again.state == "waiting for batches")
+    assert awaited(lambda: again.status().published >= 1 and again.state == "waiting for batches")
     assert kiln.sent[-1].find(second.batch_cid.encode()) > 0
     assert {receipt.batch_cid for receipt in kiln.receipts()} == {first.batch_cid, second.batch_cid}
 
@@ -409,15 +409,15 @@ def test_after_a_crash_what_waits_for_a_peer_is_announced_and_nothing_that_is_se
     hour = 3_600 * S
     kiln.write(*(encode(batch(number, age=hour)) for number in range(3)))
     first = kiln.start(clock_us=lambda: time.time_ns() // 1_000 - hour)
-    assert awaited(lambda: first.published == 3 and (kiln.place() or (0, ""))[0] == 3)
+    assert awaited(lambda: first.status().published == 3 and (kiln.place() or (0, ""))[0] == 3)
     limit = (kiln.place() or (0, ""))[1]
     first.stop()
     kiln.commit_place(1, limit)  # a crash before the offset of two receipts was committed
     waited = batch(4, age=600 * S)  # while no bridge ran, for longer than a first start looks back
     kiln.write(encode(waited))
     again = kiln.start()
-    assert awaited(lambda: again.published == 3 and (kiln.place() or (0, ""))[0] == 4)
-    assert (again.failed, kiln.place()) == (0, (4, limit))
+    assert awaited(lambda: again.status().published == 3 and (kiln.place() or (0, ""))[0] == 4)
+    assert (again.status().failed, kiln.place()) == (0, (4, limit))
     counts = Counter(receipt.batch_cid for receipt in kiln.receipts())
     assert counts == {batch(0).batch_cid: 1, batch(1).batch_cid: 2, batch(2).batch_cid: 2, waited.batch_cid: 1}
 
@@ -439,14 +439,14 @@ def test_it_reads_no_further_while_ten_thousand_wait(kiln: Kiln, monkeypatch: py
 def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:
     kiln.write(*(encode(batch(number)) for number in range(2)))
     first = kiln.start()
-    assert awaited(lambda: first.published == 2 and first.state == "waiting for batches")
+    assert awaited(lambda: first.status().published == 2 and first.state == "waiting for batches")
     first.stop()
     kiln.write(*(encode(batch(number)) for number in range(2, 7)))
     kiln.delete_records(5)
 
     again = kiln.start()
-    assert awaited(lambda: again.published == 2 and again.state == "waiting for batches")
-    assert (again.lost, again.status().lost) == (3, 3)
+    assert awaited(lambda: again.status().published == 2 and again.state == "waiting for batches")
+    assert (again.status().lost, again.status().lost) == (3, 3)
     assert "3 records of" in caplog.text
     assert "offsets 2 to 4" in caplog.text
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
@@ -456,12 +456,12 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     kiln.held = "on purpose"
     third = kiln.start()  # while it runs
     assert awaited(lambda: third.state == "held back: on purpose")
-    assert third.lost == 0
+    assert third.status().lost == 0
     kiln.delete_records(7)
     kiln.held = None
     kiln.write(encode(batch(7)))
-    assert awaited(lambda: third.published == 1)
-    assert third.lost == 0  # what it had read is not lost
+    assert awaited(lambda: third.status().published == 1)
+    assert third.status().lost == 0  # what it had read is not lost
 
 
 @pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])

@@ -110,9 +110,9 @@ class Run:
 
     def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
         data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.pending.add_record(PARTITION, self.offset, data, now)
+        self.pending.add_record(PARTITION, self.offset, data, now)
         self.offset += 1
-        self.outputs += [] if output is None else [output]
+        self.outputs += self.pending.take_outputs()
 
     def step(self, now: int = START, held: bool = False, on: TopicScheme = BY_SEPARATOR) -> list[PublicationRecord]:
         def publish(topic: str, data: bytes) -> int:
@@ -121,7 +121,8 @@ class Run:
                 self.pace.record_message(now)
             return peers
 
-        outputs = self.pending.step(held, self.ipfs, publish, now, on, self.pace)
+        self.pending.step(held, self.ipfs, publish, now, on, self.pace)
+        outputs = self.pending.take_outputs()
         self.outputs += outputs
         assert all(output.topic == "publications" for output in outputs)
         return [decode_publication(output.value) for output in outputs]

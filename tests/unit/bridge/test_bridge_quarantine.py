@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 from confluent_kafka import KafkaError, Producer
 
@@ -17,7 +18,7 @@ PATIENCE = 20.0  # s
 NOWHERE = KafkaConfig({"bootstrap_servers": ["127.0.0.1:1"]}, "kiln.")
 
 
-class Broker(Producer):
+class Broker:
     """Refuses connections and records as often as it is told to."""
 
     def __init__(self, *, away: int = 0, refusals: int = 0) -> None:
@@ -55,7 +56,9 @@ class Broker(Producer):
 
 @contextmanager
 def running(broker: Broker) -> Iterator[QuarantineWriter]:
-    broker.quarantine = quarantine = QuarantineWriter(NOWHERE, broker.connect, retry_after=0.01)
+    broker.quarantine = quarantine = QuarantineWriter(
+        NOWHERE, lambda: cast(Producer, broker.connect()), retry_after=0.01
+    )
     quarantine.start()
     try:
         yield quarantine

@@ -11,6 +11,7 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -358,7 +359,7 @@ def test_frames_are_made_one_at_a_time() -> None:
 # --- into Kafka
 
 
-class Broker(Producer):
+class Broker:
     """Stands in for librdkafka's producer: keeps what it is given, up to `room` records; `flush` settles it."""
 
     def __init__(self, error: KafkaError | None = None, room: int = 1_000) -> None:
@@ -397,7 +398,7 @@ FRAME = frame_pb2.Frame(network="n", connection=bytes(range(16)), sequence=1, pa
 
 def test_frames_go_to_their_topic_under_their_connection() -> None:
     broker = Broker()
-    with FramesProducer(broker, "kiln.frames") as producer:
+    with FramesProducer(cast(Producer, broker), "kiln.frames") as producer:
         producer.send(FRAME)
     assert broker.sent == [("kiln.frames", FRAME.connection, FRAME.SerializeToString())]
     assert broker.pending == []
@@ -405,7 +406,7 @@ def test_frames_go_to_their_topic_under_their_connection() -> None:
 
 def test_an_error_of_the_broker_comes_out_of_flush_and_of_every_later_call() -> None:
     broker = Broker(GONE)
-    producer = FramesProducer(broker, "kiln.frames")
+    producer = FramesProducer(cast(Producer, broker), "kiln.frames")
     producer.send(FRAME)
     producer.send(FRAME)
     with pytest.raises(FramesProducerError, match=r"2 of 2 frames are refused.*gone"):
@@ -420,14 +421,14 @@ def test_a_frame_that_is_refused_at_once_raises() -> None:
         def produce(self, topic: str, value: bytes, key: bytes, on_delivery: Callable[..., None]) -> None:
             raise KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, f"{len(value)} bytes"))
 
-    producer = FramesProducer(Small(), "kiln.frames")
+    producer = FramesProducer(cast(Producer, Small()), "kiln.frames")
     with pytest.raises(FramesProducerError, match=r"cannot write a frame of .*bytes"):
         producer.send(FRAME)
 
 
 def test_a_full_buffer_waits_for_the_broker() -> None:
     broker = Broker(room=2)
-    producer = FramesProducer(broker, "kiln.frames")
+    producer = FramesProducer(cast(Producer, broker), "kiln.frames")
     for _ in range(3):
         producer.send(FRAME)
     assert len(broker.sent) == 3
@@ -441,7 +442,7 @@ def test_leaving_with_an_error_does_not_hide_it() -> None:
     broker = Broker(GONE)
 
     def fail_under_way() -> None:
-        with FramesProducer(broker, "kiln.frames") as producer:
+        with FramesProducer(cast(Producer, broker), "kiln.frames") as producer:
             producer.send(FRAME)
             raise KeyError("mine")
 
