@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.conf.process.files import read_small_file
+from kiln.conf.process.files import read_small_file, replace_file
 from kiln.conf.settings.addresses import check_topic
 from kiln.conf.settings.model import Settings
 from kiln.schemas.wire.signing_policy import match_topic
@@ -128,9 +128,7 @@ class InterestsFile:
         for text in interests:
             self._check(text)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(interests) + "\n")
-        new.replace(self._path)
+        replace_file(self._path, json.dumps(interests).encode() + b"\n")
 
     def _load(self) -> None:
         try:

@@ -98,11 +98,6 @@ class DoneOffsets:
         self._open[offset] = None
         return True
 
-    @property
-    def next_offset(self) -> int:
-        """The offset of the next record, if Kafka has left out none."""
-        return self._next_offset
-
     def record_lost_range(self, before: int) -> int:
         """Record that Kafka has deleted everything before this offset.
 

@@ -7,14 +7,13 @@ node.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from kiln.conf.process.files import read_small_file
+from kiln.conf.process.files import read_small_file, replace_file
 
 RESERVE: Final = 10_000_000_000  # ns
 SEQNO_BYTES: Final = 8
@@ -80,14 +79,9 @@ class Seqno:
         self.close()
 
     def _write(self, mark: int) -> None:
-        new = self._path.with_name(self._path.name + ".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(new, "w", encoding="ascii") as file:
-                file.write(f"{mark}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._path)
+            replace_file(self._path, b"%d\n" % mark)
         except OSError as error:
             raise SeqnoError(
                 f"cannot write the sequence numbers to {self._path} ({error.strerror}). Check the disk."

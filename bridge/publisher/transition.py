@@ -7,7 +7,6 @@ the network's topic unless a phase-out is set, because updates without a separat
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import httpx
 import msgspec
 import trio
 
-from kiln.conf.process.files import read_small_file
+from kiln.conf.process.files import read_small_file, replace_file
 from kiln.conf.process.proxies import is_loopback
 from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
 
@@ -208,9 +207,7 @@ class HeightWatch:
 
     def _save_reached_at(self, now: int) -> None:
         try:
-            partial = self._path.with_suffix(".new")
-            partial.write_text(json.dumps({"height": self.height, "reached_at": now}))
-            partial.replace(self._path)
+            replace_file(self._path, msgspec.json.encode({"height": self.height, "reached_at": now}))
         except OSError as error:
             self.error = (
                 f"transition: cannot write {self._path} ({error.strerror}). Check the disk; the next start requests "

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 from libp2p.abc import INetStream
@@ -25,6 +25,7 @@ from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, enc
 from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits, Output
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, MessageError, read_message, write_message
 from kiln.bridge.ipfs.blocks import BlockUnavailableError, read_digest
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.budget import CaptureBudget, UnfinishedRpcs
 from kiln.bridge.libp2p.closing import BROKEN, reset_stream, shielded
 from kiln.bridge.libp2p.host import Node
@@ -71,18 +72,6 @@ class ExchangeOptions:
     search_again_after: float = 300.0
     max_searches: int = 4  # at a time
     limits: EngineLimits = field(default_factory=EngineLimits)
-
-
-class BlockFiles(Protocol):
-    """Access to the blocks that are served; called in threads."""
-
-    def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
-        """Return the size of each block; `None` for a block that is not stored."""
-        ...
-
-    def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Read blocks; leave out missing and damaged ones."""
-        ...
 
 
 ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
@@ -149,7 +138,7 @@ class BlockExchange:
     def __init__(
         self,
         node: Node,
-        files: BlockFiles,
+        files: FolderBlockStore,
         options: ExchangeOptions | None = None,
         sources: AnnouncementSources | None = None,
         search: ProviderSearch | None = None,
