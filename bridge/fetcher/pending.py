@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -168,6 +168,7 @@ class PendingFetches:
         """records by outcome: `released`, `blocks`, `not_of_interest`, …, and reasons"""
         self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
         self._unwritten_answers: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
+        self._separators = ChainMap(self._unwritten_answers, known.streams)
         # to be written in this round
         self._stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]] = ([], [], [])
         self._finished: list[KafkaPosition] = []
@@ -284,10 +285,10 @@ class PendingFetches:
     def _add_update(self, wanted: WantedEntry, now: int) -> None:
         update = read_update(wanted.record)
         request = BlockRequest("genesis", wanted.record.cid)
-        for known in (self._unwritten_answers, self._known.streams):
-            if update.stream in known:
-                self._ready[wanted.position.partition].append(_ReadyUpdate(wanted, update, known[update.stream]))
-                return
+        if update.stream in self._separators:
+            ready = _ReadyUpdate(wanted, update, self._separators[update.stream])
+            self._ready[wanted.position.partition].append(ready)
+            return
         failed = self._known.recent_failure(request, now)
         if failed is not None:
             self._give_up_update(wanted, failed, now)
@@ -303,10 +304,8 @@ class PendingFetches:
         """Check or count a claim. The record is done, because nothing waits for a claim."""
         record = wanted.record
         stream = read_update(record).stream
-        for known in (self._unwritten_answers, self._known.streams):
-            if stream in known:
-                self._check_claims(record, known[stream], now)
-                break
+        if stream in self._separators:
+            self._check_claims(record, self._separators[stream], now)
         else:
             self._add_claim(record, now)
         self._finish(wanted.position, "claims")
@@ -433,7 +432,7 @@ class PendingFetches:
         self._checks[fetch.request.cid] = check
         if not self._options.check_genesis:
             return
-        unknown = (s for s in batch.streams if s not in self._known.streams and s not in self._unwritten_answers)
+        unknown = (stream for stream in batch.streams if stream not in self._separators)
         for stream, _ in zip(unknown, range(_MAX_CHECKS), strict=False):
             request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
             if self._known.recent_failure(request, now) is None:
