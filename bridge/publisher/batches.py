@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.kafka.number_sets import MAX_METADATA, decode_numbers, encode_numbers
 from kiln.bridge.publisher.deliveries import (
     NO_PEER,
     DeliveryQueue,
@@ -19,7 +20,6 @@ from kiln.bridge.publisher.deliveries import (
 )
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins, PinsError
-from kiln.bridge.publisher.settled import decode_settled, encode_settled
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
@@ -41,6 +41,7 @@ MAX_OPEN: Final = 10_000
 tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that further
 batches need not stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
+_MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
 
@@ -268,11 +269,16 @@ class PendingBatches:
         return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
     def metadata(self, partition: int) -> str:
-        """Return the metadata to commit with the offset: `not_before` and `settled` of `start` (`read_metadata`)."""
+        """Return the metadata to commit with the offset: `not_before` of `start`, and, if a batch is not settled, the
+        offset after the last record and the unsettled offsets before it (`read_metadata`)."""
         state = self._partitions[partition]
-        unsettled = [record.offset for record in state.open if record.missing]
-        settled = encode_settled(state.resume_offset, state.next_offset, unsettled)
-        return f"{state.not_before} {settled}".rstrip()
+        unsettled, end = [record.offset for record in state.open if record.missing], state.next_offset
+        if not unsettled:
+            return str(state.not_before)
+        while len(text := f"{state.not_before} {end} {encode_numbers(unsettled, unsettled[0])}") > MAX_METADATA:
+            # after a restart, all batches from there on are published again
+            end, unsettled = unsettled[len(unsettled) // 2], unsettled[: len(unsettled) // 2]
+        return text
 
     def _open(self, record: OpenRecord) -> None:
         self._partitions[record.partition].open.append(record)
@@ -416,5 +422,11 @@ class PendingBatches:
 
 def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
     """Read `not_before` and `settled` from metadata that `PendingBatches.metadata`, or another program, wrote."""
-    limit, _, settled = text.partition(" ")
-    return int(limit) if limit.lstrip("-").isdecimal() else 0, decode_settled(offset, settled)
+    limit, _, progress = text.partition(" ")
+    end, _, unsettled = progress.partition(" ")
+    not_before = int(limit) if limit.lstrip("-").isdecimal() else 0
+    try:
+        settled = range(offset, min(int(end), offset + _MAX_SETTLED))
+        return not_before, frozenset(settled).difference(decode_numbers(unsettled, offset))
+    except (ValueError, IndexError):
+        return not_before, frozenset()

@@ -2,7 +2,7 @@
 
 At least once: a batch is a set of tips under the hash of its bytes, so a peer that receives it twice applies it once.
 Kafka gives each partition to one bridge (`KafkaWorker`), which commits the offset of its oldest batch whose receipt the
-broker has not acknowledged, together with a list of the later batches that are settled (`settled.py`). After a crash
+broker has not acknowledged, together with a list of the later batches that are settled. After a crash
 all other batches from that offset on are published again.
 
 The block of a batch is in IPFS, and pinned, before its CID is published, because other nodes fetch what is announced to

@@ -24,11 +24,12 @@ from kiln.bridge.fetcher.attempts import (
     fetch_block,
 )
 from kiln.bridge.fetcher.fetch_queue import KnownAnswers
-from kiln.bridge.fetcher.offsets import MAX_METADATA, MAX_RELEASING, DoneOffsets
+from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, PendingFetches
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.kafka.number_sets import MAX_METADATA
 from kiln.deploy.ops.quarantine_replay import build_retry
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import (
