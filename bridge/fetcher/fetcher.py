@@ -117,8 +117,6 @@ class Fetcher(KafkaWorker):
         self._add_announcer = add_announcer
         self._clock_us = clock_us
         self._pool = self._new_pool()
-        self._offsets: dict[int, DoneOffsets] = {}  # by partition
-        self._without_offset: set[int] = set()  # partitions of which the group has committed none
         self._streams: _StreamsReader | None = None
         self._forget_work()
         self._renew_at = 0.0  # by `_boot_clock`
@@ -127,6 +125,7 @@ class Fetcher(KafkaWorker):
         self._status = FetcherStatus("", counts=Counter())  # of the last step
 
     def _forget_work(self) -> None:
+        self._without_offset: set[int] = set()  # partitions of which the group has committed none
         self._known = KnownAnswers()
         self._pending = PendingFetches(self._options, self._known)
         self._staged: StagedWrites | None = None  # not written yet
@@ -136,7 +135,7 @@ class Fetcher(KafkaWorker):
     @property
     def leads(self) -> bool:
         """Return whether Kafka has assigned the work to this bridge."""
-        return bool(self._offsets)
+        return bool(self._pending.offsets)
 
     @property
     def error(self) -> str | None:
@@ -173,14 +172,11 @@ class Fetcher(KafkaWorker):
                 *(self._topic, partition, end, offsets.read, self._group),
             )
             offsets = DoneOffsets(first, "", self._clock_us())
-        self._offsets[partition] = offsets
         self._pending.start(partition, offsets)
         self._skip_lost(partition, first)
         return max(offsets.resume_offset - REPLAY, first)
 
     def _end(self, partition: int) -> None:
-        self._offsets.pop(partition, None)
-        self._without_offset.discard(partition)
         self._counts_before = self._counts_before + self._pending.counts
         if self._streams is not None:
             self._streams.close()
@@ -247,7 +243,7 @@ class Fetcher(KafkaWorker):
 
     def _work(self) -> None:
         self._followed = None
-        if not self._offsets:
+        if not self._pending.offsets:
             self._error, self._state = None, "on standby: Kafka has assigned no partition of wanted to this bridge"
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
@@ -283,27 +279,33 @@ class Fetcher(KafkaWorker):
 
     def _commit_done(self) -> None:
         if self._staged is None:
-            changed = (n for n, offsets in self._offsets.items() if offsets.changed and not offsets.is_repeating)
+            changed = (
+                n for n, offsets in self._pending.offsets.items() if offsets.changed and not offsets.is_repeating
+            )
             self._commit_offsets(dict.fromkeys(changed, ()))
 
     def _commit_offsets(self, releasing: Mapping[int, Collection[int]]) -> bool:
         """Commit the offsets of partitions, and which of their records are released next."""
         progress = {
-            number: Progress(self._offsets[number].resume_offset, self._offsets[number].metadata(records))
+            number: Progress(
+                self._pending.offsets[number].resume_offset, self._pending.offsets[number].metadata(records)
+            )
             for number, records in releasing.items()
         }
         if not self._commit(progress):
             return False
         for number in progress:
-            self._offsets[number].mark_committed()
+            self._pending.offsets[number].mark_committed()
         return True
 
     def _begin_writes(self, releasing: Mapping[int, Collection[int]]) -> bool:
         """Commit what is written next, and return whether the group accepts it."""
         began = _boot_clock()
         # records that an earlier run has perhaps released keep their generation
-        again = {number: self._committed[number] for number, offsets in self._offsets.items() if offsets.is_repeating}
-        fresh = {number: releasing.get(number, ()) for number in self._offsets.keys() - again.keys()}
+        again = {
+            number: self._committed[number] for number, offsets in self._pending.offsets.items() if offsets.is_repeating
+        }
+        fresh = {number: releasing.get(number, ()) for number in self._pending.offsets.keys() - again.keys()}
         if not self._commit(again) or not self._commit_offsets(fresh):
             return False
         self._renew_at = began + _RENEW_AFTER

@@ -159,7 +159,8 @@ class PendingFetches:
     def __init__(self, options: FetchingOptions, known: KnownAnswers) -> None:
         self._options = options
         self._known = known
-        self._offsets: dict[int, DoneOffsets] = {}
+        self.offsets: dict[int, DoneOffsets] = {}
+        """by partition"""
         self._guards: dict[int, EpochGuard] = {}
         self._claims = ClaimedStreams()
         self._queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self._claims)
@@ -179,13 +180,13 @@ class PendingFetches:
 
     def start(self, partition: int, offsets: DoneOffsets) -> None:
         """Add a partition. `add_record` then gets its records from `offsets.resume_offset` on."""
-        self._offsets[partition] = offsets
+        self.offsets[partition] = offsets
         self._guards[partition] = EpochGuard()
         self._ready[partition] = deque()
 
     def record_lost_range(self, partition: int, before: int, now: int) -> int:
         """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
-        offsets = self._offsets[partition]
+        offsets = self.offsets[partition]
         first = offsets.resume_offset
         lost = offsets.record_lost_range(before)
         if lost:
@@ -198,7 +199,7 @@ class PendingFetches:
 
     def room(self, partition: int, limit: int) -> int:
         """Return how many more records of this partition may be added."""
-        offsets = self._offsets[partition]
+        offsets = self.offsets[partition]
         limit = min(limit, self._options.max_open - self.waiting_count)
         if not offsets.is_repeating:  # a record to repeat may be behind others that wait for it
             limit = min(limit, _MAX_READY - len(self._ready[partition]), self._queue.room)
@@ -207,7 +208,7 @@ class PendingFetches:
     @property
     def waiting_count(self) -> int:
         """Number of records that wait."""
-        return sum(offsets.waiting_count for offsets in self._offsets.values())
+        return sum(offsets.waiting_count for offsets in self.offsets.values())
 
     @property
     def unanswered(self) -> UnansweredGeneses:
@@ -245,7 +246,7 @@ class PendingFetches:
         Returns:
             For a batch to fetch now, the announcer's peer id as text, if known.
         """
-        if not self._offsets[position.partition].add(position.offset):
+        if not self.offsets[position.partition].add(position.offset):
             self._recover(position, value, now)
             return None
         try:
@@ -297,7 +298,7 @@ class PendingFetches:
 
     def _admit(self, wanted: WantedEntry, request: BlockRequest, now: int) -> bool:
         # an update that an earlier run has perhaps released may not be given up
-        is_kept = self._offsets[wanted.position.partition].is_repeating
+        is_kept = self.offsets[wanted.position.partition].is_repeating
         return self._queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
@@ -453,7 +454,7 @@ class PendingFetches:
             self._finish(wanted.position, "already_released")
             return False
         partition = wanted.position.partition
-        epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
+        epoch = Epoch(f"genesis/{self._options.network}/{partition}", self.offsets[partition].generation)
         released = structs.replace(update, separator=separator, separator_source="genesis", epoch=epoch)
         key = build_update_key(update.network, separator, update.stream)
         self._stages[0].append(FetchOutput("updates", key, encode(released)))
@@ -567,7 +568,7 @@ class PendingFetches:
         An answer is written together with the last update that waited for it: once that update is done, a crash would
         lose the answer.
         """
-        offsets, ready = self._offsets[partition], self._ready[partition]
+        offsets, ready = self.offsets[partition], self._ready[partition]
         releasing: set[int] = set()
         held_back: deque[_ReadyUpdate | _ReadyAnswer] = deque()
         blocked_streams: set[str] = set()  # streams with an update that may not be released yet
@@ -598,6 +599,6 @@ class PendingFetches:
         for record in self._written_blocks:
             self._known.blocks[record.cid, record.separator] = None
         for position in self._finished:
-            self._offsets[position.partition].mark_done(position.offset)
+            self.offsets[position.partition].mark_done(position.offset)
         self._written_streams, self._written_blocks, self._finished = [], [], []
         self._stages = ([], [], [])
