@@ -27,7 +27,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kiln.bridge.capture.spool import QueuedFrame, Spool
-from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.bridge.kafka.producers import FramesProducerError, close_producer
 from kiln.conf.process.bridge_status import SpoolStatus
 from kiln.schemas.kafka.frames import CONNECTION_BYTES
 from kiln.schemas.kafka.topics import MAX_RECORD
@@ -257,8 +257,7 @@ class FrameSink:
 
     def _abandon(self, producer: Producer, error: Exception) -> None:
         """Stop a producer whose portion failed. The next producer sends the portion again."""
-        producer.purge()
-        producer.flush(TICK)  # reports what was purged
+        close_producer(producer, TICK)
         with self._changed:
             self._waiting.extendleft(reversed(self._portion))
             self._portion, self._in_flight = (), 0
