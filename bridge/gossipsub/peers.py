@@ -12,6 +12,7 @@ from kiln.bridge.gossipsub.effects import PeerID
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import PeerSigning
+from kiln.bridge.gossipsub.table_agreements import PeerTable
 from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.wire.message_id import canonical_id, is_key_form, is_text_form, key_form, text_form
 
@@ -26,6 +27,7 @@ class PeerState:
     outbound: bool
     score: Score
     discovered: bool
+    table: PeerTable
     topics: dict[str, None] = field(default_factory=dict)
     meshes: int = 0
     unjoined_topics: int = 0  # topics that the node has not joined

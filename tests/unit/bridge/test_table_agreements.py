@@ -3,14 +3,22 @@ bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.gossipsub.table_agreements import Item, SendMode, TableAgreements
+from kiln.bridge.gossipsub.table_agreements import (
+    AGENT,
+    PROTOCOL,
+    Item,
+    PeerTable,
+    Savings,
+    SendMode,
+    TableAgreements,
+)
 from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
@@ -22,7 +30,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     Message,
 )
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.topic_table import BundleError, BundleSet
+from kiln.schemas.wire.topic_table import BundleError, BundleSet, TopicTable
 
 CLAY, MAIN, SEP = "/ceramic/testnet-clay", "/ceramic/mainnet", "/ceramic/testnet-clay/sep/model/k2t6wz"
 ELSEWHERE = "/ceramic/elsewhere"
@@ -33,15 +41,64 @@ LARGEST = 2**32 - 1
 MODES: tuple[SendMode, ...] = get_args(SendMode)
 
 
+class Tables:
+    """The tables of peers by their ids, as the router has them; an unknown peer has no extensions."""
+
+    def __init__(self, bundles: BundleSet, send: SendMode = "cautious") -> None:
+        self._agreements = TableAgreements(bundles, send)
+        self._peers: dict[bytes, PeerTable] = {}
+
+    def _of(self, peer: bytes) -> PeerTable:
+        return self._peers[peer] if peer in self._peers else self._agreements.open("/meshsub/1.2.0")[0]
+
+    def add(self, peer: bytes, protocol: str = PROTOCOL) -> ControlExtensions | None:
+        self.remove(peer)
+        self._peers[peer], extensions = self._agreements.open(protocol)
+        return extensions
+
+    def remove(self, peer: bytes) -> None:
+        if peer in self._peers:
+            self._agreements.close(self._peers.pop(peer))
+
+    def set_agent(self, peer: bytes, agent: str) -> None:
+        self._of(peer).is_kiln = agent.startswith(AGENT)
+
+    def receive(self, peer: bytes, extensions: ControlExtensions, *, is_first: bool) -> None:
+        self._agreements.receive(self._of(peer), extensions, is_first=is_first)
+
+    def receive_hello(self, peer: bytes, extensions: ControlExtensions) -> None:
+        self.receive(peer, extensions, is_first=True)
+
+    def resolve_topic(self, peer: bytes, item: Item) -> str | None:
+        return self._agreements.resolve_topic(self._of(peer), item)
+
+    def encode_for_peer(self, peer: bytes, rpc: RPC) -> RPC:
+        return self._agreements.encode_for_peer(self._of(peer), rpc)
+
+    def with_topic_name(self, message: Message, topic: str) -> Message:
+        return self._agreements.with_topic_name(message, topic)
+
+    def table(self, peer: bytes) -> TopicTable | None:
+        return self._of(peer).table
+
+    @property
+    def counters(self) -> Mapping[str, int]:
+        return self._agreements.counters
+
+    def savings(self) -> Savings:
+        return self._agreements.savings(self._peers.values())
+
+    def peer_savings(self, peer: bytes) -> Savings:
+        return self._of(peer).savings
+
+
 def hello(*hashes: bytes) -> ControlExtensions:
     return ControlExtensions(topicTableExtension=ExtTopicTable(topicBundleHashes=hashes))
 
 
-def side(
-    send: SendMode = "cautious", greeted: Iterable[bytes] = (ANNA,), hashes: Iterable[bytes] = BUNDLES
-) -> TableAgreements:
+def side(send: SendMode = "cautious", greeted: Iterable[bytes] = (ANNA,), hashes: Iterable[bytes] = BUNDLES) -> Tables:
     """With peers that sent a hello of these hashes."""
-    made = TableAgreements(BUNDLES, send)
+    made = Tables(BUNDLES, send)
     for peer in greeted:
         made.add(peer)
         made.receive_hello(peer, hello(*hashes))
@@ -60,7 +117,7 @@ def full_rpc() -> RPC:
     return rpc
 
 
-def topics_in(table_side: TableAgreements, peer: bytes, rpc: RPC) -> list[str | None]:
+def topics_in(table_side: Tables, peer: bytes, rpc: RPC) -> list[str | None]:
     control = rpc.control
     kinds: list[Iterable[Item]] = [rpc.subscriptions, rpc.publish, control.ihave, control.graft, control.prune]
     return [table_side.resolve_topic(peer, item) for kind in kinds for item in kind]
@@ -80,14 +137,14 @@ KINDS = pytest.mark.parametrize("made", EVERY_KIND, ids=["message", "subscriptio
 
 
 def test_the_first_rpc_carries_our_bundles_in_order_of_preference() -> None:
-    extensions = TableAgreements(BUNDLES).add(ANNA, "/meshsub/1.3.0")
+    extensions = Tables(BUNDLES).add(ANNA, "/meshsub/1.3.0")
     assert extensions is not None
     assert list(extensions.topicTableExtension.topicBundleHashes) == [CLAY_HASH, MAIN_HASH]
 
 
 @pytest.mark.parametrize("protocol", ["/meshsub/1.2.0", "/meshsub/1.1.0", "/meshsub/1.0.0", "/floodsub/1.0.0"])
 def test_older_protocols_have_no_extensions(protocol: str) -> None:
-    made = TableAgreements(BUNDLES, "eager")
+    made = Tables(BUNDLES, "eager")
     assert made.add(ANNA, protocol) is None
     made.receive_hello(ANNA, hello(CLAY_HASH))
     assert made.counters == {"hello_unexpected": 1}
@@ -96,7 +153,7 @@ def test_older_protocols_have_no_extensions(protocol: str) -> None:
 
 
 def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
-    made = TableAgreements(BundleSet(), "eager")
+    made = Tables(BundleSet(), "eager")
     assert made.add(ANNA) is None
     made.receive_hello(ANNA, hello(CLAY_HASH))
     assert made.resolve_topic(ANNA, Message(topicIndex=1)) is None
@@ -106,7 +163,7 @@ def test_without_bundles_nothing_is_said_and_nothing_agreed() -> None:
 
 def test_more_bundles_than_a_hello_may_have() -> None:
     with pytest.raises(BundleError, match="257 bundle hashes"):
-        TableAgreements(BundleSet({str(number): [str(number)] for number in range(257)}))
+        Tables(BundleSet({str(number): [str(number)] for number in range(257)}))
 
 
 HOSTILE = {
@@ -122,7 +179,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("extensions", "reason"), HOSTILE.values(), ids=list(HOSTILE))
 def test_a_refused_hello_is_counted_by_kind_and_makes_no_table(extensions: ControlExtensions, reason: str) -> None:
-    made = TableAgreements(BUNDLES, "eager")
+    made = Tables(BUNDLES, "eager")
     for peer in (ANNA, BERT):
         made.add(peer)
     made.receive_hello(BERT, hello(*BUNDLES))
@@ -154,7 +211,7 @@ def test_a_second_hello_changes_nothing() -> None:
 
 
 def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
-    made = TableAgreements(BUNDLES)
+    made = Tables(BUNDLES)
     for peer in (ANNA, BERT):
         made.add(peer)
     for is_first in (True, False):
@@ -166,7 +223,7 @@ def test_only_the_first_rpc_of_a_stream_is_a_hello() -> None:
 
 
 def test_other_extensions_are_no_topic_table() -> None:
-    made = TableAgreements(BUNDLES)
+    made = Tables(BUNDLES)
     made.add(ANNA)
     made.receive_hello(ANNA, ControlExtensions())
     assert made.counters == {}
@@ -215,7 +272,7 @@ def test_an_index_that_no_topic_has(made: Callable[[int], Item], index: int) -> 
 @KINDS
 @pytest.mark.parametrize("index", [0, 1, LARGEST])
 def test_an_index_without_a_table(made: Callable[[int], Item], index: int) -> None:
-    table_side = TableAgreements(BUNDLES)
+    table_side = Tables(BUNDLES)
     table_side.add(ANNA)
     assert table_side.resolve_topic(ANNA, made(index)) is None
     assert table_side.resolve_topic(b"nobody", made(index)) is None
@@ -356,7 +413,7 @@ some_topics = st.lists(st.sampled_from([CLAY, MAIN, SEP, ELSEWHERE, "another", "
 def test_what_one_writes_the_other_reads(
     ours: BundleSet, theirs: BundleSet, published: list[str], control: list[str]
 ) -> None:
-    here, there = TableAgreements(ours, "eager"), TableAgreements(theirs, "eager")
+    here, there = Tables(ours, "eager"), Tables(theirs, "eager")
     to_there, to_here = here.add(BERT), there.add(ANNA)
     if to_there is not None:
         there.receive_hello(ANNA, to_there)
@@ -403,7 +460,7 @@ def test_what_peers_save_us_is_counted_by_topic_and_peer_and_outlives_them() -> 
 
 def test_an_index_above_127_takes_another_byte() -> None:
     many = BundleSet({"many": [f"/topic/{number:04}" for number in range(300)]})
-    made = TableAgreements(many, "eager")
+    made = Tables(many, "eager")
     made.add(ANNA)
     made.receive_hello(ANNA, hello(*many))
     for index in (127, 128):
