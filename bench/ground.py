@@ -66,9 +66,7 @@ class Ground:
 
     def producer(self, settings: Settings, topic: str) -> FramesProducer:
         """Create a producer, which accepts records of any topic, not only Frames."""
-        return FramesProducer(
-            connect(settings.kafka.server_list(), settings.kafka.security_options()), settings.kafka.topic(topic)
-        )
+        return connect(settings.kafka.client_options(), settings.kafka.topic(topic))
 
     def ends(self, settings: Settings, topic: str) -> Ends:
         consumer = KafkaConsumer(**settings.kafka.client_options())

@@ -39,7 +39,7 @@ from kiln.bridge.gossipsub.effects import Deliver, PeerID, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.wire import OversizedRpc
-from kiln.bridge.kafka.librdkafka import open_frames_producer
+from kiln.bridge.kafka.producers import ONLY_REFUSALS, open_producer
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.links import PubsubSession
 from kiln.bridge.libp2p.options import NodeOptions
@@ -312,7 +312,7 @@ def _sink(side: str, counter: _Counter, by_message: bool, folder: str, kafka: Ka
     if side == KAFKA:
         assert kafka is not None
         frames = FrameSink(
-            lambda: open_frames_producer(kafka.client_options(), "kiln.frames"),
+            lambda: open_producer(kafka.client_options(), ("kiln.frames",), ONLY_REFUSALS),
             "kiln.frames",
             Spool(Path(folder, "spool"), 1 << 30),
             64 << 20,

@@ -9,40 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.conf.process.files import read_small_file
+from kiln.conf.process.files import read_small_file, replace_file
 from kiln.conf.settings.addresses import check_topic
 from kiln.conf.settings.model import Settings
 from kiln.schemas.wire.signing_policy import match_topic
 from kiln.schemas.wire.topics import Interest, Separator, format_topic, network_topics, parse_interest, parse_topic
-
-
-def select_topics(network: str, interests: Iterable[Interest], seen: Iterable[str]) -> set[str]:
-    """Select the topics to join.
-
-    Args:
-        seen: Topics that peers subscribe to. Selected of these are the separator topics that an interest covers, and
-            the network's topic in CIP-120's form.
-    """
-    interests = list(interests)
-    name, cip120_name = network_topics(network)
-    seen = set(seen)
-    selected = {name, *({cip120_name} & seen)}
-    selected |= {
-        format_topic(network, Separator(interest.key, interest.value))
-        for interest in interests
-        if interest.key is not None and interest.value is not None
-    }
-    for name in seen:
-        topic = parse_topic(name)
-        if topic is None or topic.network != network or topic.separator is None:
-            continue
-        # to peers, another spelling of the name is another topic
-        if (
-            any(interest.covers(topic.separator) for interest in interests)
-            and format_topic(network, topic.separator) == name
-        ):
-            selected.add(name)
-    return selected
 
 
 @dataclass(frozen=True)
@@ -58,8 +29,31 @@ class CeramicTopics:
         return frozenset(network_topics(self.network))
 
     def select(self, seen: Iterable[str]) -> set[str]:
-        """Select the topics to join: the named topics, and the topics in `seen` that an interest covers."""
-        return select_topics(self.network, self.interests, seen)
+        """Select the topics to join.
+
+        Args:
+            seen: Topics that peers subscribe to. Selected of these are the separator topics that an interest covers,
+                and the network's topic in CIP-120's form.
+        """
+        name, cip120_name = network_topics(self.network)
+        seen = set(seen)
+        selected = {name, *({cip120_name} & seen)}
+        selected |= {
+            format_topic(self.network, Separator(interest.key, interest.value))
+            for interest in self.interests
+            if interest.key is not None and interest.value is not None
+        }
+        for name in seen:
+            topic = parse_topic(name)
+            if topic is None or topic.network != self.network or topic.separator is None:
+                continue
+            # to peers, another spelling of the name is another topic
+            if (
+                any(interest.covers(topic.separator) for interest in self.interests)
+                and format_topic(self.network, topic.separator) == name
+            ):
+                selected.add(name)
+        return selected
 
 
 @dataclass(frozen=True)
@@ -134,9 +128,7 @@ class InterestsFile:
         for text in interests:
             self._check(text)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = self._path.with_suffix(".new")
-        new.write_text(json.dumps(interests) + "\n")
-        new.replace(self._path)
+        replace_file(self._path, json.dumps(interests).encode() + b"\n")
 
     def _load(self) -> None:
         try:

@@ -19,7 +19,7 @@ import trio
 from kiln.bridge.app.interests import TopicRule, build_topic_rule
 from kiln.bridge.app.neighbours import select_bitswap_peers
 from kiln.bridge.app.reporting import build_status
-from kiln.bridge.app.wiring import BridgeComponents, build_bridge
+from kiln.bridge.app.wiring import BridgeComponents
 from kiln.bridge.bep50.carrier import CarrierError
 from kiln.bridge.capture.spool import SpoolError
 from kiln.bridge.gossipsub.effects import PeerView
@@ -73,7 +73,7 @@ async def _run(settings: Settings) -> None:
         # libp2p logs each failed dial as an error; the status reports once that the broker is unavailable
         levels: dict[str, Level] = {"libp2p": "critical", "kafka": "critical"}
         configure_logs(settings.log.format, settings.log.level, levels | settings.log.levels)
-        parts = build_bridge(settings, stack, trio.lowlevel.current_trio_token())
+        parts = BridgeComponents(settings, stack, trio.lowlevel.current_trio_token())
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGUSR1) as signals:
             async with trio.open_nursery() as nursery:
                 await nursery.start(parts.node.run)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from kiln.bridge.gossipsub.effects import PeerView
 from kiln.bridge.ipfs.neighbours import BITSWAP, BitswapPeer
+from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.kademlia import AddressScope, address_scope, trusted_contact
 from kiln.schemas.wire.identity import peer_text
 
 
-class PeerConnector(Protocol):
-    """The part of the node that this module uses."""
-
-    def peers_speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]: ...
-    def remote_address(self, peer: bytes) -> tuple[str, int] | None: ...
-
-
-def select_bitswap_peers(node: PeerConnector, peers: Mapping[bytes, PeerView]) -> list[BitswapPeer]:
+def select_bitswap_peers(node: Node, peers: Mapping[bytes, PeerView]) -> list[BitswapPeer]:
     """Select the peers that speak bitswap and have a score of at least 0, with their trustworthy TCP addresses.
 
     Peers that the node dialled come first, then the others by age.

@@ -33,13 +33,13 @@ class TopicSelector:
     changes remain.
     """
 
-    def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares | None = None) -> None:
+    def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares) -> None:
         """Create the selector.
 
         Args:
             max_topics: Maximum number of topics joined by pattern.
             max_topics_per_peer: Maximum number of these topics whose only subscriber is the same peer.
-            shares: The topics that other bridges of the same network join instead; `None` without other bridges.
+            shares: The topics that other bridges of the same network join instead.
         """
         self._max_topics = max_topics
         self._shares = shares
@@ -80,11 +80,10 @@ class TopicSelector:
         self._covered = {topic: is_covered for topic, is_covered in self._covered.items() if topic in seen}
         self._covered.update((topic, topic in new_covered) for topic in new)
         covered = {topic for topic, is_covered in self._covered.items() if is_covered} - fixed
-        if self._shares is not None:
-            shared = rule.shared
-            bridge_topics = {peer_text(peer): view.topics for peer, view in bridges.items()}
-            left = self._shares.select_left(covered.difference(shared), fixed.difference(shared), seen, bridge_topics)
-            covered, fixed = covered - left, fixed - left
+        shared = rule.shared
+        bridge_topics = {peer_text(peer): view.topics for peer, view in bridges.items()}
+        left = self._shares.select_left(covered.difference(shared), fixed.difference(shared), seen, bridge_topics)
+        covered, fixed = covered - left, fixed - left
         self._round += 1
         if self._round % _ACTIVITY_ROUNDS == 0:
             self._previously_active, self._active = self._active, set()
@@ -101,7 +100,7 @@ class TopicSelector:
     def _select_bridges(self, peers: Mapping[bytes, PeerView]) -> Mapping[bytes, PeerView]:
         """Select our other bridges among the peers. Subscriptions of our bridges do not count, because they are no
         evidence of traffic."""
-        others = frozenset[str]() if self._shares is None else self._shares.others
+        others = self._shares.others
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _limit_changes(self, rule: TopicRule, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:

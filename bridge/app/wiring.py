@@ -1,4 +1,4 @@
-"""Construction of a bridge: a function for each component, and `build_bridge`, which connects them."""
+"""Construction of a bridge: a function for each component, and `BridgeComponents`, which connects them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from typing import TypeVar
 
 import trio
@@ -34,7 +33,7 @@ from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.kubo import Kubo
 from kiln.bridge.ipfs.node import KuboBlockStore
-from kiln.bridge.kafka.librdkafka import open_frames_producer
+from kiln.bridge.kafka.producers import ONLY_REFUSALS, open_producer
 from kiln.bridge.kafka.quarantine import QuarantineWriter
 from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
@@ -46,7 +45,7 @@ from kiln.bridge.publisher.batches import PublishError, PublishingOptions
 from kiln.bridge.publisher.pace import AuthorPacer
 from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.bridge.publisher.transition import HeightWatch, PublishingTopics, Transition
+from kiln.bridge.publisher.transition import HeightWatch, Transition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
@@ -65,29 +64,58 @@ class FramesLostError(KilnError):
     reason."""
 
 
-@dataclass(frozen=True)
 class BridgeComponents:
     """The parts of a bridge; `None` for a part that the settings turn off."""
 
-    interests: InterestsFile
-    shares: TopicShares
-    topic_selector: TopicSelector
-    sink: FrameSink
-    node: Node
-    discovery: Discovery | None
-    exchange: BlockExchange | None
-    quarantine: QuarantineWriter
-    carrier: Carrier | None
-    blocks: BlockStore
-    kubo: KuboBlockStore | None
-    """The block store again, if it is a Kubo: it dials peers that have blocks."""
-    membership: Membership
-    publishing: PublishingTopics
-    publisher: Publisher | None
-    """Publishes to gossipsub."""
-    announcer: Publisher | None
-    """Publishes to BEP 50. It has its own consumer group, so that neither transport waits for the other."""
-    fetcher: Fetcher | None
+    def __init__(self, settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> None:
+        """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
+
+        The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
+        discovery, exchange, carrier and threads.
+        """
+        key = load_or_create_key(settings.bridge_dir / "key")
+        self.interests = open_interests(settings)
+        self.shares = TopicShares(peer_text(compute_peer_id(key)))
+        bridge = settings.bridge
+        self.topic_selector = TopicSelector(bridge.max_topics, bridge.max_topics_per_peer, self.shares)
+        sources = AnnouncementSources()
+
+        def record_message(deliver: Deliver) -> None:
+            self.topic_selector.record_message(deliver)
+            sources.record_message(deliver.message.data, deliver.source)
+
+        # frames, from peers to Kafka
+        self.sink = stack.enter_context(_open_sink(settings))
+        seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
+        self.node = node = _create_node(settings, key, seqno, self.sink, record_message)
+        self.discovery = discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
+        self.quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
+        self.carrier = _create_carrier(settings, self.sink, self.quarantine) if settings.bep50.enabled else None
+
+        # blocks, by our own bitswap, by a Kubo, or only in a folder
+        folder = FolderBlockStore(settings.state / "blocks")
+        bitswaps = settings.speaks_bitswap
+        self.exchange = _create_exchange(settings, node, folder, sources, discovery) if bitswaps else None
+        self.kubo = _open_kubo(settings) if settings.uses_kubo else None
+        """The block store again, if it is a Kubo: it dials peers that have blocks."""
+        self.blocks: BlockStore = self.kubo or folder
+        if self.exchange is not None:
+            self.blocks = _create_bitswap_store(node, folder, self.exchange, discovery, token)
+        blocks = self.blocks
+        stack.callback(blocks.close)
+
+        # batches and updates, between Kafka and peers
+        self.publishing = _create_transition(settings)
+        if self.publishing.height is not None:
+            _run_until_closed(stack, self.publishing.height)
+        self.membership = _run_until_closed(stack, _create_membership(settings, node, self.interests))
+        publishes, announces = settings.publishes, settings.announces
+        self.publisher = _create_publisher(settings, node, blocks, self.publishing, token) if publishes else None
+        """Publishes to gossipsub."""
+        carrier = self.carrier
+        self.announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and announces else None
+        """Publishes to BEP 50. It has its own consumer group, so that neither transport waits for the other."""
+        self.fetcher = _create_fetcher(settings, node, blocks, self.kubo, self.membership) if settings.fetches else None
 
     @property
     def threads(self) -> tuple[Publisher | Fetcher, ...]:
@@ -95,67 +123,7 @@ class BridgeComponents:
         return tuple(worker for worker in (self.publisher, self.announcer, self.fetcher) if worker is not None)
 
 
-def build_bridge(settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> BridgeComponents:
-    """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
-
-    The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
-    discovery, exchange, carrier and threads.
-    """
-    key = load_or_create_key(settings.bridge_dir / "key")
-    interests = open_interests(settings)
-    shares = TopicShares(peer_text(compute_peer_id(key)))
-    topic_selector = TopicSelector(settings.bridge.max_topics, settings.bridge.max_topics_per_peer, shares)
-    sources = AnnouncementSources()
-
-    def record_message(deliver: Deliver) -> None:
-        topic_selector.record_message(deliver)
-        sources.record_message(deliver.message.data, deliver.source)
-
-    # frames, from peers to Kafka
-    sink = stack.enter_context(_open_sink(settings))
-    seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
-    node = _create_node(settings, key, seqno, sink, record_message)
-    discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
-    quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
-    carrier = _create_carrier(settings, sink, quarantine) if settings.bep50.enabled else None
-
-    # blocks, by our own bitswap, by a Kubo, or only in a folder
-    folder = FolderBlockStore(settings.state / "blocks")
-    exchange = _create_exchange(settings, node, folder, sources, discovery) if settings.speaks_bitswap else None
-    kubo = _open_kubo(settings) if settings.uses_kubo else None
-    blocks: BlockStore = kubo or folder
-    if exchange is not None:
-        blocks = _create_bitswap_store(node, folder, exchange, discovery, token)
-    stack.callback(blocks.close)
-
-    # batches and updates, between Kafka and peers
-    publishing = _run_until_closed(stack, _create_publishing_topics(settings))
-    membership = _run_until_closed(stack, _create_membership(settings, node, interests))
-    publisher = _create_publisher(settings, node, blocks, publishing, token) if settings.publishes else None
-    announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and settings.announces else None
-    fetcher = _create_fetcher(settings, node, blocks, kubo, membership) if settings.fetches else None
-
-    return BridgeComponents(
-        interests=interests,
-        shares=shares,
-        topic_selector=topic_selector,
-        sink=sink,
-        node=node,
-        discovery=discovery,
-        exchange=exchange,
-        quarantine=quarantine,
-        carrier=carrier,
-        blocks=blocks,
-        kubo=kubo,
-        membership=membership,
-        publishing=publishing,
-        publisher=publisher,
-        announcer=announcer,
-        fetcher=fetcher,
-    )
-
-
-_Thread = TypeVar("_Thread", QuarantineWriter, PublishingTopics, Membership)
+_Thread = TypeVar("_Thread", QuarantineWriter, HeightWatch, Membership)
 
 
 def _run_until_closed(stack: ExitStack, thread: _Thread) -> _Thread:
@@ -241,7 +209,10 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
         durable=settings.durability == "power",
     )
     sink = FrameSink(
-        lambda: open_frames_producer(kafka.client_options(), topic), topic, spool, settings.bridge.memory_bytes
+        lambda: open_producer(kafka.client_options(), (topic,), ONLY_REFUSALS),
+        topic,
+        spool,
+        settings.bridge.memory_bytes,
     )
     try:
         yield sink
@@ -311,33 +282,35 @@ def _bridge_id(node: Node) -> str:
 
 def _kafka_config(settings: Settings) -> KafkaConfig:
     kafka = settings.broker
-    return KafkaConfig(kafka.server_list(), kafka.security_options(), kafka.prefix)
+    return KafkaConfig(kafka.client_options(), kafka.prefix)
 
 
-def _create_publishing_topics(settings: Settings) -> PublishingTopics:
+def _create_transition(settings: Settings) -> Transition:
     group = settings.transition
-    transition = Transition(group.mode, group.at_us, group.height or None, micros(group.phase_out))
-    watch: HeightWatch | None = None
+    height: HeightWatch | None = None
     if group.height:
         path = settings.bridge_dir / "transition.json"
-        watch = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
-    return PublishingTopics(transition, watch, now_us)
+        height = HeightWatch(group.rpc_url.get_secret_value(), group.height, path, now_us)
+    return Transition(now_us, group.mode, group.at_us, height, micros(group.phase_out))
 
 
 def _create_publisher(
     settings: Settings,
     node: Node,
     blocks: BlockStore,
-    topics: PublishingTopics,
+    transition: Transition,
     token: trio.lowlevel.TrioToken,
 ) -> Publisher:
     pace = AuthorPacer(micros(settings.publish.min_interval), settings.publish.author_keys)
 
     def publish(topic: str, data: bytes) -> int:
         try:
-            return trio.from_thread.run_sync(node.publish, topic, data, pace.author_index, trio_token=token)
+            peers = trio.from_thread.run_sync(node.publish, topic, data, pace.author_index, trio_token=token)
         except (trio.RunFinishedError, SeqnoError, MessageTooLargeError) as error:
             raise PublishError(str(error) or "the bridge is stopping") from error
+        if peers:
+            pace.record_message(now_us())
+        return peers
 
     def find_subscribers(names: Collection[str]) -> dict[str, list[bytes]]:
         subscribers = node.router.subscribers
@@ -354,7 +327,7 @@ def _create_publisher(
         publish,
         lambda: None,
         _create_pins(settings, blocks),
-        topics.publishing_scheme,
+        transition.publishing_scheme,
         pace=pace,
         instance=_bridge_id(node),
         subscribers=subscribers,

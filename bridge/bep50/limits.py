@@ -6,6 +6,8 @@ import hmac
 from hashlib import blake2b
 from typing import Final
 
+from kiln.conf.process.bounded_dict import BoundedDict
+
 TOKEN_EPOCH: Final = 300.0
 """Seconds. The secret changes every five minutes, and tokens up to ten minutes old are accepted (BEP 5)."""
 MAX_SOURCES: Final = 4096
@@ -42,15 +44,13 @@ class RateLimits:
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._buckets: dict[bytes, tuple[float, float]] = {}
+        self._buckets = BoundedDict[bytes, tuple[float, float]](MAX_SOURCES)  # the oldest query first
 
     def allows(self, ip: bytes, now: float) -> bool:
         """Take a token from the source's bucket; False if it is empty."""
         source = ip if len(ip) == 4 else ip[:8]
-        tokens, refilled = self._buckets.pop(source, (self._burst, now))
+        tokens, refilled = self._buckets.get(source, (self._burst, now))
         tokens = min(self._burst, tokens + (now - refilled) * self._rate)
         allowed = tokens >= 1
-        if len(self._buckets) >= MAX_SOURCES:  # in insertion order: the source with the oldest query is evicted
-            del self._buckets[next(iter(self._buckets))]
         self._buckets[source] = (tokens - allowed, now)
         return allowed

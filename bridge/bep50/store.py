@@ -7,12 +7,11 @@ compact addresses. A file is replaced atomically.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kiln.conf.process.files import read_small_file
+from kiln.conf.process.files import read_small_file, replace_file
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
 from kiln.schemas.dht.items import Item, build_put_fields, find_refusal, read_item
@@ -68,7 +67,7 @@ class TopicStore:
         """
         path = self._folder / "node.id"
         if not path.exists():
-            self._replace(path, new_id)
+            replace_file(path, new_id)
         node_id = read_small_file(path)
         if len(node_id) != ID_SIZE:
             raise TopicStoreError(
@@ -98,15 +97,7 @@ class TopicStore:
 
     def save(self, target: bytes, item: Item | None, contacts: Sequence[DhtAddress]) -> None:
         """Store a topic's newest item and its contacts durably."""
-        self._replace(self._path(target), encode_topic(StoredTopic(item, list(contacts))))
+        replace_file(self._path(target), encode_topic(StoredTopic(item, list(contacts))))
 
     def _path(self, target: bytes) -> Path:
         return self._folder / f"{target.hex()}.item"
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        new = path.with_suffix(".new")
-        with open(new, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)

@@ -31,6 +31,7 @@ from kiln.bridge.bep50.plain import PlainNode, WritableNode
 from kiln.bridge.bep50.table import MAX_FAILURES, OverlayContact, RoutingTable
 from kiln.bridge.bep50.transactions import Answer, Transactions
 from kiln.conf.process.backoff import pause_after
+from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.dht.bencode import Value
 from kiln.schemas.dht.items import (
     Item,
@@ -114,7 +115,7 @@ class TopicNode:
         self._first_contacts = list(contacts)
         self._probing: dict[DhtAddress, int] = {}
         """Number of probes sent to each address."""
-        self._unresponsive: dict[DhtAddress, float] = {}
+        self._unresponsive = BoundedDict[DhtAddress, float](MAX_UNRESPONSIVE)
         self._connected = False
         self._join_count = 0
         self._lookups = 0
@@ -327,10 +328,7 @@ class TopicNode:
         return True
 
     def _back_off(self, address: DhtAddress, time: float) -> None:
-        self._unresponsive.pop(address, None)
         self._unresponsive[address] = self._core.now + time
-        if len(self._unresponsive) > MAX_UNRESPONSIVE:
-            del self._unresponsive[next(iter(self._unresponsive))]
 
     def _update_connected(self) -> None:
         connected = any(len(table) for table in self.tables.values())

@@ -27,7 +27,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from kiln.bridge.capture.spool import QueuedFrame, Spool
-from kiln.bridge.kafka.producers import FramesProducerError
+from kiln.bridge.kafka.producers import FramesProducerError, close_producer
 from kiln.conf.process.bridge_status import SpoolStatus
 from kiln.schemas.kafka.frames import CONNECTION_BYTES
 from kiln.schemas.kafka.topics import MAX_RECORD
@@ -59,7 +59,6 @@ class FrameSink:
         *,
         spool_after: float = 1.0,
         retry_after: float = 1.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the thread.
 
@@ -76,7 +75,6 @@ class FrameSink:
         self._memory_limit = memory_limit
         self._spool_after = spool_after
         self._retry_after = retry_after
-        self._clock = clock
 
         self._changed = threading.Condition()
         self._waiting: deque[QueuedFrame] = deque()
@@ -89,7 +87,7 @@ class FrameSink:
 
         self._producer: Producer | None = None
         self._connector: threading.Thread | None = None
-        self._connect_at = clock()
+        self._connect_at = time.monotonic()
         self._refusal: KafkaError | None = None
         self._kafka_error: str | None = None
         self._pause: str | None = None
@@ -120,7 +118,7 @@ class FrameSink:
                 f"cannot queue a frame of {size} bytes (limit: {MAX_FRAME}) with a key of {len(connection)} bytes "
                 f"(required: {CONNECTION_BYTES})"
             )
-        item = QueuedFrame(connection, frame, self._clock())
+        item = QueuedFrame(connection, frame, time.monotonic())
         with self._changed:
             if not self._takes_input:
                 return
@@ -171,10 +169,10 @@ class FrameSink:
         Returns:
             The number of frames that are lost because the spool is full. The next start sends the spooled frames.
         """
-        deadline = self._clock() + patience
+        deadline = time.monotonic() + patience
         with self._changed:
             self._takes_input = False
-            while self._count_unacknowledged() and self._describe_kafka_error() is None and self._clock() < deadline:
+            while self._count_unacknowledged() and self._describe_kafka_error() is None and time.monotonic() < deadline:
                 self._changed.wait(TICK)
             self._ended = True
             self._changed.notify_all()
@@ -184,10 +182,10 @@ class FrameSink:
     # ------------------------------------------------------------ sending
 
     def _run(self) -> None:
-        check_at = self._clock()
+        check_at = time.monotonic()
         while not self._ended:
-            if self._clock() >= check_at:
-                check_at = self._clock() + TICK
+            if time.monotonic() >= check_at:
+                check_at = time.monotonic() + TICK
                 self._update_spool()
             if self._producer is None:
                 self._await_producer()
@@ -212,7 +210,7 @@ class FrameSink:
         elif not unacknowledged:
             with self._changed:
                 self._acknowledged += self._in_flight
-                self._memory -= _count_bytes(self._portion)
+                self._memory -= sum(len(queued.frame) + _OVERHEAD for queued in self._portion)
                 self._portion, self._in_flight = (), 0
                 self._spool.acknowledge()
                 self._kafka_error = None
@@ -232,13 +230,13 @@ class FrameSink:
             if not portion:
                 if not self._waiting and not self._ended:
                     self._changed.wait(TICK)
-                while self._waiting and (linger := self._waiting[0].queued_at + LINGER - self._clock()) > 0:
+                while self._waiting and (linger := self._waiting[0].queued_at + LINGER - time.monotonic()) > 0:
                     self._changed.wait(linger)
                 self._portion = portion = self._list_waiting()
                 for _ in portion:
                     self._waiting.popleft()
             self._in_flight = len(portion)
-            self._sent_at = self._clock()
+            self._sent_at = time.monotonic()
         return portion
 
     def _list_waiting(self) -> list[QueuedFrame]:
@@ -259,8 +257,7 @@ class FrameSink:
 
     def _abandon(self, producer: Producer, error: Exception) -> None:
         """Stop a producer whose portion failed. The next producer sends the portion again."""
-        producer.purge()
-        producer.flush(TICK)  # reports what was purged
+        close_producer(producer, TICK)
         with self._changed:
             self._waiting.extendleft(reversed(self._portion))
             self._portion, self._in_flight = (), 0
@@ -272,7 +269,7 @@ class FrameSink:
         """Start to connect if it is time, and wait for a producer, for at most TICK."""
         with self._changed:
             is_connecting = self._connector is not None and self._connector.is_alive()
-            if not is_connecting and self._clock() >= self._connect_at:
+            if not is_connecting and time.monotonic() >= self._connect_at:
                 self._connector = threading.Thread(target=self._open_producer, name="frames connector", daemon=True)
                 try:
                     self._connector.start()
@@ -294,10 +291,10 @@ class FrameSink:
     def _record_kafka_error(self, error: Exception) -> None:
         reason = error.args[0].str() if isinstance(error, KafkaException) else error
         self._kafka_error = f"frames wait for Kafka, topic {self._topic}: {reason}"
-        self._connect_at = self._clock() + self._retry_after
+        self._connect_at = time.monotonic() + self._retry_after
 
     def _describe_kafka_error(self) -> str | None:
-        elapsed = self._clock() - self._sent_at if self._in_flight else 0.0
+        elapsed = time.monotonic() - self._sent_at if self._in_flight else 0.0
         if self._kafka_error is not None or elapsed <= self._spool_after:
             return self._kafka_error
         return f"frames wait for Kafka, topic {self._topic}: no acknowledgement for {elapsed:.0f} s"
@@ -330,7 +327,7 @@ class FrameSink:
             return True
         is_in_spool = self._in_flight and not self._portion
         oldest = self._sent_at if is_in_spool else (self._portion or self._waiting)[0].queued_at
-        return self._clock() - oldest > self._spool_after
+        return time.monotonic() - oldest > self._spool_after
 
     def _move_to_spool(self) -> None:
         """Move the portion in flight to the spool or, if none is in flight, a portion of the waiting frames."""
@@ -341,7 +338,7 @@ class FrameSink:
                 portion = self._list_waiting()
             self._spool.append(portion)
         with self._changed:
-            self._memory -= _count_bytes(portion)
+            self._memory -= sum(len(queued.frame) + _OVERHEAD for queued in portion)
             if self._portion:
                 self._portion = ()
             else:
@@ -350,7 +347,3 @@ class FrameSink:
 
     def _count_unacknowledged(self) -> int:
         return self._spool.unacknowledged + len(self._portion) + len(self._waiting)
-
-
-def _count_bytes(frames: Sequence[QueuedFrame]) -> int:
-    return sum(len(queued.frame) + _OVERHEAD for queued in frames)

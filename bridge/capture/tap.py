@@ -6,7 +6,7 @@ No I/O and no clock. All bytes become a frame, whatever they are: the tap valida
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal, Protocol
 
 from kiln.schemas.kafka.frames import BEP50, CUT_PAYLOAD, MAX_MESSAGES, MAX_NOTE, MAX_RPC, find_frame_fault, read_rpc
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -25,16 +25,6 @@ class Sink(Protocol):
     def full(self) -> bool: ...
     def subscribe(self, callback: Callable[[], None]) -> object:
         """`callback` is called, from any thread, when the sink is no longer full."""
-
-
-class ConnectionRecord(NamedTuple):
-    """Facts about an ended connection that its RPCs do not contain."""
-
-    agent: str
-    """agent version of the remote peer, by identify; "" if unknown"""
-    end_reason: str
-    dialled: bool
-    """true if our node opened the connection"""
 
 
 class ConnectionTap:
@@ -136,17 +126,23 @@ class ConnectionTap:
             ).SerializeToString()
         )
 
-    def close(self, observed_at: int, record: ConnectionRecord | None = None) -> list[bytes]:
+    def close(
+        self, observed_at: int, agent: str | None = None, end_reason: str = "", dialled: bool = False
+    ) -> list[bytes]:
         """Make the closing frame of each direction, IN first; none if the connection is closed already.
 
-        `record` goes into the first frame.
+        Args:
+            agent: Agent version of the remote peer, by identify; "" if unknown. If it is given, the first frame has it
+                and the arguments after it, which the connection's RPCs do not contain.
+            end_reason: Why the connection ended.
+            dialled: True if our node opened the connection.
         """
         if self.closed:
             return []
         frames = [self.frame("IN", b"", observed_at), self.frame("OUT", b"", observed_at)]
-        if record is not None:
-            agent, reason = (text[:MAX_NOTE] for text in (record.agent, record.end_reason))
-            frames[0] += Frame(agent=agent, end_reason=reason, dialled=record.dialled).SerializeToString()
+        if agent is not None:
+            agent, end_reason = agent[:MAX_NOTE], end_reason[:MAX_NOTE]
+            frames[0] += Frame(agent=agent, end_reason=end_reason, dialled=dialled).SerializeToString()
         self.closed = True
         return frames
 

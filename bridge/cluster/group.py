@@ -52,10 +52,6 @@ class GroupView(msgspec.Struct, frozen=True):
     bridges: tuple[LiveBridge, ...]
 
 
-_MEMBER = msgspec.json.Decoder(Member)
-_ROUND = msgspec.json.Decoder(GroupView)
-
-
 def group_name(prefix: str, network: str) -> str:
     """Return the consumer group of the bridges of a network; `prefix` is the prefix of the topics."""
     return f"{prefix}bridges.{network}"
@@ -76,21 +72,3 @@ def build_round(members: Collection[Member]) -> GroupView:
     ordered = sorted(members, key=lambda member: member.peer)
     bridges = tuple(LiveBridge(member.peer, member.host, member.interests, member.leads) for member in ordered)
     return GroupView(leader, tuple(authors), bridges)
-
-
-def read_member(data: bytes) -> Member:
-    """Decode the data of a member.
-
-    Raises:
-        msgspec.DecodeError: the bytes have another layout.
-    """
-    return _MEMBER.decode(data)
-
-
-def read_round(data: bytes) -> GroupView:
-    """Decode a round.
-
-    Raises:
-        msgspec.DecodeError: the bytes have another layout.
-    """
-    return _ROUND.decode(data)

@@ -29,8 +29,6 @@ from kiln.bridge.cluster.group import (
     build_round,
     group_name,
     interests_digest,
-    read_member,
-    read_round,
 )
 from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig, SessionThread, TwinError
 from kiln.conf.process.bridge_status import SharingStatus
@@ -63,7 +61,7 @@ class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python h
         return ConsumerProtocolSubscription(version=0, topics=[self._topic], user_data=msgspec.json.encode(self.member))
 
     def assign(self, cluster: object, members: Sequence[_Joined]) -> dict[str, ConsumerProtocolAssignment]:
-        view = build_round([read_member(member.metadata.user_data) for member in members])
+        view = build_round([msgspec.json.decode(member.metadata.user_data, type=Member) for member in members])
         data = msgspec.json.encode(view)
         return {
             member.member_id: ConsumerProtocolAssignment(version=0, assigned_partitions=[], user_data=data)
@@ -71,7 +69,7 @@ class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python h
         }
 
     def on_assignment(self, assignment: ConsumerProtocolAssignment, generation: int) -> None:
-        self.joined = (read_round(assignment.user_data), generation)
+        self.joined = (msgspec.json.decode(assignment.user_data, type=GroupView), generation)
 
 
 class _Subscription(Protocol):
@@ -130,12 +128,9 @@ class Membership(SessionThread):
 
     # -------- the thread
 
-    def _release_resources(self) -> None: ...
-
     def _run_session(self) -> None:
         consumer = open_client(
             KafkaConsumer,
-            bootstrap_servers=self._servers,
             **self._client_options,
             bootstrap_timeout_ms=5_000,
             group_id=self._group,

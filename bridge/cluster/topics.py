@@ -7,6 +7,7 @@ from typing import Final
 
 from kiln.bridge.cluster.group import LiveBridge
 from kiln.bridge.cluster.rendezvous import find_owner
+from kiln.conf.process.bounded_dict import BoundedDict
 
 _MAX_CACHED_OWNERS: Final = 100_000  # owners of topics; strangers name topics
 
@@ -25,7 +26,7 @@ class TopicShares:
         self._me = me
         self._bridges: tuple[LiveBridge, ...] = ()
         self._same_interests: tuple[str, ...] = (me,)
-        self._owners: dict[str, str] = {}
+        self._owners = BoundedDict[str, str](_MAX_CACHED_OWNERS)
         self.left: frozenset[str] = frozenset()
         """The topics that are left to others now."""
 
@@ -34,7 +35,8 @@ class TopicShares:
         if bridges != self._bridges:
             own = next((bridge.interests for bridge in bridges if bridge.peer == self._me), None)
             same_interests = {bridge.peer for bridge in bridges if bridge.interests == own}
-            self._bridges, self._same_interests, self._owners = bridges, tuple(sorted(same_interests | {self._me})), {}
+            self._bridges, self._same_interests = bridges, tuple(sorted(same_interests | {self._me}))
+            self._owners.clear()
 
     @property
     def others(self) -> Set[str]:
@@ -68,7 +70,5 @@ class TopicShares:
 
     def _find_owner(self, topic: str) -> str:
         if topic not in self._owners:
-            if len(self._owners) >= _MAX_CACHED_OWNERS:
-                self._owners.clear()
             self._owners[topic] = find_owner(topic, self._same_interests)
         return self._owners[topic]

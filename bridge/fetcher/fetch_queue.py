@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import product
 from typing import Final, NamedTuple
 
+from kiln.bridge.fair_queue import FairQueue, Path
 from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailure, IpfsUnavailable
 from kiln.bridge.fetcher.claims import ClaimedStreams
-from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces, FairQueue, Place
+from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces, Place
 from kiln.bridge.fetcher.wanted import KafkaPosition, WantedEntry
-from kiln.schemas.kafka.records import SeparatorRecord, WantedRecord
+from kiln.conf.process.bounded_dict import BoundedDict
+from kiln.schemas.kafka.records import SeparatorRecord
 
 _PROBE_EVERY: Final = 2_000_000  # µs, while IPFS is unavailable
 _MAX_KNOWN_STREAMS: Final = 200_000  # streams with a cached separator
@@ -66,52 +68,28 @@ class Fetch:
         return bool(self.waiting or self.checks)
 
     @property
+    def turn(self) -> Path:
+        """Path in a lane: peers take turns, and so do the authors of a peer."""
+        return self.announcer.peer, self.announcer.author, self.request
+
+    @property
     def order(self) -> tuple[bool, int, int, int]:
         """Sort key: blocks with waiting updates before checks, then fewest attempts, then age."""
         return not self.waiting, self.tries, self.due, self.number
 
 
 class KnownAnswers:
-    """Blocks that need no fetch: streams in `kiln.streams`, fetched blocks, and blocks given up recently.
-
-    The answers outlive a session with Kafka.
-    """
+    """Blocks that need no fetch: streams in `kiln.streams`, fetched blocks, and blocks given up recently."""
 
     def __init__(self) -> None:
-        self.streams: OrderedDict[str, SeparatorRecord | None] = OrderedDict()
-        self.missing: OrderedDict[BlockRequest, tuple[int, FetchFailure]] = OrderedDict()
+        self.streams = BoundedDict[str, SeparatorRecord | None](_MAX_KNOWN_STREAMS)
+        """separators, if any, of the streams in `kiln.streams`"""
+        self.missing = BoundedDict[BlockRequest, tuple[int, FetchFailure]](_MAX_KNOWN_MISSING)
         """failures by request, each with its expiry"""
-        self.blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
-        self.lost_blocks: OrderedDict[tuple[str, SeparatorRecord | None], None] = OrderedDict()
+        self.blocks = BoundedDict[tuple[str, SeparatorRecord | None], None](_MAX_KNOWN_BLOCKS)
+        """batches whose block is in `kiln.blocks`, by separator"""
+        self.lost_blocks = BoundedDict[tuple[str, SeparatorRecord | None], None](_MAX_KNOWN_MISSING)
         """quarantined batches, by separator, whose block was given up"""
-
-    def add_stream(self, stream: str, separator: SeparatorRecord | None) -> None:
-        """Add a stream of `kiln.streams` and its separator, if it has one."""
-        self.streams[stream] = separator
-        self.streams.move_to_end(stream)
-        if len(self.streams) > _MAX_KNOWN_STREAMS:
-            self.streams.popitem(last=False)
-
-    def add_block(self, record: WantedRecord) -> None:
-        """Add a batch whose block is in `kiln.blocks` under this separator."""
-        self.blocks[record.cid, record.separator] = None
-        if len(self.blocks) > _MAX_KNOWN_BLOCKS:
-            self.blocks.popitem(last=False)
-
-    def add_lost_block(self, record: WantedRecord) -> bool:
-        """Add a batch that was given up under this separator, and return whether it is new."""
-        if (record.cid, record.separator) in self.lost_blocks:
-            return False
-        self.lost_blocks[record.cid, record.separator] = None
-        if len(self.lost_blocks) > _MAX_KNOWN_MISSING:
-            self.lost_blocks.popitem(last=False)
-        return True
-
-    def add_missing(self, request: BlockRequest, failed: FetchFailure, until: int) -> None:
-        self.missing[request] = (until, failed)
-        self.missing.move_to_end(request)
-        if len(self.missing) > _MAX_KNOWN_MISSING:
-            self.missing.popitem(last=False)
 
     def recent_failure(self, request: BlockRequest, now: int) -> FetchFailure | None:
         """Return the failure of a block that was given up recently."""
@@ -360,12 +338,11 @@ class FetchQueue:
         for announcer in dict.fromkeys(wanted.announcer for wanted in fetch.waiting):
             if not self._places[kind].record_attempt(announcer, arrived=arrived):
                 continue
-            for lane, queue in self._lanes.items():
-                if (lane.rank == 0) == (kind == "genesis"):
-                    for request in queue.list_items(announcer.author):
-                        other = self._fetches[request]
-                        self._dequeue(other)
-                        self._enqueue(other)
+            for other in self._fetches.values():
+                is_own = other.announcer.author == announcer.author
+                if is_own and other.is_queued and (other.lane.rank == 0) == (kind == "genesis"):
+                    self._dequeue(other)
+                    self._enqueue(other)
 
     def _get_or_add(self, request: BlockRequest, announcer: Announcer, now: int) -> Fetch:
         fetch = self._fetches.get(request)
@@ -382,12 +359,12 @@ class FetchQueue:
         places = self._places["batch" if rank else "genesis"]  # a check is for a batch
         fetch.lane = Lane(rank, fetch.tries > 0, not places.is_proven(fetch.announcer))
         fetch.is_queued = True
-        self._lanes[fetch.lane].add(fetch.announcer, fetch.request)
+        self._lanes[fetch.lane].extend(fetch.turn, [fetch.request])
 
     def _dequeue(self, fetch: Fetch) -> None:
         if fetch.is_queued:
             fetch.is_queued = False
-            self._lanes[fetch.lane].remove(fetch.announcer, fetch.request)
+            self._lanes[fetch.lane].remove(fetch.turn)
 
     def _enqueue_due(self, now: int) -> None:
         while self._later and self._later[0][0] <= now:

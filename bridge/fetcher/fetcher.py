@@ -27,20 +27,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Final, NamedTuple
+from typing import Final
+
+from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import FAULT, Answer, BlockRequest, FetchFailure, fetch_block
-from kiln.bridge.fetcher.fetch_queue import KnownAnswers, UnansweredGeneses
+from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, FetchOutput, PendingFetches, StagedWrites
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockStore
-from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
+from kiln.bridge.kafka.producers import FramesProducerError
 from kiln.bridge.kafka.session_thread import SESSION, BlockedError, KafkaConfig, now_us
 from kiln.bridge.kafka.worker import KafkaWorker, Progress, StallCheck
 from kiln.conf.process.bridge_status import FetcherStatus
@@ -57,14 +57,6 @@ _STOP_TIMEOUT: Final = 2.0  # s for the broker to acknowledge a stage when the t
 
 class PositionLostError(BlockedError):
     """The offset is lost, so it is unknown which records are done. The message says what to do."""
-
-
-class _FetchProgress(NamedTuple):
-    waiting: int
-    in_flight: int
-    claimed: int
-    counts: Counter[str]
-    unanswered: UnansweredGeneses = UnansweredGeneses()
 
 
 class _StreamsReader:
@@ -105,7 +97,6 @@ class Fetcher(KafkaWorker):
         blocks: BlockStore,
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = now_us,
-        group: str | None = None,
         instance: str | None = None,
         add_announcer: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -114,63 +105,37 @@ class Fetcher(KafkaWorker):
         Args:
             interests: returns the current interests as texts (`kiln.schemas.wire.topics.parse_interest`); called in
                 this thread.
-            group: consumer group of the offsets; by default one of the network.
             instance: id of the bridge in the group (`KafkaWorker`).
             add_announcer: called with the announcer of a batch, a peer id, before its block is fetched; must not wait.
         """
-        group = group or f"{kafka.prefix}fetcher.{options.network}"
-        super().__init__("fetcher", "nothing is fetched", kafka, group, "wanted", instance, reads_all=True)
+        group = f"{kafka.prefix}fetcher.{options.network}"
+        outputs = "updates", "quarantine", "streams", "blocks"
+        super().__init__("fetcher", "nothing is fetched", kafka, group, "wanted", outputs, instance, reads_all=True)
         self._options = options
         self._blocks = blocks
         self._interests = interests
         self._add_announcer = add_announcer
         self._clock_us = clock_us
         self._pool = self._new_pool()
-        self._offsets: dict[int, DoneOffsets] = {}  # by partition
-        self._without_offset: set[int] = set()  # partitions of which the group has committed none
         self._streams: _StreamsReader | None = None
         self._forget_work()
         self._renew_at = 0.0  # by `_boot_clock`
         self._places_lost = 0
         self._counts_before: Counter[str] = Counter()  # from before the current partitions were assigned
-        self._snapshot = _FetchProgress(0, 0, 0, Counter())
+        self._status = FetcherStatus("", counts=Counter())  # of the last step
 
     def _forget_work(self) -> None:
+        self._without_offset: set[int] = set()  # partitions of which the group has committed none
         self._known = KnownAnswers()
         self._pending = PendingFetches(self._options, self._known)
         self._staged: StagedWrites | None = None  # not written yet
-        self._answers: deque[tuple[BlockRequest, Future[Answer]]] = deque()  # filled by the threads that fetch
+        self._fetches: dict[Future[Answer], BlockRequest] = {}
         self._followed: list[Interest] | None = None  # at this poll
 
     @property
     def leads(self) -> bool:
         """Return whether Kafka has assigned the work to this bridge."""
-        return bool(self._offsets)
-
-    @property
-    def waiting(self) -> int:
-        """Records that wait."""
-        return self._snapshot.waiting
-
-    @property
-    def under_way(self) -> int:
-        """Blocks being fetched."""
-        return self._snapshot.in_flight
-
-    @property
-    def claimed(self) -> int:
-        """Geneses to compare with claims."""
-        return self._snapshot.claimed
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Records since the start by outcome, named as in kiln.schemas.metrics."""
-        return self._snapshot.counts
-
-    @property
-    def places_lost(self) -> int:
-        """Number of partitions whose offset Kafka had lost, since the start."""
-        return self._places_lost
+        return bool(self._pending.offsets)
 
     @property
     def error(self) -> str | None:
@@ -181,17 +146,7 @@ class Fetcher(KafkaWorker):
 
     def status(self) -> FetcherStatus:
         """Return the status of the fetcher."""
-        streams, updates = self._snapshot.unanswered
-        return FetcherStatus(
-            self.state,
-            self.waiting,
-            self.under_way,
-            dict(self.counts),
-            self.places_lost,
-            self.claimed,
-            streams,
-            updates,
-        )
+        return structs.replace(self._status, state=self.state, places_lost=self._places_lost)
 
     def _release_resources(self) -> None:
         # fetches in flight end when the block store is closed
@@ -217,28 +172,19 @@ class Fetcher(KafkaWorker):
                 *(self._topic, partition, end, offsets.read, self._group),
             )
             offsets = DoneOffsets(first, "", self._clock_us())
-        self._offsets[partition] = offsets
         self._pending.start(partition, offsets)
-        self._record_lost_range(partition, first)
+        self._skip_lost(partition, first)
         return max(offsets.resume_offset - REPLAY, first)
 
     def _end(self, partition: int) -> None:
-        self._offsets.pop(partition, None)
-        self._without_offset.discard(partition)
         self._counts_before = self._counts_before + self._pending.counts
         if self._streams is not None:
             self._streams.close()
             self._streams = None
         self._forget_work()
 
-    def _record_lost_range(self, partition: int, before: int) -> None:
-        first = self._offsets[partition].resume_offset
-        lost = self._pending.record_lost_range(partition, before, self._clock_us())
-        if lost:
-            _LOG.error(
-                "Kafka deleted %d records of %s-%d before group %s had processed them: offsets %d to %d",
-                *(lost, self._topic, partition, self._group, first, before - 1),
-            )
+    def _record_lost_range(self, partition: int, before: int) -> int:
+        return self._pending.record_lost_range(partition, before, self._clock_us())
 
     def _has_read_streams(self) -> bool:
         """Read some of the known streams, and return whether all are read.
@@ -273,7 +219,7 @@ class Fetcher(KafkaWorker):
         except UNREADABLE:
             return  # `sink` quarantines it; an unknown stream is fetched
         if record.network == self._options.network and record.source == "genesis":
-            self._known.add_stream(record.stream, record.separator)
+            self._known.streams[record.stream] = record.separator
 
     # -------- records
 
@@ -295,63 +241,71 @@ class Fetcher(KafkaWorker):
         if announcer:
             self._add_announcer(announcer)
 
-    def _work(self, producer: StoppableKafkaProducer) -> int:
+    def _work(self) -> None:
         self._followed = None
-        if not self._offsets:
+        if not self._pending.offsets:
             self._error, self._state = None, "on standby: Kafka has assigned no partition of wanted to this bridge"
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
                 self._staged = self._stage_writes()
-            if self._write_staged(producer, self._staged):
+            if self._write_staged(self._staged):
                 self._pending.confirm_writes()
                 self._staged = None
             self._error, self._state = None, _describe_state(self._pending)
-        self._snapshot = _FetchProgress(
-            self._pending.waiting_count,
-            self._pending.in_flight,
-            self._pending.claimed_count,
-            self._counts_before + self._pending.counts,
-            self._pending.unanswered,
+        streams, updates = self._pending.unanswered
+        self._status = FetcherStatus(
+            "",
+            waiting=self._pending.waiting_count,
+            fetching=self._pending.in_flight,
+            counts=self._counts_before + self._pending.counts,
+            claimed=self._pending.claimed_count,
+            unanswered_streams=streams,
+            unanswered_updates=updates,
         )
-        return 0
 
     def _stage_writes(self) -> StagedWrites:
         now = self._clock_us()
-        while self._answers:
-            request, future = self._answers.popleft()
+        for future in [future for future in self._fetches if future.done()]:
+            request = self._fetches.pop(future)
             self._pending.add_answer(request, _get_answer(request, future), now)
         for request in self._pending.start_fetches(now):
             future = self._pool.submit(
                 fetch_block, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
             )
-            future.add_done_callback(partial(_add_answer, self._answers, request))
+            self._fetches[future] = request
         return self._pending.stage_writes(now)
 
     # -------- commits and writes
 
     def _commit_done(self) -> None:
         if self._staged is None:
-            changed = (n for n, offsets in self._offsets.items() if offsets.changed and not offsets.is_repeating)
+            changed = (
+                n for n, offsets in self._pending.offsets.items() if offsets.changed and not offsets.is_repeating
+            )
             self._commit_offsets(dict.fromkeys(changed, ()))
 
     def _commit_offsets(self, releasing: Mapping[int, Collection[int]]) -> bool:
         """Commit the offsets of partitions, and which of their records are released next."""
         progress = {
-            number: Progress(self._offsets[number].resume_offset, self._offsets[number].metadata(records))
+            number: Progress(
+                self._pending.offsets[number].resume_offset, self._pending.offsets[number].metadata(records)
+            )
             for number, records in releasing.items()
         }
         if not self._commit(progress):
             return False
         for number in progress:
-            self._offsets[number].mark_committed()
+            self._pending.offsets[number].mark_committed()
         return True
 
     def _begin_writes(self, releasing: Mapping[int, Collection[int]]) -> bool:
         """Commit what is written next, and return whether the group accepts it."""
         began = _boot_clock()
         # records that an earlier run has perhaps released keep their generation
-        again = {number: self._committed[number] for number, offsets in self._offsets.items() if offsets.is_repeating}
-        fresh = {number: releasing.get(number, ()) for number in self._offsets.keys() - again.keys()}
+        again = {
+            number: self._committed[number] for number, offsets in self._pending.offsets.items() if offsets.is_repeating
+        }
+        fresh = {number: releasing.get(number, ()) for number in self._pending.offsets.keys() - again.keys()}
         if not self._commit(again) or not self._commit_offsets(fresh):
             return False
         self._renew_at = began + _RENEW_AFTER
@@ -369,13 +323,13 @@ class Fetcher(KafkaWorker):
             raise FramesProducerError("the broker was too slow, so that another bridge may fetch now")
         self._renew_at = now + _RENEW_AFTER
 
-    def _write_staged(self, producer: StoppableKafkaProducer, writes: StagedWrites) -> bool:
+    def _write_staged(self, writes: StagedWrites) -> bool:
         """Write all stages, and return false if the group changes or the thread must stop before the broker has all."""
         if not any(writes.stages):
             return True
-        return self._begin_writes(writes.releasing) and all(self._write(producer, stage) for stage in writes.stages)
+        return self._begin_writes(writes.releasing) and all(map(self._write, writes.stages))
 
-    def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[FetchOutput]) -> bool:
+    def _write(self, outputs: Sequence[FetchOutput]) -> bool:
         """Write a stage and wait for its acknowledgements.
 
         Returns:
@@ -384,38 +338,22 @@ class Fetcher(KafkaWorker):
         Raises:
             FramesProducerError: the broker refused a record, or may have removed this bridge from the group.
         """
-        results: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
         for output in outputs:
             self._renew()
-            future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
-            future.add_callback(lambda _: results.put(None))
-            future.add_errback(results.put)
-        remaining, stopped_at = len(outputs), 0.0
-        while remaining:
+            self._send(*output)
+        stopped_at = 0.0
+        while not self._await_written(0.5):
             self._renew()
             if self._stop.is_set():
                 stopped_at = stopped_at or time.monotonic()
                 if time.monotonic() > stopped_at + _STOP_TIMEOUT:
                     return False
-            try:
-                error = results.get(timeout=0.5)
-            except Empty:
-                continue
-            if error is not None:
-                raise FramesProducerError(f"the broker refused a record: {error!r}") from error
-            remaining -= 1
         return True
 
 
 def _boot_clock() -> float:
     """Return the seconds since boot; unlike `time.monotonic` they include the time that the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def _add_answer(
-    answers: deque[tuple[BlockRequest, Future[Answer]]], request: BlockRequest, future: Future[Answer]
-) -> None:
-    answers.append((request, future))
 
 
 def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:

@@ -8,16 +8,15 @@ its generation and message (decision 7).
 
 from __future__ import annotations
 
-import base64
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import pairwise
 from typing import Final
 
 import msgspec
 
+from kiln.bridge.kafka.number_sets import decode_numbers, encode_numbers, encode_steps
 from kiln.schemas.kafka.records import UNREADABLE
-from kiln.schemas.wire.cid import read_varint, write_varint
 
 
 class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -27,9 +26,8 @@ class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     records were read, and `unfinished` holds the unfinished records before it. `releasing` holds the indexes in
     `unfinished`, from 0, of the records being released.
 
-    `unfinished` and `releasing` are sets of numbers from a base (`unfinished`: the committed offset, `releasing`: 0):
-    "" for none, else base85 of a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of varints
-    ("g…": the step from the base to the first, then from each to the next).
+    `unfinished` and `releasing` are sets of numbers (`kiln.bridge.kafka.number_sets`) from a base: the committed offset
+    for `unfinished`, 0 for `releasing`.
     """
 
     generation: int
@@ -40,8 +38,6 @@ class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 _POSITION: Final = msgspec.json.Decoder(CommittedPosition)
 
-MAX_METADATA: Final = 3_500
-"""Longest metadata written, in bytes: brokers refuse more than 4,096 (`offset.metadata.max.bytes`)."""
 MAX_RELEASING: Final = 300
 """Maximum number of records released at a time. Each takes two bytes, so that they fit into the metadata together with
 all other open records."""
@@ -98,11 +94,6 @@ class DoneOffsets:
         self._open[offset] = None
         return True
 
-    @property
-    def next_offset(self) -> int:
-        """The offset of the next record, if Kafka has left out none."""
-        return self._next_offset
-
     def record_lost_range(self, before: int) -> int:
         """Record that Kafka has deleted everything before this offset.
 
@@ -141,7 +132,7 @@ class DoneOffsets:
         by_span = _MAX_SPAN - (self.read - self.resume_offset)
         if by_span >= limit:
             return limit
-        by_steps = (_MAX_OPEN_BYTES - len(_encode_steps(self._open, self.resume_offset))) // _MAX_STEP_BYTES
+        by_steps = (_MAX_OPEN_BYTES - len(encode_steps(self._open, self.resume_offset))) // _MAX_STEP_BYTES
         return max(0, min(limit, max(by_span, by_steps)))
 
     # -------- generations
@@ -175,7 +166,7 @@ class DoneOffsets:
         """
         numbers = [number for number, offset in enumerate(self._open) if offset in releasing] if releasing else []
         position = CommittedPosition(
-            self.generation, self.read, _encode_numbers(self._open, self.resume_offset), _encode_numbers(numbers, 0)
+            self.generation, self.read, encode_numbers(self._open, self.resume_offset), encode_numbers(numbers, 0)
         )
         return msgspec.json.encode(position).decode()
 
@@ -185,51 +176,12 @@ class DoneOffsets:
         self.changed = False
 
 
-def _encode_steps(numbers: Iterable[int], base: int) -> bytes:
-    out = bytearray()
-    for number in numbers:
-        out += write_varint(number - base)
-        base = number
-    return bytes(out)
-
-
-def _encode_numbers(numbers: Collection[int], base: int) -> str:
-    """Encode a set of numbers given in their order."""
-    if not numbers:
-        return ""
-    steps = _encode_steps(numbers, base)
-    width = (max(numbers) - base) // 8 + 1
-    if len(steps) < width:
-        return "g" + base64.b85encode(steps).decode()
-    bits = bytearray(width)
-    for number in numbers:
-        bits[(number - base) // 8] |= 1 << (number - base) % 8
-    return "b" + base64.b85encode(bits).decode()
-
-
-def _decode_numbers(text: str, base: int) -> list[int]:
-    """Decode what `_encode_numbers` wrote.
-
-    Raises:
-        ValueError: the text is malformed.
-    """
-    raw = base64.b85decode(text[1:])
-    if text.startswith("b"):
-        return [base + 8 * index + bit for index, byte in enumerate(raw) for bit in range(8) if byte >> bit & 1]
-    numbers, position = list[int](), 0
-    while position < len(raw):
-        step, position = read_varint(raw, position)
-        base += step
-        numbers.append(base)
-    return numbers
-
-
 def _read_metadata(offset: int, metadata: str) -> tuple[CommittedPosition, list[int], set[int]] | None:
     """Return the committed position, its unfinished offsets, and those being released; `None` if unreadable."""
     try:
         position = _POSITION.decode(metadata)
-        offsets = _decode_numbers(position.unfinished, offset)
-        releasing = {offsets[number] for number in _decode_numbers(position.releasing, 0)}
+        offsets = decode_numbers(position.unfinished, offset)
+        releasing = {offsets[number] for number in decode_numbers(position.releasing, 0)}
     except (*UNREADABLE, ValueError, IndexError):
         return None
     in_order = all(before < after for before, after in pairwise([*offsets, position.read]))

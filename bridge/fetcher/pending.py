@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import ChainMap, Counter, deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -27,7 +27,6 @@ from kiln.bridge.fetcher.wanted import (
     NotWantedError,
     WantedEntry,
     get_separator,
-    mark_first_by_separator,
     network_order,
     read_announcer,
     read_update,
@@ -160,7 +159,8 @@ class PendingFetches:
     def __init__(self, options: FetchingOptions, known: KnownAnswers) -> None:
         self._options = options
         self._known = known
-        self._offsets: dict[int, DoneOffsets] = {}
+        self.offsets: dict[int, DoneOffsets] = {}
+        """by partition"""
         self._guards: dict[int, EpochGuard] = {}
         self._claims = ClaimedStreams()
         self._queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self._claims)
@@ -169,6 +169,7 @@ class PendingFetches:
         """records by outcome: `released`, `blocks`, `not_of_interest`, …, and reasons"""
         self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
         self._unwritten_answers: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
+        self._separators = ChainMap(self._unwritten_answers, known.streams)
         # to be written in this round
         self._stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]] = ([], [], [])
         self._finished: list[KafkaPosition] = []
@@ -179,13 +180,13 @@ class PendingFetches:
 
     def start(self, partition: int, offsets: DoneOffsets) -> None:
         """Add a partition. `add_record` then gets its records from `offsets.resume_offset` on."""
-        self._offsets[partition] = offsets
+        self.offsets[partition] = offsets
         self._guards[partition] = EpochGuard()
         self._ready[partition] = deque()
 
     def record_lost_range(self, partition: int, before: int, now: int) -> int:
         """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
-        offsets = self._offsets[partition]
+        offsets = self.offsets[partition]
         first = offsets.resume_offset
         lost = offsets.record_lost_range(before)
         if lost:
@@ -198,7 +199,7 @@ class PendingFetches:
 
     def room(self, partition: int, limit: int) -> int:
         """Return how many more records of this partition may be added."""
-        offsets = self._offsets[partition]
+        offsets = self.offsets[partition]
         limit = min(limit, self._options.max_open - self.waiting_count)
         if not offsets.is_repeating:  # a record to repeat may be behind others that wait for it
             limit = min(limit, _MAX_READY - len(self._ready[partition]), self._queue.room)
@@ -207,7 +208,7 @@ class PendingFetches:
     @property
     def waiting_count(self) -> int:
         """Number of records that wait."""
-        return sum(offsets.waiting_count for offsets in self._offsets.values())
+        return sum(offsets.waiting_count for offsets in self.offsets.values())
 
     @property
     def unanswered(self) -> UnansweredGeneses:
@@ -245,7 +246,7 @@ class PendingFetches:
         Returns:
             For a batch to fetch now, the announcer's peer id as text, if known.
         """
-        if not self._offsets[position.partition].add(position.offset):
+        if not self.offsets[position.partition].add(position.offset):
             self._recover(position, value, now)
             return None
         try:
@@ -285,10 +286,10 @@ class PendingFetches:
     def _add_update(self, wanted: WantedEntry, now: int) -> None:
         update = read_update(wanted.record)
         request = BlockRequest("genesis", wanted.record.cid)
-        for known in (self._unwritten_answers, self._known.streams):
-            if update.stream in known:
-                self._ready[wanted.position.partition].append(_ReadyUpdate(wanted, update, known[update.stream]))
-                return
+        if update.stream in self._separators:
+            ready = _ReadyUpdate(wanted, update, self._separators[update.stream])
+            self._ready[wanted.position.partition].append(ready)
+            return
         failed = self._known.recent_failure(request, now)
         if failed is not None:
             self._give_up_update(wanted, failed, now)
@@ -297,17 +298,15 @@ class PendingFetches:
 
     def _admit(self, wanted: WantedEntry, request: BlockRequest, now: int) -> bool:
         # an update that an earlier run has perhaps released may not be given up
-        is_kept = self._offsets[wanted.position.partition].is_repeating
+        is_kept = self.offsets[wanted.position.partition].is_repeating
         return self._queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
         """Check or count a claim. The record is done, because nothing waits for a claim."""
         record = wanted.record
         stream = read_update(record).stream
-        for known in (self._unwritten_answers, self._known.streams):
-            if stream in known:
-                self._check_claims(record, known[stream], now)
-                break
+        if stream in self._separators:
+            self._check_claims(record, self._separators[stream], now)
         else:
             self._add_claim(record, now)
         self._finish(wanted.position, "claims")
@@ -434,7 +433,7 @@ class PendingFetches:
         self._checks[fetch.request.cid] = check
         if not self._options.check_genesis:
             return
-        unknown = (s for s in batch.streams if s not in self._known.streams and s not in self._unwritten_answers)
+        unknown = (stream for stream in batch.streams if stream not in self._separators)
         for stream, _ in zip(unknown, range(_MAX_CHECKS), strict=False):
             request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
             if self._known.recent_failure(request, now) is None:
@@ -455,7 +454,7 @@ class PendingFetches:
             self._finish(wanted.position, "already_released")
             return False
         partition = wanted.position.partition
-        epoch = Epoch(f"genesis/{self._options.network}/{partition}", self._offsets[partition].generation)
+        epoch = Epoch(f"genesis/{self._options.network}/{partition}", self.offsets[partition].generation)
         released = structs.replace(update, separator=separator, separator_source="genesis", epoch=epoch)
         key = build_update_key(update.network, separator, update.stream)
         self._stages[0].append(FetchOutput("updates", key, encode(released)))
@@ -497,7 +496,7 @@ class PendingFetches:
                 detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
             )
         if failed is not _OVER_LIMIT:  # it was not tried
-            self._known.add_missing(fetch.request, failed, now + self._options.retry_after)
+            self._known.missing[fetch.request] = now + self._options.retry_after, failed
         if fetch.request.kind == "genesis":
             for wanted in fetch.waiting:
                 self._give_up_update(wanted, failed, now)
@@ -511,9 +510,11 @@ class PendingFetches:
     def _give_up_batch(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
         """Write the reason to `kiln.blocks` and quarantine, once for each separator of the batch."""
         record = wanted.record
-        if failed.reason != OVER_LIMIT and not self._known.add_lost_block(record):
-            self._finish(wanted.position, "already_fetched")
-            return
+        if failed.reason != OVER_LIMIT:
+            if (record.cid, record.separator) in self._known.lost_blocks:
+                self._finish(wanted.position, "already_fetched")
+                return
+            self._known.lost_blocks[record.cid, record.separator] = None
         lost = BlockRecord(record.network, record.cid, now, get_separator(record), reason=failed.reason)
         self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(lost)))
         self._quarantine(record.cid.encode(), failed.reason, failed.detail, encode(record), now)
@@ -527,13 +528,15 @@ class PendingFetches:
         self._finish(wanted.position, failed.reason)
 
     def _write_block(self, check: _BatchCheck, now: int) -> None:
-        for wanted, first in mark_first_by_separator(check.waiting):
-            record = wanted.record
-            if first:
-                block = BlockRecord(record.network, record.cid, now, get_separator(record), block=check.batch.block)
+        written: set[SeparatorRecord] = set()  # a block may have several separators
+        for wanted in check.waiting:
+            record, separator = wanted.record, get_separator(wanted.record)
+            if is_first := separator not in written:
+                written.add(separator)
+                block = BlockRecord(record.network, record.cid, now, separator, block=check.batch.block)
                 self._stages[2].append(FetchOutput("blocks", record.cid.encode(), encode(block)))
                 self._written_blocks.append(record)
-            self._finish(wanted.position, "blocks" if first else "already_fetched")
+            self._finish(wanted.position, "blocks" if is_first else "already_fetched")
 
     def _quarantine(self, key: bytes, reason: str, detail: str, data: bytes, now: int, stage: str = STAGE) -> None:
         for fault in build_quarantine_records(stage, reason, detail, data, now):
@@ -565,7 +568,7 @@ class PendingFetches:
         An answer is written together with the last update that waited for it: once that update is done, a crash would
         lose the answer.
         """
-        offsets, ready = self._offsets[partition], self._ready[partition]
+        offsets, ready = self.offsets[partition], self._ready[partition]
         releasing: set[int] = set()
         held_back: deque[_ReadyUpdate | _ReadyAnswer] = deque()
         blocked_streams: set[str] = set()  # streams with an update that may not be released yet
@@ -591,11 +594,11 @@ class PendingFetches:
     def confirm_writes(self) -> None:
         """Record that the broker has everything that `stage_writes` returned."""
         for stream in self._written_streams:
-            self._known.add_stream(stream.stream, stream.separator)
+            self._known.streams[stream.stream] = stream.separator
             self._unwritten_answers.pop(stream.stream, None)
         for record in self._written_blocks:
-            self._known.add_block(record)
+            self._known.blocks[record.cid, record.separator] = None
         for position in self._finished:
-            self._offsets[position.partition].mark_done(position.offset)
+            self.offsets[position.partition].mark_done(position.offset)
         self._written_streams, self._written_blocks, self._finished = [], [], []
         self._stages = ([], [], [])

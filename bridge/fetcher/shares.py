@@ -1,17 +1,14 @@
-"""Fair shares of the fetcher for those who announce: places for waiting records, and turns. No Kafka, no IPFS."""
+"""Fair shares of the places for waiting records, for those who announce. No Kafka, no IPFS."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Hashable
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections import Counter
+from typing import Final, NamedTuple
+
+from kiln.conf.process.bounded_dict import BoundedDict
 
 _MAX_MISSES: Final = 3  # misses in a row after which an author is no longer proven
 _MAX_KNOWN: Final = 10_000  # announcers that are remembered
-
-_K = TypeVar("_K")
-_V = TypeVar("_V")
-_T = TypeVar("_T", bound=Hashable)
 
 
 class Announcer(NamedTuple):
@@ -43,8 +40,8 @@ class AnnouncerPlaces:
         self._max_unproven = unproven
         self._held: Counter[tuple[bool, str, str]] = Counter()  # by class, party and its id
         self._unproven = 0
-        self._proven_misses: OrderedDict[str, int] = OrderedDict()  # in a row, by author
-        self._failing: OrderedDict[tuple[str, str], None] = OrderedDict()  # party and its id
+        self._proven_misses = BoundedDict[str, int](_MAX_KNOWN)  # in a row, by author
+        self._failing = BoundedDict[tuple[str, str], None](_MAX_KNOWN)  # party and its id
         self.count = 0
         """places that are held"""
 
@@ -102,7 +99,6 @@ class AnnouncerPlaces:
             for party in _list_parties(announcer):
                 self._failing.pop(party, None)
             self._proven_misses[announcer.author] = 0
-            _trim(self._proven_misses, announcer.author)
             return not was_proven
         if was_proven:
             self._proven_misses[announcer.author] += 1
@@ -111,55 +107,7 @@ class AnnouncerPlaces:
             del self._proven_misses[announcer.author]
         for party in _list_parties(announcer):
             self._failing[party] = None
-            _trim(self._failing, party)
         return was_proven
-
-
-class FairQueue(Generic[_T]):
-    """Items of announcers: peers take turns, and so do the authors of one peer. An author's items keep their order."""
-
-    def __init__(self) -> None:
-        self._peers: OrderedDict[str, OrderedDict[str, OrderedDict[_T, None]]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._peers)
-
-    def add(self, announcer: Announcer, item: _T) -> None:
-        """Add an item."""
-        authors = self._peers.setdefault(announcer.peer, OrderedDict())
-        authors.setdefault(announcer.author, OrderedDict())[item] = None
-
-    def remove(self, announcer: Announcer, item: _T) -> None:
-        """Remove an item of this announcer.
-
-        Raises:
-            KeyError: the queue does not contain the item.
-        """
-        authors = self._peers[announcer.peer]
-        items = authors[announcer.author]
-        del items[item]
-        if not items:
-            del authors[announcer.author]
-        if not authors:
-            del self._peers[announcer.peer]
-
-    def list_items(self, author: str) -> list[_T]:
-        """Return the items of an author in their order, peer by peer."""
-        return [item for authors in self._peers.values() for item in authors.get(author, ())]
-
-    def pop(self) -> _T:
-        """Remove and return the next item.
-
-        Raises:
-            StopIteration: the queue is empty.
-        """
-        peer = next(iter(self._peers))
-        self._peers.move_to_end(peer)
-        author = next(iter(self._peers[peer]))
-        self._peers[peer].move_to_end(author)
-        item = next(iter(self._peers[peer][author]))
-        self.remove(Announcer(author, peer), item)
-        return item
 
 
 def _list_parties(announcer: Announcer) -> tuple[tuple[str, str], ...]:
@@ -171,9 +119,3 @@ def _list_holders(place: Place) -> tuple[tuple[bool, str, str], ...]:
     if place.is_proven:
         return ((True, "author", place.announcer.author),)
     return tuple((False, *party) for party in _list_parties(place.announcer))
-
-
-def _trim(known: OrderedDict[_K, _V], newest: _K) -> None:
-    known.move_to_end(newest)
-    if len(known) > _MAX_KNOWN:
-        known.popitem(last=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kiln.bridge.fetcher.shares import Announcer
@@ -60,11 +59,3 @@ def network_order(wanted: WantedEntry) -> tuple[int, int, int, int]:
     """Sort key: the order in which updates were received. The records of one micro-batch come in any order."""
     frame = wanted.record.update.frame if wanted.record.update is not None else None
     return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))
-
-
-def mark_first_by_separator(waiting: Iterable[WantedEntry]) -> Iterator[tuple[WantedEntry, bool]]:
-    """Pair each entry with whether it is the first of its separator: a block may have several."""
-    seen: set[SeparatorRecord | None] = set()
-    for wanted in waiting:
-        yield wanted, wanted.record.separator not in seen
-        seen.add(wanted.record.separator)

@@ -12,6 +12,8 @@ from kiln.bridge.gossipsub.effects import PeerID
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import PeerSigning
+from kiln.bridge.gossipsub.table_agreements import PeerTable
+from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.wire.message_id import canonical_id, is_key_form, is_text_form, key_form, text_form
 
 _TEXT_ID_COST: Final = 3  # an id as text counts as this many further ids of `max_ids_per_rpc`
@@ -25,6 +27,7 @@ class PeerState:
     outbound: bool
     score: Score
     discovered: bool
+    table: PeerTable
     topics: dict[str, None] = field(default_factory=dict)
     meshes: int = 0
     unjoined_topics: int = 0  # topics that the node has not joined
@@ -137,16 +140,13 @@ class RetainedScores:
     """Bad scores of disconnected peers, limited in number; the oldest are evicted first."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._scores: dict[PeerID, tuple[Score, float]] = {}
+        self._scores = BoundedDict[PeerID, tuple[Score, float]](limit)
 
     def __len__(self) -> int:
         return len(self._scores)
 
     def put(self, peer: PeerID, score: Score, until: float) -> None:
         self._scores[peer] = (score, until)
-        if len(self._scores) > self._limit:
-            del self._scores[next(iter(self._scores))]
 
     def pop(self, peer: PeerID, now: float) -> Score | None:
         score, until = self._scores.pop(peer, (None, 0.0))

@@ -119,11 +119,11 @@ class Router:
     @property
     def savings(self) -> Savings:
         """Savings of topic indices by direction and topic, over all peers."""
-        return self._table.savings()
+        return self._table.savings(state.table for state in self._peers.values())
 
     def peer_savings(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
         """Return the savings of one connected peer."""
-        return self._table.peer_savings(peer)
+        return self._peers[peer].table.savings if peer in self._peers else {}
 
     @property
     def policy_conflicts(self) -> list[PolicyConflict]:
@@ -151,10 +151,10 @@ class Router:
         if peer in self._peers:
             self.remove_peer(peer, now)
         score = self._retained.pop(peer, now) or Score(self._options.score)
-        state = self._peers[peer] = PeerState(peer, protocol, version, outbound, score, discovered)
+        table, hello = self._table.open(protocol)
+        state = self._peers[peer] = PeerState(peer, protocol, version, outbound, score, discovered, table)
         self._floodsub += version == 0
         rpc = RPC()
-        hello = self._table.add(peer, protocol)
         if hello is not None:
             rpc.control.extensions.CopyFrom(hello)
         for topic in self._mesh:
@@ -170,7 +170,7 @@ class Router:
         if state is None:
             return []
         self._floodsub -= state.version == 0
-        self._table.remove(peer)
+        self._table.close(state.table)
         for topic in state.topics:
             self._remove_subscriber(topic, peer)
         for mesh in self._mesh.values():
@@ -204,9 +204,8 @@ class Router:
 
     def set_agent(self, peer: PeerID, agent: str) -> None:
         """Set the agent version of a connected peer."""
-        self._table.set_agent(peer, agent)
         if state := self._peers.get(peer):
-            state.signing.is_kiln = agent.startswith(AGENT)
+            state.signing.is_kiln = state.table.is_kiln = agent.startswith(AGENT)
 
     def join(self, topic: str, now: float) -> list[Send]:
         """Subscribe to a topic: announce it to all peers, and graft up to D subscribers. [] if already joined."""
@@ -280,7 +279,7 @@ class Router:
         self._counters["published"] += 1
         targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key, signed)]
         rpc = RPC(publish=[message])
-        return [Send(to.peer, self._table.encode_for_peer(to.peer, rpc), True, bytes([verdict])) for to in targets]
+        return [Send(to.peer, self._table.encode_for_peer(to.table, rpc), True, bytes([verdict])) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC. Pass an unreadable RPC as an empty RPC, since it may have been the peer's first RPC.
@@ -301,8 +300,8 @@ class Router:
             self._counters["unknown_peer"] += 1
             return sends, delivered, bytes(len(publish))
         control = rpc.control if rpc.HasField("control") else None
-        self._table.receive(peer, rpc)
         if control is not None and control.HasField("extensions"):
+            self._table.receive(state.table, control.extensions, is_first=state.awaits_first_rpc)
             # extensions count only in a peer's first RPC; only the topic table is used (gossipsub-v1.3.md)
             if not state.awaits_first_rpc:
                 self._counters["extensions_repeated"] += 1
@@ -392,7 +391,7 @@ class Router:
             subscriptions = subscriptions[:limit]
         graft: list[str] = []
         for item in subscriptions:
-            topic = self._table.resolve_topic(state.peer, item)
+            topic = self._table.resolve_topic(state.table, item)
             if topic is None or len(topic) > options.max_topic_length:
                 self._counters["bad_topic"] += 1
                 continue
@@ -442,9 +441,6 @@ class Router:
         joined = self._mesh
         seen = self._seen
         max_size = self._options.max_message_bytes
-        with_topic_name = (
-            self._table.with_topic_name
-        )  # from here on no message has an index, which has a meaning only on one connection
         verdicts, cost = bytearray(len(publish)), 0
         fresh: list[tuple[Message, str, bytes]] = []
         too_large: list[tuple[Message, str, bytes]] = []
@@ -454,13 +450,14 @@ class Router:
                 counters["messages_over_cost"] += len(publish) - index
                 state.score.penalize(self._options.over_limit_penalty)
                 break
-            topic = self._table.resolve_topic(state.peer, received)
+            topic = self._table.resolve_topic(state.table, received)
             if topic is None or topic not in joined:
                 counters["unknown_topic"] += 1
                 continue
             signed = received.HasField("signature")
             self._signing.record_message(state.signing, topic, signed)
-            message = with_topic_name(received, topic)
+            # from here on no message has an index, which has a meaning only on one connection
+            message = self._table.with_topic_name(received, topic) if received.HasField("topicIndex") else received
             cost += estimate_id_cost(message)
             key = self._compute_id(message, topic)
             data = message.SerializeToString()
@@ -545,7 +542,7 @@ class Router:
             rpc.publish.append(message)
             for peer, state in self._relay_targets(topic).items():
                 if state is not source and peer != author and self._wants(state, topic, key, signed):
-                    sends.append(Send(peer, self._table.encode_for_peer(peer, rpc), False))
+                    sends.append(Send(peer, self._table.encode_for_peer(state.table, rpc), False))
                     self._counters["forwarded"] += 1
             return
         chosen: dict[PeerID, list[int]] = {}
@@ -562,7 +559,7 @@ class Router:
                 rpc.publish.extend([fresh[index][0] for index in indexes])
                 parts = made[tuple(indexes)] = self._split(rpc)
             state = self._peers[peer]
-            sends.extend([Send(peer, self._table.encode_for_peer(peer, part), False) for part in parts])
+            sends.extend([Send(peer, self._table.encode_for_peer(state.table, part), False) for part in parts])
             self._counters["forwarded"] += len(indexes)
 
     def _wants(self, state: PeerState, topic: str, key: bytes, signed: bool) -> bool:
@@ -647,7 +644,7 @@ class Router:
         wanted: dict[bytes, bytes] = {}
         room = options.max_requested_ids - state.requested_ids
         for item in control.ihave[: self._over_control_limit(state, len(control.ihave))]:
-            topic = self._table.resolve_topic(state.peer, item)
+            topic = self._table.resolve_topic(state.table, item)
             if topic is None or topic not in self._mesh:
                 self._counters["ihave_unknown_topic"] += 1
                 continue
@@ -707,7 +704,7 @@ class Router:
         options = self._options
         refused: dict[str, None] = {}
         for item in control.graft[: self._over_control_limit(state, len(control.graft))]:
-            topic = self._table.resolve_topic(state.peer, item)
+            topic = self._table.resolve_topic(state.table, item)
             mesh = None if topic is None else self._mesh.get(topic)
             if topic is None or mesh is None:
                 self._counters["graft_unknown_topic"] += 1  # no PRUNE back, which would amplify spam
@@ -739,7 +736,7 @@ class Router:
     def _handle_prune(self, state: PeerState, control: ControlMessage, now: float) -> None:
         options = self._options
         for item in control.prune[: self._over_control_limit(state, len(control.prune))]:
-            topic = self._table.resolve_topic(state.peer, item)
+            topic = self._table.resolve_topic(state.table, item)
             mesh = None if topic is None else self._mesh.get(topic)
             if topic is None or mesh is None:
                 self._counters["prune_unknown_topic"] += 1
@@ -891,8 +888,8 @@ class Router:
         return self._rng.sample(pool, min(len(pool), count)) if count > 0 else []
 
     def _send(self, sends: list[Send], state: PeerState, rpc: RPC, priority: bool) -> None:
-        peer, encode = state.peer, self._table.encode_for_peer
-        sends.extend([Send(peer, encode(peer, part), priority) for part in self._split(rpc)])
+        table, encode = state.table, self._table.encode_for_peer
+        sends.extend([Send(state.peer, encode(table, part), priority) for part in self._split(rpc)])
 
     def _split(self, rpc: RPC) -> list[RPC]:
         parts = split(rpc, self._options.rpc_limits)

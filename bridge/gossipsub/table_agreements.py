@@ -7,7 +7,7 @@ router a topic is always a name; an index exists only on the wire of one connect
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, Literal
@@ -55,31 +55,26 @@ Savings = dict[tuple[SavingDirection, str], SavingStatus]
 """Savings by direction and topic. Only topics of agreed bundles occur, so a peer cannot make the map grow."""
 
 
-class _PeerTable:
-    __slots__ = (
-        "has_extensions",
-        "hello",
-        "is_kiln",
-        "received_hello",
-        "received_rpc",
-        "savings",
-        "table",
-        "writes_indices",
-    )
+class PeerTable:
+    """The topic table agreed with one peer, for as long as its stream is open."""
+
+    __slots__ = ("has_extensions", "is_kiln", "received_hello", "savings", "table", "writes_indices")
 
     def __init__(self, has_extensions: bool) -> None:
         self.has_extensions = has_extensions
         self.is_kiln = False
-        self.received_rpc = False
+        """true for a peer that can read our indices, because it is a Kiln"""
         self.received_hello = False
-        self.hello = b""
         self.table: TopicTable | None = None
-        self.writes_indices = False  # true once the peer has sent an index that resolved
+        """the table, which may be empty; `None` if the peer's hello is missing or was refused"""
+        self.writes_indices = False
+        """true once the peer has sent an index that resolved"""
         self.savings: Savings = {}
+        """savings since the stream opened"""
 
 
 class TableAgreements:
-    """The tables negotiated with all connected peers."""
+    """The tables negotiated with peers: their rules, and counts over all peers."""
 
     def __init__(self, bundles: BundleSet, send: SendMode = "cautious") -> None:
         """Set up the tables of no peers yet.
@@ -97,87 +92,55 @@ class TableAgreements:
         self._bundles = bundles
         self._send = send
         self._hello = write_hello(bundles)
-        self._peers: dict[bytes, _PeerTable] = {}
         self._counters: Counter[str] = Counter()
         self._closed_savings: Savings = {}
         self._no_table = TopicTable((), bundles)
 
     # ------------------------------------------------------------ peers
 
-    def add(self, peer: bytes, protocol: str = PROTOCOL) -> ControlExtensions | None:
-        """Add a peer whose stream has opened; a peer that reconnects starts without a table.
+    def open(self, protocol: str = PROTOCOL) -> tuple[PeerTable, ControlExtensions | None]:
+        """Open the table of a peer whose stream has opened.
 
         Returns:
-            The control.extensions of the first RPC to the peer, or `None` to send none.
+            The table, and the control.extensions of the first RPC to the peer, or `None` to send none.
         """
-        self.remove(peer)
-        state = self._peers[peer] = _PeerTable(protocol == PROTOCOL)
-        return build_hello_extensions(self._bundles) if state.has_extensions and self._hello else None
+        peer = PeerTable(protocol == PROTOCOL)
+        return peer, build_hello_extensions(self._bundles) if peer.has_extensions and self._hello else None
 
-    def remove(self, peer: bytes) -> None:
-        """Remove a peer whose stream has ended."""
-        state = self._peers.pop(peer, None)
-        if state is not None:
-            _add_savings(self._closed_savings, state.savings)
+    def close(self, peer: PeerTable) -> None:
+        """Close the table of a peer whose stream has ended."""
+        _add_savings(self._closed_savings, peer.savings)
 
-    def set_agent(self, peer: bytes, version: str) -> None:
-        """Set a peer's agent version from identify. A peer whose version begins with `kiln/` can read our indices."""
-        state = self._peers.get(peer)
-        if state is not None:
-            state.is_kiln = version.startswith(AGENT)
-
-    def receive(self, peer: bytes, rpc: RPC) -> None:
+    def receive(self, peer: PeerTable, extensions: ControlExtensions, *, is_first: bool) -> None:
         """Process the extensions of an RPC, before its topics are resolved.
 
         A peer's first RPC is its hello (gossipsub v1.3: extensions are in the first message of the stream, and sent at
-        most once). A topic table in a later RPC is ignored.
+        most once). Only the first topic table counts, even if it is refused. A refusal is counted by its reason, and
+        the peer then has no table. A topic table in a later RPC is ignored.
         """
-        state = self._peers.get(peer)
-        first = state is not None and not state.received_rpc
-        if state is not None:
-            state.received_rpc = True
-        if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
+        if not is_first and not peer.received_hello:
+            if extensions.HasField("topicTableExtension"):
+                self._counters[HELLO_LATE] += 1
             return
-        if first or state is None or state.received_hello:
-            self.receive_hello(peer, rpc.control.extensions)
-        elif rpc.control.extensions.HasField("topicTableExtension"):
-            self._counters[HELLO_LATE] += 1
-
-    def receive_hello(self, peer: bytes, extensions: ControlExtensions) -> None:
-        """Process the extensions of a peer's hello.
-
-        Only the first topic table counts, even if it is refused. A refusal is counted by its reason, and the peer then
-        has no table.
-        """
         hashes = read_hello(extensions)
         if hashes is None:
             return  # other extensions only
-        state = self._peers.get(peer)
-        if state is None or not state.has_extensions:
+        if not peer.has_extensions:
             self._counters[HELLO_UNEXPECTED] += 1
-        elif state.received_hello:
+        elif peer.received_hello:
             self._counters[HELLO_REPEATED] += 1
         else:
-            state.received_hello = True
+            peer.received_hello = True
             if isinstance(hashes, Rejected):
                 self._counters[hashes.reason] += 1
                 return
             self._counters[HELLO_ACCEPTED] += 1
             # encoded again, to drop everything except the hashes
-            state.hello = write_hello(hashes)
-            state.table = negotiate_table(state.hello, self._hello, self._bundles).table
-
-    def get_hellos(self, peer: bytes) -> tuple[bytes, bytes]:
-        """Return the peer's hello and ours, for Frame.hello_in and Frame.hello_out.
-
-        A hello is empty if there is none, if it was refused, or if it was not sent.
-        """
-        state = self._peers.get(peer)
-        return (b"", b"") if state is None else (state.hello, self._hello if state.has_extensions else b"")
+            peer.table = negotiate_table(write_hello(hashes), self._hello, self._bundles).table
 
     # ------------------------------------------------------------ in
 
-    def resolve_topic(self, peer: bytes, item: Item) -> str | None:
+    def resolve_topic(self, peer: PeerTable, item: Item) -> str | None:
         """Resolve the topic of a received item.
 
         A name on the wire takes precedence over an index: SubOpts field 3 is `requestsPartial` in merged
@@ -198,25 +161,19 @@ class TableAgreements:
         if not item.HasField("topicIndex"):
             self._counters[NOT_NAMED] += 1
             return None
-        state, index = self._peers.get(peer), item.topicIndex
-        table = state.table if state is not None else None
-        topic = (self._no_table if table is None else table).resolve(index)
+        index = item.topicIndex
+        topic = (self._no_table if peer.table is None else peer.table).resolve(index)
         if isinstance(topic, Rejected):
             self._counters[topic.reason] += 1
             return None
-        if state is not None:
-            state.writes_indices = True
-            _count_savings(state, "received", topic, index)
+        peer.writes_indices = True
+        _count_savings(peer, "received", topic, index)
         self._counters[INDEX_RESOLVED] += 1
         return topic
 
     def with_topic_name(self, message: Message, topic: str) -> Message:
-        """Return the message with its topic's name and no index: the form that is verified, cached and relayed.
-
-        The result is `message` itself if it has no index, else a copy.
-        """
-        if not message.HasField("topicIndex"):
-            return message
+        """Copy a message with an index, with its topic's name instead: the form that is verified, cached and
+        relayed."""
         copy = Message()
         copy.CopyFrom(message)
         copy.ClearField("topicIndex")
@@ -225,7 +182,7 @@ class TableAgreements:
 
     # ------------------------------------------------------------ out
 
-    def encode_for_peer(self, peer: bytes, rpc: RPC) -> RPC:
+    def encode_for_peer(self, peer: PeerTable, rpc: RPC) -> RPC:
         """Return the RPC in the form for one peer: indices where they may be written, else names.
 
         `rpc` is never changed, since it may go to other peers too: the result is a copy, or `rpc` itself if nothing
@@ -233,8 +190,7 @@ class TableAgreements:
         never passed on, because it belongs to another peer's table. An item with an index and no name is left out and
         counted: the router resolves received items first (`with_topic_name`).
         """
-        state = self._peers.get(peer)
-        table = self._table_for(state)
+        table = self._table_for(peer)
         controls = rpc.HasField("control")
         if table is None or not (rpc.publish or controls):
             if not _has_index(rpc):
@@ -244,7 +200,7 @@ class TableAgreements:
         copy.CopyFrom(rpc)
         self._remove_unnamed(copy)
         for message in copy.publish:
-            index = self._find_index(table, state, message.topic)
+            index = self._find_index(table, peer, message.topic)
             if index:
                 message.ClearField("topic")
                 message.topicIndex = index
@@ -254,7 +210,7 @@ class TableAgreements:
             control = copy.control
             for kind in (control.ihave, control.graft, control.prune):
                 for item in kind:
-                    index = self._find_index(table, state, item.topicID)
+                    index = self._find_index(table, peer, item.topicID)
                     if index:
                         item.ClearField("topicID")
                         item.topicIndex = index
@@ -262,21 +218,21 @@ class TableAgreements:
                         item.ClearField("topicIndex")
         return copy
 
-    def _table_for(self, state: _PeerTable | None) -> TopicTable | None:
+    def _table_for(self, peer: PeerTable) -> TopicTable | None:
         """The table to write indices with; `None` to write names."""
-        if state is None or state.table is None or not len(state.table):
+        if peer.table is None or not len(peer.table):
             return None
-        eager = self._send == "eager" or (self._send == "cautious" and (state.writes_indices or state.is_kiln))
-        return state.table if eager else None
+        eager = self._send == "eager" or (self._send == "cautious" and (peer.writes_indices or peer.is_kiln))
+        return peer.table if eager else None
 
-    def _find_index(self, table: TopicTable | None, state: _PeerTable | None, topic: str) -> int | None:
-        if table is None or state is None:
+    def _find_index(self, table: TopicTable | None, peer: PeerTable, topic: str) -> int | None:
+        if table is None:
             return None
         index = table.find_index(topic)
         if index is None or _index_size(index) > _name_size(topic):  # so that no RPC grows over the peer's limit
             return None
         self._counters[INDEX_WRITTEN] += 1
-        _count_savings(state, "sent", topic, index)
+        _count_savings(peer, "sent", topic, index)
         return index
 
     def _remove_unnamed(self, rpc: RPC) -> None:
@@ -291,39 +247,24 @@ class TableAgreements:
 
     # ------------------------------------------------------------ status
 
-    def table(self, peer: bytes) -> TopicTable | None:
-        """The table shared with a peer, which may be empty; `None` if the peer's hello is missing or was refused."""
-        state = self._peers.get(peer)
-        return state.table if state is not None else None
-
-    def writes_indices_to(self, peer: bytes) -> bool:
-        """True if `encode_for_peer` now writes indices for this peer."""
-        return self._table_for(self._peers.get(peer)) is not None
-
     @property
     def counters(self) -> Mapping[str, int]:
         """Counts by kind: hellos accepted, refused (by reason), ignored; indices read, written, unresolved."""
         return MappingProxyType(self._counters)
 
-    def savings(self) -> Savings:
-        """Savings by direction and topic, over all peers since the start."""
+    def savings(self, peers: Iterable[PeerTable]) -> Savings:
+        """Savings by direction and topic since the start, over these open tables and all closed ones."""
         total: Savings = {}
-        _add_savings(total, self._closed_savings)
-        for state in self._peers.values():
-            _add_savings(total, state.savings)
+        for savings in (self._closed_savings, *(peer.savings for peer in peers)):
+            _add_savings(total, savings)
         return total
 
-    def peer_savings(self, peer: bytes) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
-        """Savings of one peer since its stream opened; empty for a peer that is not connected."""
-        state = self._peers.get(peer)
-        return MappingProxyType(state.savings if state is not None else {})
 
-
-def _count_savings(state: _PeerTable, direction: SavingDirection, topic: str, index: int) -> None:
+def _count_savings(peer: PeerTable, direction: SavingDirection, topic: str, index: int) -> None:
     key = (direction, topic)
-    saving = state.savings.get(key)
+    saving = peer.savings.get(key)
     if saving is None:
-        saving = state.savings[key] = SavingStatus(topic, direction)
+        saving = peer.savings[key] = SavingStatus(topic, direction)
     saving.references += 1
     saving.as_names += _name_size(topic)
     saving.as_indices += _index_size(index)

@@ -7,11 +7,11 @@ batches, and holds the blocks of its own batches. Time comes from the caller, in
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from kiln.conf.process.backoff import pause_after
+from kiln.conf.process.bounded_dict import BoundedDict
 
 BITSWAP: Final = ("/ipfs/bitswap/1.2.0", "/ipfs/bitswap/1.1.0", "/ipfs/bitswap/1.0.0", "/ipfs/bitswap")
 """The protocols of bitswap (https://specs.ipfs.tech/bitswap-protocol/): a peer that supports one exchanges blocks."""
@@ -44,7 +44,9 @@ class BitswapPeers:
 
     def __init__(self) -> None:
         self._gossip: dict[str, BitswapPeer] = {}
-        self._announcers: OrderedDict[str, float] = OrderedDict()  # by peer, the end of its time as neighbour; in order
+        self._announcers = BoundedDict[str, float](
+            MOST_ANNOUNCERS
+        )  # by peer, the end of its time as neighbour; in order
         self._failed: dict[str, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
         self._made: set[str] = set()  # connections that exist only because of this class
         self.connected = 0
@@ -66,9 +68,6 @@ class BitswapPeers:
         """Add the announcer of a block that is about to be fetched, and return whether it is new."""
         new = peer not in self._announcers and peer not in self._gossip
         self._announcers[peer] = now + _ANNOUNCED_FOR
-        self._announcers.move_to_end(peer)
-        if len(self._announcers) > MOST_ANNOUNCERS:
-            self._announcers.popitem(last=False)
         return new
 
     def select_to_dial(self, own: str, connected: Collection[str], now: float) -> list[BitswapPeer]:

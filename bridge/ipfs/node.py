@@ -33,7 +33,6 @@ class KuboBlockStore:
         self._every = every
         self._about = f"{kubo.url} was not checked yet"
         self._routes: bool | None = None  # unknown
-        self._looked = threading.Event()
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()  # for `_neighbours`
@@ -97,16 +96,11 @@ class KuboBlockStore:
         self._kubo.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def wait_for_check(self, timeout: float) -> bool:
-        """Wait for the first check of the node. If the node is down by then, `describe` gives the reason."""
-        return self._looked.wait(timeout)
-
     def _run_checks(self) -> None:
         while not self._stop.is_set():
             began = time.monotonic()
             self._wake.clear()
             self._about = self._check_node()
-            self._looked.set()
             self._wake.wait(self._every)
             # strangers can make the set of peers change at any rate
             self._stop.wait(min(self._every, _SHORTEST_PAUSE) - (time.monotonic() - began))

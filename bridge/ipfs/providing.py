@@ -7,12 +7,13 @@ they are published, the newest first. Blocks beyond the limit are left out and c
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
 from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
+from kiln.conf.process.bounded_dict import BoundedDict
 
 MOST: Final = 1_000  # waiting blocks: at a few seconds each, a later one would be announced only after an hour
 _REMEMBERED: Final = 10_000  # announced blocks that are not announced again: the publisher and BEP 50 each add a block
@@ -31,7 +32,7 @@ class BlockProvider:
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._waiting: deque[str] = deque()
-        self._told: OrderedDict[str, None] = OrderedDict()
+        self._told = BoundedDict[str, None](_REMEMBERED)
         self._started = False
         self.routes = True
         """false once the node has answered that it has no routing system"""
@@ -45,8 +46,6 @@ class BlockProvider:
             if not self.routes or cid in self._told or self._stop.is_set():
                 return
             self._told[cid] = None
-            if len(self._told) > _REMEMBERED:
-                self._told.popitem(last=False)
             self._waiting.append(cid)
             if len(self._waiting) > MOST:
                 self._waiting.popleft()

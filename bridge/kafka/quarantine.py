@@ -10,10 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
-from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer, StoppableProducer
+from confluent_kafka import KafkaError, Producer
+
+from kiln.bridge.kafka.producers import FramesProducerError, close_producer, open_producer
 from kiln.bridge.kafka.session_thread import KafkaConfig, SessionThread
 from kiln.schemas.kafka.records import QuarantineRecord, encode
 
@@ -32,7 +33,7 @@ class QuarantineWriter(SessionThread):
     """A thread that writes records in their order, from `start()` to `stop()`."""
 
     def __init__(
-        self, kafka: KafkaConfig, connect: Callable[[], StoppableProducer] | None = None, retry_after: float = 1.0
+        self, kafka: KafkaConfig, connect: Callable[[], Producer] | None = None, retry_after: float = 1.0
     ) -> None:
         """Create the thread without starting it.
 
@@ -41,7 +42,7 @@ class QuarantineWriter(SessionThread):
         """
         self._topic = f"{kafka.prefix}quarantine"
         super().__init__("quarantine", f"records wait for the topic {self._topic}", kafka, retry_after)
-        self._connect = connect or self._open_producer
+        self._connect = connect or (lambda: open_producer(kafka.client_options, (self._topic,)))
         self._queue: deque[_QueuedRecord] = deque()
         self._wake = threading.Event()
 
@@ -58,11 +59,6 @@ class QuarantineWriter(SessionThread):
         self._wake.set()
         return queued.written
 
-    def _open_producer(self) -> StoppableProducer:
-        return StoppableKafkaProducer(self._servers, self._client_options)
-
-    def _release_resources(self) -> None: ...
-
     def _run_session(self) -> None:
         if self._queue:
             self._write_all()
@@ -73,28 +69,20 @@ class QuarantineWriter(SessionThread):
     def _write_all(self) -> None:
         """Write all queued records, or return early when the thread is to stop."""
         producer = self._connect()
+        errors: list[KafkaError | None] = []
         try:
-            while self._queue and self._write(producer, self._queue[0]):
+            while self._queue:
+                record = self._queue[0]
+                producer.produce(self._topic, record.value, record.key, on_delivery=lambda e, _: errors.append(e))
+                deadline = time.monotonic() + _WRITE_TIMEOUT
+                while producer.flush(_TICK):
+                    if self._stop.is_set():
+                        return
+                    if time.monotonic() > deadline:
+                        raise FramesProducerError(f"no acknowledgement within {_WRITE_TIMEOUT:g} s")
+                if (error := errors.pop()) is not None:
+                    raise FramesProducerError(f"the broker refused a record: {error.str()}")
                 self._queue.popleft().written.set()
                 self._error = None
         finally:
-            producer.close(2)
-
-    def _write(self, producer: StoppableProducer, record: _QueuedRecord) -> bool:
-        """Write a record, and return false if the thread is to stop before the broker has it."""
-        results: SimpleQueue[BaseException | None] = SimpleQueue()  # filled by kafka-python's thread
-        future = producer.send(self._topic, value=record.value, key=record.key)
-        future.add_callback(lambda _: results.put(None))
-        future.add_errback(results.put)
-        deadline = time.monotonic() + _WRITE_TIMEOUT
-        while not self._stop.is_set():
-            try:
-                error = results.get(timeout=_TICK)
-            except Empty:
-                if time.monotonic() < deadline:
-                    continue
-                raise FramesProducerError(f"no acknowledgement within {_WRITE_TIMEOUT:g} s") from None
-            if error is not None:
-                raise FramesProducerError(f"the broker refused a record: {error!r}") from error
-            return True
-        return False
+            close_producer(producer, 2)

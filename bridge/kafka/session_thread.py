@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from traceback import walk_stack
@@ -48,9 +48,9 @@ class TwinError(BlockedError):
 
 
 class KafkaConfig(NamedTuple):
-    """The brokers, options of their clients (security_protocol, sasl_…, ssl_…), and the prefix of topics and groups."""
+    """Options of clients, as kafka-python names them (bootstrap_servers, security_protocol, sasl_…, ssl_…), and the
+    prefix of topics and groups."""
 
-    servers: str | Sequence[str]
     client_options: Mapping[str, object]
     prefix: str
 
@@ -67,7 +67,7 @@ class SessionThread(ABC):
         """
         self._name = name
         self._consequence = consequence
-        self._servers, self._client_options, self._prefix = kafka
+        self._client_options, self._prefix = kafka
         self._retry_after = retry_after
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -130,8 +130,7 @@ class SessionThread(ABC):
     def _run_session(self) -> None:
         """Run one session, until stopped or Kafka fails. It begins from the committed offsets."""
 
-    @abstractmethod
-    def _release_resources(self) -> None:
+    def _release_resources(self) -> None:  # noqa: B027
         """Release the resources of the thread when it ends."""
 
     def _run(self) -> None:
@@ -156,5 +155,5 @@ class SessionThread(ABC):
 
     def _describe_error(self, error: Exception) -> str:
         if isinstance(error, KafkaError):
-            return describe_kafka_error(error, {**self._client_options, "bootstrap_servers": self._servers})
+            return describe_kafka_error(error, self._client_options)
         return str(error) if isinstance(error, FramesProducerError) else repr(error)

@@ -11,21 +11,22 @@ records.
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from typing import Final, NamedTuple
 
-from confluent_kafka import Consumer, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaException, Message, TopicCollection
 from confluent_kafka import KafkaError as LibrdkafkaError
 from confluent_kafka import TopicPartition as Assignment
 from confluent_kafka.admin import AdminClient
 from kafka.errors import KafkaTimeoutError
 
 from kafka import TopicPartition
-from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
+from kiln.bridge.kafka.producers import FramesProducerError, close_producer, open_producer
 from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig, SessionThread, TwinError
 from kiln.conf.process.kafka_records import (
     LIBRDKAFKA_LOG,
@@ -37,6 +38,7 @@ from kiln.conf.process.kafka_records import (
 )
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity
 
+_LOG: Final = logging.getLogger(__name__)
 _COMMIT_EVERY: Final = 1.0  # s between two commits of changed offsets, because the broker may sync each commit
 _HEARTBEAT: Final = 1.0  # s
 _ANSWER_TIMEOUT: Final = 10.0  # s for the broker to answer a request
@@ -82,6 +84,7 @@ class KafkaWorker(SessionThread):
         kafka: KafkaConfig,
         group: str,
         topic: str,
+        outputs: Iterable[str],
         instance: str | None,
         *,
         reads_all: bool = False,
@@ -89,19 +92,22 @@ class KafkaWorker(SessionThread):
         """Create the thread without starting it.
 
         Args:
-            topic: topic without the prefix.
+            topic: topic to read, without the prefix.
+            outputs: topics that `_send` writes, without the prefix.
             instance: id of the static member; `None` for a member that leaves the group when it ends.
             reads_all: the member with the first partition reads all of them, and the others read none.
         """
         super().__init__(name, consequence, kafka)
         self._group = group
         self._topic = f"{self._prefix}{topic}"
+        self._outputs = tuple(f"{self._prefix}{name}" for name in outputs)
         self._instance = instance
         self._reads_all = reads_all
         self._first_id = ""  # of the topic, in the first session
         self._assigned: set[int] = set()  # partitions, by the group
         self._committed: dict[int, Progress] = {}  # by partition that this member reads
         self._broker_error: LibrdkafkaError | None = None
+        self._refusal: LibrdkafkaError | None = None  # of a record of `_send`
 
     @abstractmethod
     def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
@@ -117,16 +123,16 @@ class KafkaWorker(SessionThread):
         """Forget the unfinished records of a partition, which Kafka may have assigned to another bridge."""
 
     @abstractmethod
-    def _record_lost_range(self, partition: int, before: int) -> None:
-        """Record that the broker has deleted everything before this offset."""
+    def _record_lost_range(self, partition: int, before: int) -> int:
+        """Record that the broker has deleted everything before this offset, and return the number of lost records."""
 
     @abstractmethod
     def _handle(self, partition: int, record: KafkaRecord) -> None:
         """Handle a record."""
 
     @abstractmethod
-    def _work(self, producer: StoppableKafkaProducer) -> int:
-        """Do what is due between two polls, and return the number of records written and not acknowledged."""
+    def _work(self) -> None:
+        """Do what is due between two polls."""
 
     @abstractmethod
     def _wait(self) -> float:
@@ -143,12 +149,12 @@ class KafkaWorker(SessionThread):
     # -------- a session
 
     def _run_session(self) -> None:
-        self._broker_error, self._assigned, self._committed = None, set(), {}
-        options = librdkafka_options({**self._client_options, "bootstrap_servers": self._servers})
+        self._broker_error, self._refusal, self._assigned, self._committed = None, None, set(), {}
+        options = librdkafka_options(self._client_options)
         try:
             with ExitStack() as opened:
-                self._producer = StoppableKafkaProducer(self._servers, self._client_options)
-                opened.callback(self._producer.close, 2)
+                self._producer = open_producer(self._client_options, self._outputs)
+                opened.callback(close_producer, self._producer, 2)
                 admin = AdminClient({**options}, logger=LIBRDKAFKA_LOG)
                 self._identity = self._read_identity(admin)
                 self._first_id = self._first_id or self._identity.id
@@ -173,7 +179,8 @@ class KafkaWorker(SessionThread):
             self._mark_progress()
             self._serve_group()
             stalls.check(self._reader, has_records=self._read())
-            self._work(self._producer)
+            self._work()
+            self._await_written(0)
             now = time.monotonic()
             if now >= commit_at:
                 self._commit_done()
@@ -181,13 +188,12 @@ class KafkaWorker(SessionThread):
             if now >= check_at:
                 self._check_topic(admin)
                 check_at = now + CHECK_EVERY
-        until = time.monotonic() + _DRAIN_TIMEOUT
-        while self._work(self._producer) and time.monotonic() < until:
-            time.sleep(0.05)  # kafka-python's thread adds acknowledgements meanwhile
+        self._work()
+        self._await_written(_DRAIN_TIMEOUT)
         self._commit_done()
 
     def _open_reader(self) -> RecordReader:
-        return RecordReader({**self._client_options, "bootstrap_servers": self._servers}, self._group)
+        return RecordReader(self._client_options, self._group)
 
     def _open_consumer(self, options: Mapping[str, str | int | bool]) -> Consumer:
         static = {} if self._instance is None else {"group.instance.id": self._instance}
@@ -316,10 +322,40 @@ class KafkaWorker(SessionThread):
                     first, _ = self._consumer.get_watermark_offsets(
                         Assignment(part.topic, part.partition), _ANSWER_TIMEOUT, cached=False
                     )
-                    self._record_lost_range(part.partition, min(first, record.offset))
+                    self._skip_lost(part.partition, min(first, record.offset))
                 positions[part] = record.offset + 1
                 self._handle(part.partition, record)
         return bool(arrived)
+
+    def _skip_lost(self, partition: int, before: int) -> None:
+        if lost := self._record_lost_range(partition, before):
+            _LOG.error(
+                "Kafka deleted %d records of %s-%d below offset %d before group %s had handled them",
+                *(lost, self._topic, partition, before, self._group),
+            )
+
+    def _send(self, topic: str, key: bytes, value: bytes, written: Callable[[], None] = lambda: None) -> None:
+        """Hand a record to the producer; `topic` is without the prefix. `_await_written` calls `written` once the
+        broker has the record."""
+
+        def record_outcome(error: LibrdkafkaError | None, _: Message) -> None:
+            if error is None:
+                written()
+            else:
+                self._refusal = self._refusal or error
+
+        self._producer.produce(f"{self._prefix}{topic}", value, key, on_delivery=record_outcome)
+
+    def _await_written(self, timeout: float) -> bool:
+        """Wait until the broker has all records, and return whether it has them after `timeout` seconds.
+
+        Raises:
+            FramesProducerError: the broker refused a record.
+        """
+        missing = self._producer.flush(timeout)
+        if self._refusal is not None:
+            raise FramesProducerError(f"the broker refused a record: {self._refusal.str()}")
+        return not missing
 
     def _commit(self, progress: Mapping[int, Progress]) -> bool:
         """Commit offsets, and return whether the broker accepted them. It refuses them while the group changes."""

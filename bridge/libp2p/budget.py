@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Hashable
 from math import exp, inf
 from typing import Final, Generic, TypeVar
+
+from kiln.conf.process.bounded_dict import BoundedDict
 
 _HOUR: Final = 3600.0  # seconds
 _MINUTE: Final = 60.0  # seconds over which use is averaged, and whose unused share a peer may use later
@@ -42,7 +43,7 @@ class CaptureBudget:
         self._period = period
         self._left = float(total)
         self._at: float | None = None
-        self._accounts: OrderedDict[bytes, _Account] = OrderedDict()
+        self._accounts = BoundedDict[bytes, _Account](_MAX_PEERS)
         self._share = inf  # bytes a second
         self._shared_at = -inf
 
@@ -93,8 +94,6 @@ class CaptureBudget:
         account = self._accounts.get(peer)
         if account is None:
             account = self._accounts[peer] = _Account(self._per_peer, now)
-            if len(self._accounts) > _MAX_PEERS:
-                self._accounts.popitem(last=False)
         else:
             self._accounts.move_to_end(peer)
         return account
@@ -126,14 +125,10 @@ class BanList:
 
     def __init__(self, seconds: float, limit: int = _MAX_PEERS) -> None:
         self._seconds = seconds
-        self._limit = limit
-        self._until: dict[bytes, float] = {}
+        self._until = BoundedDict[bytes, float](limit)
 
     def add(self, peer: bytes, now: float) -> None:
-        self._until.pop(peer, None)
         self._until[peer] = now + self._seconds
-        if len(self._until) > self._limit:
-            del self._until[next(iter(self._until))]
 
     def remaining(self, peer: bytes, now: float) -> float:
         """Return for how many more seconds the peer is banned, or 0."""

@@ -54,6 +54,7 @@ from kiln.bridge.libp2p.kademlia import (
     trusted_contact,
 )
 from kiln.conf.process.backoff import pause_after
+from kiln.conf.process.bounded_dict import BoundedDict
 
 PREFIX: Final = "/ipfs"
 _TICK: Final = 0.5
@@ -129,9 +130,9 @@ class DialBackoff:
     """Back-off of peers and addresses. Bounded: the oldest entries are dropped."""
 
     def __init__(self, first: float, longest: float, max_entries: int, per_address: int) -> None:
-        self._first, self._longest, self._max_entries, self._per_address = first, longest, max_entries, per_address
-        self._failed: dict[tuple[bytes, TcpAddress | None], tuple[int, float]] = {}  # (count, until)
-        self._dialled: dict[TcpAddress, tuple[int, float]] = {}  # (count, since)
+        self._first, self._longest, self._per_address = first, longest, per_address
+        self._failed = BoundedDict[tuple[bytes, TcpAddress | None], tuple[int, float]](max_entries)  # (count, until)
+        self._dialled = BoundedDict[TcpAddress, tuple[int, float]](max_entries)  # (count, since)
 
     def __len__(self) -> int:
         return len(self._failed) + len(self._dialled)
@@ -148,19 +149,15 @@ class DialBackoff:
 
     def record_dial(self, address: TcpAddress, now: float) -> None:
         """Record a dial of an address, for any peer."""
-        count, since = self._dialled.pop(address, (0, now))
+        count, since = self._dialled.get(address, (0, now))
         if now >= since + self._first:
             count, since = 0, now
         self._dialled[address] = (count + 1, since)
-        if len(self._dialled) > self._max_entries:
-            del self._dialled[next(iter(self._dialled))]
 
     def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
         """Record that the peer was not at the address or, if `address` is `None`, that it was useless."""
-        count = self._failed.pop((peer, address), (0, 0.0))[0]
+        count = self._failed.get((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._longest))
-        if len(self._failed) > self._max_entries:
-            del self._failed[next(iter(self._failed))]
 
     def record_success(self, peer: bytes, address: TcpAddress | None) -> None:
         """Record a success, which ends the back-off."""

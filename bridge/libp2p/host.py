@@ -30,7 +30,7 @@ from libp2p.stream_muxer.yamux.yamux import Yamux
 from multiaddr import Multiaddr
 from trio_typing import TaskStatus
 
-from kiln.bridge.capture.tap import ConnectionRecord, Sink
+from kiln.bridge.capture.tap import Sink
 from kiln.bridge.gossipsub.effects import Deliver, PeerID
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
@@ -81,7 +81,6 @@ class Node:
         seqno: Seqno,
         sink: Sink,
         on_message: Callable[[Deliver], None] | None = None,
-        clock_ns: Callable[[], int] = time.time_ns,
         router: Router | None = None,
         authors: int = 1,
     ) -> None:
@@ -89,7 +88,6 @@ class Node:
 
         Args:
             on_message: Called for the first valid copy of each message on a joined topic.
-            clock_ns: Returns the Unix time of frames, in ns.
             authors: Number of keys that sign messages of our own (`publish`).
 
         Raises:
@@ -103,7 +101,6 @@ class Node:
         self._author_keys = derive_author_keys(key, authors)
         self._seqno = seqno
         self._sink = sink
-        self._clock_ns = clock_ns
         self._listen = [parse_tcp_address(text, "listen") for text in options.listen]
         self.bootstrap_peers = parse_bootstrap_peers(options.bootstrap, self.peer)
         table = TableAgreements(options.bundles, options.send_indices)
@@ -133,7 +130,6 @@ class Node:
             sink,
             self._links,
             self.counters,
-            clock_ns,
             on_message,
             self._ban,
             self._begin_disconnect,
@@ -315,15 +311,12 @@ class Node:
             addresses=self.addresses,
             peers=tuple(describe_peers(self._links.values(), self.router)),
             bootstrap=tuple(describe_bootstrap(self.bootstrap_peers, self._links)),
-            connections=len(self._swarm.get_connections()) if hasattr(self, "_swarm") else 0,
             mesh={topic: tuple(map(peer_name, sorted(peers))) for topic, peers in self.router.mesh.items()},
             topics=tuple(self._topics),
             frames_in=self.counters["frames_in"],
             frames_out=self.counters["frames_out"],
             bytes_in=self.counters["bytes_in"],
             bytes_out=self.counters["bytes_out"],
-            dropped=self.counters["dropped"],
-            paused=self._sink.full,
             counters=dict(counters),
             kept_out=self._banned.count(trio.current_time()),
             savings=copy_savings(self.router.savings.values()),
@@ -515,8 +508,7 @@ class Node:
                 frames_in=session.frames_in,
                 frames_out=session.frames_out,
             )
-            record = ConnectionRecord(session.agent, reason, session.dialled)
-            for frame in session.connection.close(self._clock_ns(), record):
+            for frame in session.connection.close(time.time_ns(), session.agent, reason, session.dialled):
                 self._sink.put(session.id, frame)
             sends = self.router.remove_peer(link.peer, trio.current_time())
             self._count_colocated(session.ip)

@@ -194,10 +194,10 @@ class KademliaTable:
         return [contact for bucket in self._buckets.values() for contact in bucket.values()]
 
 
-def nearest_contacts(contacts: Iterable[DhtContact], key: bytes, count: int = K) -> list[DhtContact]:
+def nearest_contacts(contacts: Iterable[DhtContact], key: bytes) -> list[DhtContact]:
     """Return the contacts nearest to a key, nearest first."""
     target = key_position(key)
-    return sorted(contacts, key=lambda contact: key_position(contact.peer) ^ target)[:count]
+    return sorted(contacts, key=lambda contact: key_position(contact.peer) ^ target)[:K]
 
 
 @dataclass(frozen=True)

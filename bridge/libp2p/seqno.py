@@ -7,14 +7,13 @@ node.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from kiln.conf.process.files import read_small_file
+from kiln.conf.process.files import read_small_file, replace_file
 
 RESERVE: Final = 10_000_000_000  # ns
 SEQNO_BYTES: Final = 8
@@ -27,24 +26,22 @@ class SeqnoError(Exception):
 class Seqno:
     """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above the mark was used.
 
-    The mark is written `reserve` ahead of the numbers, so there is one write for each `reserve` and not one for every
+    The mark is written RESERVE ahead of the numbers, so there is one write for each RESERVE and not one for every
     message. After a crash, the numbers continue from the mark. After `close`, they continue from the last number, or
     from the mark if the last number could not be written. Only one thread of one process may use the file at a time.
     """
 
-    def __init__(self, path: Path, clock_ns: Callable[[], int], reserve: int = RESERVE) -> None:
+    def __init__(self, path: Path, clock_ns: Callable[[], int]) -> None:
         """Read the mark.
 
         Args:
             clock_ns: Returns Unix time in ns.
-            reserve: Distance of the mark, in ns.
 
         Raises:
             SeqnoError: The file exists and cannot be read.
         """
         self._path = path
         self._clock_ns = clock_ns
-        self._reserve = reserve
         self._last = self._mark = _read(path)
 
     def next(self) -> int:
@@ -55,7 +52,7 @@ class Seqno:
         """
         number = max(self._clock_ns(), self._last + 1)
         if number > self._mark:
-            self._write(number + self._reserve)
+            self._write(number + RESERVE)
         self._last = number
         return number
 
@@ -82,14 +79,9 @@ class Seqno:
         self.close()
 
     def _write(self, mark: int) -> None:
-        new = self._path.with_name(self._path.name + ".new")
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with open(new, "w", encoding="ascii") as file:
-                file.write(f"{mark}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(new, self._path)
+            replace_file(self._path, b"%d\n" % mark)
         except OSError as error:
             raise SeqnoError(
                 f"cannot write the sequence numbers to {self._path} ({error.strerror}). Check the disk."

@@ -62,7 +62,6 @@ class Traffic:
         sink: Takes each frame. While it is full, nothing is read or written.
         links: The connected peers, which the node adds and removes.
         counters: Counters of the node, by name.
-        clock_ns: Returns the Unix time of frames, in ns.
         on_message: Called for the first valid copy of each message on a joined topic.
         on_graylisted: Called with the session of a peer whose score is below the threshold.
         disconnect: Begins to close all connections with a peer.
@@ -75,7 +74,6 @@ class Traffic:
         sink: Sink,
         links: Mapping[bytes, PeerLink],
         counters: Counter[str],
-        clock_ns: Callable[[], int],
         on_message: Callable[[Deliver], None] | None,
         on_graylisted: Callable[[PubsubSession], None],
         disconnect: Callable[[bytes], None],
@@ -86,7 +84,6 @@ class Traffic:
         self._sink_room = trio.Event()
         self._links = links
         self._counters = counters
-        self._clock_ns = clock_ns
         self._on_message = on_message
         self._on_graylisted = on_graylisted
         self._disconnect = disconnect
@@ -192,7 +189,7 @@ class Traffic:
             counters["rpc_empty"] += 1
             session.unpaid_cpu += time.thread_time() - started
             return
-        observed_at = self._clock_ns()
+        observed_at = time.time_ns()
         counters["frames_in"] += 1
         counters["bytes_in"] += declared or len(payload)
         session.frames_in += 1
@@ -271,7 +268,7 @@ class Traffic:
                 await account.wait(pause)
             if self._sink.full:
                 await self._wait_for_sink_room()  # the node sends nothing that it cannot capture
-            now = self._clock_ns()
+            now = time.time_ns()
             captured = 0
             for rpc in rpcs:
                 frame = session.connection.frame("OUT", rpc.payload, now, rpc.verdicts)

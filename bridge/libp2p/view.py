@@ -47,15 +47,12 @@ class NodeView:
     addresses: tuple[str, ...]  # listened on, with /p2p/<peer id>
     peers: tuple[PeerStatus, ...]
     bootstrap: tuple[BootstrapState, ...]
-    connections: int
     mesh: Mapping[str, tuple[str, ...]]
     topics: tuple[str, ...]
     frames_in: int
     frames_out: int
     bytes_in: int
     bytes_out: int
-    dropped: int
-    paused: bool  # the node has stopped reading, because the sink is full
     counters: Mapping[str, int]  # the node's and the router's
     kept_out: int  # banned peers
     savings: tuple[SavingStatus, ...]  # over all peers so far

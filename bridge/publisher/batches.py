@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
-
-from msgspec import structs
+from typing import Final, NamedTuple
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.kafka.number_sets import MAX_METADATA, decode_numbers, encode_numbers
 from kiln.bridge.publisher.deliveries import (
     NO_PEER,
-    TRANSPORT,
     DeliveryQueue,
     Flow,
-    GivenUp,
     OpenRecord,
     PendingPublication,
     Subscribers,
     TopicDelivery,
 )
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import PinsError
-from kiln.bridge.publisher.settled import decode_settled, encode_settled
+from kiln.bridge.publisher.pins import BlockPins, PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
@@ -45,6 +41,7 @@ MAX_OPEN: Final = 10_000
 tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that further
 batches need not stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
+_MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
 _IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
 
@@ -64,7 +61,7 @@ class PublishingOptions:
     max_age: int = 60_000_000
     """age from which batches are not published on a first start"""
     batch_typ: int = 3
-    transport: str = TRANSPORT
+    transport: str = "gossipsub"
     target: Callable[[str], str] | None = None
     """the transport's own name of a topic, where it has one"""
 
@@ -78,30 +75,6 @@ class OutputRecord(NamedTuple):
     """`publications` or `quarantine`"""
     key: bytes
     value: bytes
-
-
-class BlockKeeper(Protocol):
-    """A store for blocks before they are announced: `kiln.bridge.publisher.pins.BlockPins`, or another in tests."""
-
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
-        """Make the block available to peers; do nothing if it already is.
-
-        Raises:
-            BlockStoreUnavailableError, BlockUnavailableError, PinsError: the block cannot be stored or pinned now; a
-                later call may succeed.
-            BlockRefusedError: the block is rejected, and would be at a later call too.
-        """
-        ...
-
-    def unpin_expired(self, now: int) -> int:
-        """Unpin blocks whose time is over.
-
-        Raises:
-            BlockStoreUnavailableError, PinsError: the blocks cannot be unpinned now; a later call may succeed.
-        """
-        ...
-
-    def close(self) -> None: ...
 
 
 @dataclass
@@ -121,8 +94,8 @@ class _PartitionState:
 class PendingBatches:
     """The batches read from Kafka that are not published yet, and the offsets up to which all batches are published.
 
-    The caller adds records, calls `step` repeatedly, writes the records it returns, and acknowledges each record that
-    the broker has. After a crash, the batches from `resume_offsets` on are published again, except those that
+    The caller adds records, calls `step` repeatedly, writes the records of `take_outputs`, and acknowledges each record
+    that the broker has. After a crash, the batches from `resume_offsets` on are published again, except those that
     `metadata` names.
     """
 
@@ -153,9 +126,9 @@ class PendingBatches:
         """publications that reached a peer"""
         self.failed = 0
         """receipts with an error"""
-        self.quarantined = 0
         self.lost = 0
         """records that Kafka deleted before they were read"""
+        self._outputs: list[OutputRecord] = []
 
     def start(self, partition: int, offset: int, not_before: int, settled: frozenset[int] = frozenset()) -> None:
         """Start publishing a partition from an offset.
@@ -171,37 +144,36 @@ class PendingBatches:
         for record in self._partitions.pop(partition).open:
             self.open_count -= record.missing > 0
             record.missing = -1  # receipts that are still acknowledged change nothing
+        self._outputs = [output for output in self._outputs if output.record.partition != partition]
         self._arrivals = [arrival for arrival in self._arrivals if arrival.record.partition != partition]
         deliveries = [
             delivery
             for delivery in (*self._turn, *self._queue.drain())
-            if delivery.publication.record.partition != partition and not _is_settled(delivery)
+            if delivery.publication.record.partition != partition and not delivery.has_ended
         ]
         self._turn.clear()
         self._queue.add(deliveries)
         self.block_bytes = sum(
-            len(arrival.block) for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
+            len(arrival.batch.block)
+            for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
         )
 
-    def next_offset(self, partition: int) -> int:
-        """Return the offset of the next record, if Kafka has left out none."""
-        return self._partitions[partition].next_offset
+    def take_outputs(self) -> list[OutputRecord]:
+        """Remove and return the records to write."""
+        outputs, self._outputs = self._outputs, []
+        return outputs
 
-    def record_lost_range(self, partition: int, first_offset: int, now: int) -> OutputRecord | None:
-        """Record that Kafka has deleted everything before this offset.
-
-        Returns:
-            A quarantine record if records were lost.
-        """
+    def record_lost_range(self, partition: int, before: int, now: int) -> int:
+        """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
         state = self._partitions[partition]
         first = state.next_offset
-        if first_offset <= first:
-            return None
-        self.lost += first_offset - first
-        state.next_offset = first_offset
-        record = self._open(OpenRecord(partition, first))
-        detail = f"records {partition}/{first} to {partition}/{first_offset - 1} of batches"
-        return self._quarantine(record, RECORDS_LOST, detail, b"", now)
+        if before <= first:
+            return 0
+        self.lost += before - first
+        state.next_offset = before
+        detail = f"records {partition}/{first} to {partition}/{before - 1} of batches"
+        self._quarantine(OpenRecord(partition, first), RECORDS_LOST, detail, b"", now)
+        return before - first
 
     @property
     def waiting_count(self) -> int:
@@ -218,37 +190,37 @@ class PendingBatches:
         """Return whether so many batches wait that some are given up early."""
         return self.open_count > MAX_OPEN * 9 // 10 or self.block_bytes > MAX_BLOCK_BYTES * 9 // 10
 
-    def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> OutputRecord | None:
-        """Add the next record of a partition and return the record to write at once, if any."""
+    def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> None:
+        """Add the next record of a partition."""
         state = self._partitions[partition]
         state.next_offset = offset + 1
         if offset in state.settled:
-            return None
+            return
         try:
             batch = decode_batch(value or b"")
             if batch.origin != "LIVE" or batch.network != self._options.network:
-                return None
+                return
             publication = PendingPublication(OpenRecord(partition, offset), batch, self._options.batch_typ)
         except (*UNREADABLE, TopicError, CidError) as error:
-            record = self._open(OpenRecord(partition, offset))
             detail = f"record {partition}/{offset} of batches: {error}"
-            return self._quarantine(record, MALFORMED, detail, value or b"", now)
+            self._quarantine(OpenRecord(partition, offset), MALFORMED, detail, value or b"", now)
+            return
         self._open(publication.record)
         if batch.closed_at < state.not_before:
-            return self._write_receipt(publication.record, publication.reject_receipt(TOO_OLD, now))
-        self._arrivals.append(publication)
-        self.block_bytes += len(publication.block)
-        return None
+            self._write_receipt(publication, publication.topic, now, None, TOO_OLD)
+        else:
+            self._arrivals.append(publication)
+            self.block_bytes += len(batch.block)
 
     def step(
         self,
         held_back: bool,
-        keeper: BlockKeeper,
+        keeper: BlockPins,
         publish: Callable[[str, bytes], int],
         now: int,
-        scheme: TopicScheme = BY_SEPARATOR,
-        pace: AuthorPacer | None = None,
-    ) -> list[OutputRecord]:
+        scheme: TopicScheme,
+        pace: AuthorPacer,
+    ) -> None:
         """Put blocks into IPFS and try the batches that are due.
 
         Args:
@@ -263,26 +235,22 @@ class PendingBatches:
         self._held_back = held_back
         if held_back or (self.ipfs_error is not None and now < self._ipfs_retry_at):
             self._queue.pause()
-            return []
+            return
         self._queue.advance(now)
         self._enqueue_arrivals()
-        outputs = [
-            output
-            for given_up in self._queue.check(now, self.is_nearly_full)
-            for output in self._write_given_up(given_up, now)
-        ]
+        for given_up in self._queue.check(now, self.is_nearly_full):
+            self._end_with_receipt(given_up.delivery, now, 0, given_up.error)
         self._turn.extend(self._queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
-        outputs += self._store_blocks(keeper, now)
+        self._store_blocks(keeper, now)
         if self.ipfs_error is not None:
             self._queue.pause()
-            return outputs
+            return
         self._pace_ready_at = 0
         while self._turn:
-            if pace is not None and now < pace.ready_at:
+            if now < pace.ready_at:
                 self._pace_ready_at = pace.ready_at
                 break
-            outputs += self._publish_delivery(self._turn.popleft(), publish, now)
-        return outputs
+            self._publish_delivery(self._turn.popleft(), publish, now)
 
     def time_to_next_attempt(self, now: int, max_wait: int) -> int:
         """Return the time until something is due, in µs, or `max_wait` if nothing is due sooner."""
@@ -301,16 +269,20 @@ class PendingBatches:
         return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
     def metadata(self, partition: int) -> str:
-        """Return the metadata to commit with the offset: `not_before` and `settled` of `start` (`read_metadata`)."""
+        """Return the metadata to commit with the offset: `not_before` of `start`, and, if a batch is not settled, the
+        offset after the last record and the unsettled offsets before it (`read_metadata`)."""
         state = self._partitions[partition]
-        unsettled = [record.offset for record in state.open if record.missing]
-        settled = encode_settled(state.resume_offset, state.next_offset, unsettled)
-        return f"{state.not_before} {settled}".rstrip()
+        unsettled, end = [record.offset for record in state.open if record.missing], state.next_offset
+        if not unsettled:
+            return str(state.not_before)
+        while len(text := f"{state.not_before} {end} {encode_numbers(unsettled, unsettled[0])}") > MAX_METADATA:
+            # after a restart, all batches from there on are published again
+            end, unsettled = unsettled[len(unsettled) // 2], unsettled[: len(unsettled) // 2]
+        return text
 
-    def _open(self, record: OpenRecord) -> OpenRecord:
+    def _open(self, record: OpenRecord) -> None:
         self._partitions[record.partition].open.append(record)
         self.open_count += 1
-        return record
 
     def _settle_receipts(self, record: OpenRecord, count: int) -> None:
         record.missing -= count
@@ -325,9 +297,14 @@ class PendingBatches:
         """Queue the deliveries of new batches."""
         deliveries: list[TopicDelivery] = []
         _, cip120_name = network_topics(self._options.network)
-        is_used = bool(self._arrivals) and self._scheme.network and self._has_peer(cip120_name)
+        is_used = (
+            bool(self._arrivals)
+            and self._scheme.network
+            and self._subscribers is not None
+            and bool(self._subscribers([cip120_name]))
+        )
         for publication in self._arrivals:
-            topics = self._scheme.topics_of(publication.network, publication.separator)
+            topics = self._scheme.topics_of(publication.batch.network, publication.separator)
             topics += (cip120_name,) if is_used else ()
             publication.deliveries = {topic: TopicDelivery(publication, topic) for topic in topics}
             deliveries += publication.deliveries.values()
@@ -335,24 +312,20 @@ class PendingBatches:
         self._arrivals.clear()
         self._queue.add(deliveries)
 
-    def _has_peer(self, topic: str) -> bool:
-        return self._subscribers is not None and bool(self._subscribers([topic]))
-
-    def _store_blocks(self, keeper: BlockKeeper, now: int) -> list[OutputRecord]:
+    def _store_blocks(self, keeper: BlockPins, now: int) -> None:
         """Put the blocks of this turn into IPFS; set `ipfs_error`.
 
         A block that is stored already is stored again if IPFS has not answered for a while, to notice an outage.
         """
-        outputs: list[OutputRecord] = []
         try:
             for publication in dict.fromkeys(delivery.publication for delivery in self._turn):
                 is_recent = self._ipfs_answered_at is not None and now - self._ipfs_answered_at < _IPFS_CHECK_EVERY
                 if not publication.deliveries or (publication.is_stored and is_recent):
                     continue
                 try:
-                    keeper.store_and_pin(publication.batch_cid, publication.block, now)
+                    keeper.store_and_pin(publication.batch.batch_cid, publication.batch.block, now)
                 except BlockRefusedError as error:
-                    outputs.append(self._reject(publication, f"IPFS refused the block: {error}", now))
+                    self._reject(publication, f"IPFS refused the block: {error}", now)
                 publication.is_stored = True
                 self._ipfs_answered_at = now
         except (BlockStoreUnavailableError, BlockUnavailableError, PinsError) as error:
@@ -360,14 +333,13 @@ class PendingBatches:
             self._ipfs_retry_at = now + self._options.retry_every
         else:
             self.ipfs_error = None
-        return outputs
 
-    def _reject(self, publication: PendingPublication, reason: str, now: int) -> OutputRecord:
+    def _reject(self, publication: PendingPublication, reason: str, now: int) -> None:
         """Settle all deliveries of a batch with one receipt. Deliveries still queued no longer count."""
         self._settle_receipts(publication.record, len(publication.deliveries) - 1)
-        publication.deliveries = {}
-        self.block_bytes -= len(publication.block)
-        return self._write_receipt(publication.record, publication.reject_receipt(reason, now))
+        for delivery in list(publication.deliveries.values()):
+            self._end_delivery(delivery)
+        self._write_receipt(publication, publication.topic, now, None, reason)
 
     def _move_to_scheme(self) -> None:
         """Move batches that wait on a topic outside the scheme to its topics, unless they were sent there already."""
@@ -380,7 +352,7 @@ class PendingBatches:
         for publication in sorted(
             unsent, key=lambda publication: (publication.record.partition, publication.record.offset)
         ):
-            topics = set(self._scheme.topics_of(publication.network, publication.separator))
+            topics = set(self._scheme.topics_of(publication.batch.network, publication.separator))
             added = topics - publication.deliveries.keys() - publication.receipted_topics
             dropped = publication.deliveries.keys() - topics
             for topic in sorted(added):
@@ -394,16 +366,15 @@ class PendingBatches:
 
     def _end_delivery(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
+        delivery.has_ended = True
         del publication.deliveries[delivery.topic]
         if not publication.deliveries:
-            self.block_bytes -= len(publication.block)
+            self.block_bytes -= len(publication.batch.block)
 
-    def _publish_delivery(
-        self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int
-    ) -> Sequence[OutputRecord]:
+    def _publish_delivery(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int) -> None:
         """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait, too."""
-        if _is_settled(delivery):
-            return ()
+        if delivery.has_ended:
+            return
         publication = delivery.publication
         peers, reason = 0, NO_PEER
         try:
@@ -412,54 +383,50 @@ class PendingBatches:
             reason = str(error)
         if peers:
             self._queue.record_reached(delivery)
-            receipt = PublicationRecord(publication.batch_cid, TRANSPORT, now, topic=delivery.topic, peer_count=peers)
-            return self._end_with_receipt(delivery, receipt)
-        if (given_up := self._queue.give_up(delivery, reason)) is not None:
-            return self._write_given_up(given_up, now)
-        behind = [queued for queued in self._turn if queued.flow == delivery.flow]
-        self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
-        self._queue.put_back([delivery, *behind], reason)
-        return ()
+            self._end_with_receipt(delivery, now, peers, None)
+        elif (given_up := self._queue.give_up(delivery, reason)) is not None:
+            self._end_with_receipt(delivery, now, 0, given_up.error)
+        else:
+            behind = [queued for queued in self._turn if queued.flow == delivery.flow]
+            self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
+            self._queue.put_back([delivery, *behind], reason)
 
-    def _write_given_up(self, given_up: GivenUp, now: int) -> Sequence[OutputRecord]:
-        delivery = given_up.delivery
-        if _is_settled(delivery):
-            return ()
-        cid = delivery.publication.batch_cid
-        receipt = PublicationRecord(cid, TRANSPORT, now, topic=delivery.topic, peer_count=0, error=given_up.error)
-        return self._end_with_receipt(delivery, receipt)
+    def _end_with_receipt(self, delivery: TopicDelivery, now: int, peers: int, error: str | None) -> None:
+        if not delivery.has_ended:
+            delivery.publication.receipted_topics |= {delivery.topic}
+            self._end_delivery(delivery)
+            self._write_receipt(delivery.publication, delivery.topic, now, peers, error)
 
-    def _end_with_receipt(self, delivery: TopicDelivery, receipt: PublicationRecord) -> Sequence[OutputRecord]:
-        publication = delivery.publication
-        publication.receipted_topics |= {delivery.topic}
-        self._end_delivery(delivery)
-        return (self._write_receipt(publication.record, receipt),)
-
-    def _write_receipt(self, record: OpenRecord, receipt: PublicationRecord) -> OutputRecord:
-        if receipt.error is None:
+    def _write_receipt(
+        self, publication: PendingPublication, topic: str, now: int, peers: int | None, error: str | None
+    ) -> None:
+        if error is None:
             self.published += 1
         else:
             self.failed += 1
-        options = self._options
-        target = options.target(receipt.topic) if options.target and receipt.topic else None
-        error = receipt.error and receipt.error[:MAX_DETAIL]
-        receipt = structs.replace(receipt, transport=options.transport, target=target, error=error)
-        return OutputRecord(record, "publications", receipt.batch_cid.encode(), encode(receipt))
+        options, cid = self._options, publication.batch.batch_cid
+        target = options.target(topic) if options.target else None
+        error = error and error[:MAX_DETAIL]
+        receipt = PublicationRecord(
+            cid, options.transport, now, topic=topic, target=target, peer_count=peers, error=error
+        )
+        self._outputs.append(OutputRecord(publication.record, "publications", cid.encode(), encode(receipt)))
 
-    def _quarantine(self, record: OpenRecord, reason: str, detail: str, value: bytes, now: int) -> OutputRecord:
-        self.quarantined += 1
+    def _quarantine(self, record: OpenRecord, reason: str, detail: str, value: bytes, now: int) -> None:
+        self._open(record)
         # one output for each record: the batch's own record holds what does not fit into a quarantine record
         fault = next(build_quarantine_records("publisher", reason, detail, value, now))
         key = build_quarantine_record_key("batches", record.partition, record.offset)
-        return OutputRecord(record, "quarantine", key, encode(fault))
+        self._outputs.append(OutputRecord(record, "quarantine", key, encode(fault)))
 
 
 def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
     """Read `not_before` and `settled` from metadata that `PendingBatches.metadata`, or another program, wrote."""
-    limit, _, settled = text.partition(" ")
-    return int(limit) if limit.lstrip("-").isdecimal() else 0, decode_settled(offset, settled)
-
-
-def _is_settled(delivery: TopicDelivery) -> bool:
-    """Return whether the delivery ended while it was queued, because IPFS refused the block."""
-    return delivery.publication.deliveries.get(delivery.topic) is not delivery
+    limit, _, progress = text.partition(" ")
+    end, _, unsettled = progress.partition(" ")
+    not_before = int(limit) if limit.lstrip("-").isdecimal() else 0
+    try:
+        settled = range(offset, min(int(end), offset + _MAX_SETTLED))
+        return not_before, frozenset(settled).difference(decode_numbers(unsettled, offset))
+    except (ValueError, IndexError):
+        return not_before, frozenset()

@@ -8,17 +8,16 @@ neither many separators, nor many authors, nor many topics of one peer delay the
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from kiln.bridge.publisher.fair_queue import FairQueue, Path
+from kiln.bridge.fair_queue import FairQueue, Path
 from kiln.bridge.publisher.transition import BY_SEPARATOR
-from kiln.schemas.kafka.records import BatchRecord, PublicationRecord
+from kiln.conf.process.bounded_dict import BoundedDict
+from kiln.schemas.kafka.records import BatchRecord
 from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import Separator
 
-TRANSPORT: Final = "gossipsub"
 NO_PEER: Final = "no peer on the topic"
 NO_TURN: Final = "too many new separators for the topic's peers: not sent"
 MIN_PATIENCE: Final = 10_000_000
@@ -50,16 +49,14 @@ class PendingPublication:
     """A batch and its deliveries, one per topic."""
 
     __slots__ = (
-        "_batch_typ",
-        "batch_cid",
-        "block",
-        "closed_at",
+        "batch",
+        "data",
         "deliveries",
         "is_stored",
-        "network",
         "receipted_topics",
         "record",
         "separator",
+        "topic",
     )
 
     def __init__(self, record: OpenRecord, batch: BatchRecord, batch_typ: int) -> None:
@@ -69,49 +66,32 @@ class PendingPublication:
             TopicError, CidError: no message can be made of the batch.
         """
         self.record = record
-        self.batch_cid = batch.batch_cid
-        self.closed_at = batch.closed_at
-        self.block = batch.block
-        self.network = batch.network
+        self.batch = batch
         self.separator = Separator(batch.separator.key, batch.separator.value)
-        self._batch_typ = batch_typ
+        self.topic = BY_SEPARATOR.topics_of(batch.network, self.separator)[0]
+        """the topic of the separator"""
+        self.data = write_batch_update(self.separator, batch.batch_cid, batch_typ)
+        """the message"""
         self.deliveries: dict[str, TopicDelivery] = {}
         """deliveries without a receipt, by topic"""
         self.receipted_topics: frozenset[str] = frozenset()
         self.is_stored = False
         """true once the block is in IPFS"""
-        _ = self.topic, self.data  # built when needed, because tens of thousands may wait
-
-    @property
-    def topic(self) -> str:
-        """The topic of the separator."""
-        return BY_SEPARATOR.topics_of(self.network, self.separator)[0]
-
-    @property
-    def data(self) -> bytes:
-        """The message."""
-        return write_batch_update(self.separator, self.batch_cid, self._batch_typ)
-
-    def reject_receipt(self, reason: str, now: int) -> PublicationRecord:
-        """Return the receipt of a batch that is not published at all."""
-        return PublicationRecord(self.batch_cid, TRANSPORT, now, topic=self.topic, error=reason)
 
 
 class TopicDelivery:
     """The delivery of one batch to one topic."""
 
-    __slots__ = ("publication", "topic", "waits_since")
+    __slots__ = ("flow", "has_ended", "publication", "topic", "waits_since")
 
     def __init__(self, publication: PendingPublication, topic: str) -> None:
         self.publication = publication
         self.topic = topic
+        self.flow: Flow = topic, publication.separator
+        self.has_ended = False
+        """true once it has a receipt or needs none, even if it is still queued"""
         self.waits_since: int | None = None
         """time by the queue's clock; `None` before it is queued"""
-
-    @property
-    def flow(self) -> Flow:
-        """Topic and separator."""
-        return self.topic, self.publication.separator
 
 
 class GivenUp(NamedTuple):
@@ -147,7 +127,7 @@ class DeliveryQueue:
         self._parked: dict[Flow, list[TopicDelivery]] = {}  # without a peer
         self._parked_count = 0
         self._reasons: dict[Flow, str] = {}  # of parked flows that were attempted
-        self._reached: OrderedDict[Flow, int] = OrderedDict()  # when a peer was last reached; the oldest first
+        self._reached = BoundedDict[Flow, int](_MAX_REACHED)  # when a peer was last reached; the oldest first
         self._clock = 0  # µs in which publishing was not paused
         self._advanced_at: int | None = None  # `None` while it is paused
         self._check_at = 0
@@ -211,9 +191,6 @@ class DeliveryQueue:
     def record_reached(self, delivery: TopicDelivery) -> None:
         """Record that an attempt reached a peer."""
         self._reached[delivery.flow] = self._clock
-        self._reached.move_to_end(delivery.flow)
-        if len(self._reached) > _MAX_REACHED:
-            self._reached.popitem(last=False)
 
     def give_up(self, delivery: TopicDelivery, reason: str) -> GivenUp | None:
         """Return the delivery as given up if it has waited for `patience`, after an attempt that reached no peer for

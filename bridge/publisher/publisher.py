@@ -2,7 +2,7 @@
 
 At least once: a batch is a set of tips under the hash of its bytes, so a peer that receives it twice applies it once.
 Kafka gives each partition to one bridge (`KafkaWorker`), which commits the offset of its oldest batch whose receipt the
-broker has not acknowledged, together with a list of the later batches that are settled (`settled.py`). After a crash
+broker has not acknowledged, together with a list of the later batches that are settled. After a crash
 all other batches from that offset on are published again.
 
 The block of a batch is in IPFS, and pinned, before its CID is published, because other nodes fetch what is announced to
@@ -26,27 +26,24 @@ Records that Kafka deleted before the publisher read them are counted, logged, a
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError
-from kiln.bridge.kafka.producers import FramesProducerError, StoppableKafkaProducer
 from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
 from kiln.bridge.kafka.worker import KafkaWorker, Progress
 from kiln.bridge.publisher.batches import (
     MAX_BLOCK_BYTES,
     MAX_OPEN,
-    BlockKeeper,
-    OutputRecord,
     PendingBatches,
     PublishingOptions,
     read_metadata,
 )
-from kiln.bridge.publisher.deliveries import OpenRecord, Subscribers
+from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import PinsError
+from kiln.bridge.publisher.pins import BlockPins, PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.conf.process.bridge_status import PublisherStatus
 from kiln.conf.process.kafka_records import KafkaRecord
@@ -65,7 +62,7 @@ class Publisher(KafkaWorker):
         options: PublishingOptions,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
-        keeper: BlockKeeper,
+        keeper: BlockPins,
         topics: Callable[[], TopicScheme] = lambda: BY_SEPARATOR,
         clock_us: Callable[[], int] = now_us,
         group: str | None = None,
@@ -76,55 +73,33 @@ class Publisher(KafkaWorker):
         """Create the thread without starting it.
 
         Args:
-            publish: hands a message for a topic to the node and returns the number of peers; called in this thread, as
-                is `keeper`.
+            publish: hands a message for a topic to the node, reports it to `pace`, and returns the number of peers;
+                called in this thread, as is `keeper`.
             can_publish: returns `None`, or the reason why publishing is held back now.
             topics: returns the topics on which batches are published now.
             group: consumer group of the offsets; by default one of the network.
-            pace: the gap between two messages of one author.
+            pace: the gap between two messages of one author; by default none.
             instance: id of the bridge in the group (`KafkaWorker`).
             subscribers: finds the peers of topics, so that nothing is handed to the node for a topic that has none;
                 called in this thread.
         """
         group = group or f"{kafka.prefix}publisher.{options.network}"
-        super().__init__("publisher", "nothing is published", kafka, group, "batches", instance)
+        outputs = "publications", "quarantine"
+        super().__init__("publisher", "nothing is published", kafka, group, "batches", outputs, instance)
         self._options = options
         self._publish = publish
         self._can_publish = can_publish
         self._keeper = keeper
         self._topics = topics
         self._clock_us = clock_us
-        self._pace = pace
+        self._pace = pace or AuthorPacer(0, 1)
         self._pending = PendingBatches(options, subscribers)
-        self._outputs: list[OutputRecord] = []  # not sent yet
-        self._acknowledgements: deque[tuple[OpenRecord, BaseException | None]] = deque()
-        """filled by kafka-python's thread"""
-        self._sent = 0  # records that the broker has not acknowledged
         self._unpin_at = 0
-
-    @property
-    def published(self) -> int:
-        """Publications that reached a peer, since the start."""
-        return self._pending.published
-
-    @property
-    def failed(self) -> int:
-        """Receipts with an error (no peer in time, too old, refused by IPFS), since the start."""
-        return self._pending.failed
-
-    @property
-    def quarantined(self) -> int:
-        """Records that could not be read as a batch, since the start."""
-        return self._pending.quarantined
-
-    @property
-    def lost(self) -> int:
-        """Records that Kafka deleted before they were read, since the start."""
-        return self._pending.lost
 
     def status(self) -> PublisherStatus:
         """Return the status of the publisher."""
-        return PublisherStatus(self.state, self.published, self.failed, self.lost)
+        pending = self._pending
+        return PublisherStatus(self.state, pending.published, pending.failed, pending.lost)
 
     @property
     def error(self) -> str | None:
@@ -136,11 +111,6 @@ class Publisher(KafkaWorker):
     def _release_resources(self) -> None:
         self._keeper.close()
 
-    def _run_session(self) -> None:
-        # records of an earlier session are abandoned; their batches are published again
-        self._outputs, self._acknowledgements, self._sent = [], deque(), 0
-        super()._run_session()
-
     def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
         if committed is None:
             self._pending.start(partition, first, self._clock_us() - self._options.max_age)
@@ -148,28 +118,17 @@ class Publisher(KafkaWorker):
         # an offset without the limit was set by hand, or belongs to a new topic: publish from that offset on
         not_before, settled = read_metadata(committed.offset, committed.metadata)
         self._pending.start(partition, committed.offset, not_before, settled)
-        self._record_lost_range(partition, first)
+        self._skip_lost(partition, first)
         return max(committed.offset, first)
 
     def _end(self, partition: int) -> None:
         self._pending.end(partition)
 
     def _handle(self, partition: int, record: KafkaRecord) -> None:
-        self._add_output(self._pending.add_record(partition, record.offset, record.value, self._clock_us()))
+        self._pending.add_record(partition, record.offset, record.value, self._clock_us())
 
-    def _record_lost_range(self, partition: int, before: int) -> None:
-        first = self._pending.next_offset(partition)
-        output = self._pending.record_lost_range(partition, before, self._clock_us())
-        if output is not None:
-            _LOG.error(
-                "Kafka deleted %d records of %s-%d before group %s had read them: offsets %d to %d",
-                *(before - first, self._topic, partition, self._group, first, before - 1),
-            )
-        self._add_output(output)
-
-    def _add_output(self, output: OutputRecord | None) -> None:
-        if output is not None:
-            self._outputs.append(output)
+    def _record_lost_range(self, partition: int, before: int) -> int:
+        return self._pending.record_lost_range(partition, before, self._clock_us())
 
     def _wait(self) -> float:
         # whole ms, rounded up so that the next attempt is due after the wait
@@ -178,25 +137,15 @@ class Publisher(KafkaWorker):
     def _room(self, partition: int) -> int:
         return max(0, MAX_OPEN - self._pending.open_count) if self._pending.block_bytes < MAX_BLOCK_BYTES else 0
 
-    def _work(self, producer: StoppableKafkaProducer) -> int:
+    def _work(self) -> None:
         if not self._stop.is_set():
             self._publish_due()
-        for output in self._outputs:
-            self._send(producer, output)
-        self._outputs = []
-        while self._acknowledgements:
-            record, error = self._acknowledgements.popleft()
-            self._sent -= 1
-            if error is not None:
-                raise FramesProducerError(f"the broker refused a receipt: {error!r}") from error
-            self._pending.acknowledge(record)
-        return self._sent
+        for output in self._pending.take_outputs():
+            self._send(output.topic, output.key, output.value, partial(self._pending.acknowledge, output.record))
 
     def _publish_due(self) -> None:
         now, held_back = self._clock_us(), self._can_publish()
-        self._outputs += self._pending.step(
-            held_back is not None, self._keeper, self._publish_message, now, self._topics(), self._pace
-        )
+        self._pending.step(held_back is not None, self._keeper, self._publish, now, self._topics(), self._pace)
         if now >= self._unpin_at:
             # a pin that lasts too long does no harm, and `store_and_pin` reports an unreachable node
             with suppress(BlockStoreUnavailableError, PinsError):
@@ -207,19 +156,6 @@ class Publisher(KafkaWorker):
             self._state = "on standby: Kafka has assigned no partition of batches to this bridge"
         else:
             self._state = _describe_state(held_back, self._pending)
-
-    def _send(self, producer: StoppableKafkaProducer, output: OutputRecord) -> None:
-        acknowledgements = self._acknowledgements
-        future = producer.send(f"{self._prefix}{output.topic}", value=output.value, key=output.key)
-        future.add_callback(lambda _: acknowledgements.append((output.record, None)))
-        future.add_errback(lambda error: acknowledgements.append((output.record, error)))
-        self._sent += 1
-
-    def _publish_message(self, topic: str, data: bytes) -> int:
-        peers = self._publish(topic, data)
-        if peers and self._pace is not None:
-            self._pace.record_message(self._clock_us())
-        return peers
 
     def _commit_done(self) -> None:
         progress = {

@@ -7,7 +7,6 @@ the network's topic unless a phase-out is set, because updates without a separat
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import httpx
 import msgspec
 import trio
 
-from kiln.conf.process.files import read_small_file
+from kiln.conf.process.files import read_small_file, replace_file
 from kiln.conf.process.proxies import is_loopback
 from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
 
@@ -68,58 +67,6 @@ def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[
         "batches, which are published on the topics of separators. While the network has such peers, set "
         'transition.mode = "duplicate".'
     )
-
-
-@dataclass(frozen=True)
-class Transition:
-    """Settings of the transition. Times in µs since the epoch, durations in µs.
-
-    With neither `at` nor `height`, a `cutover` counts as done, and a `duplicate` continues until the settings change.
-    """
-
-    mode: Mode = "cutover"
-    at: int | None = None
-    height: int | None = None
-    phase_out: int = 0
-    """time after the cutover at which the bridge leaves the network's topic; 0 to stay"""
-
-    def cutover_time(self, reached_at: int | None) -> int | None:
-        """Return when the transition ends or ended, or `None` if that is unknown or never.
-
-        Args:
-            reached_at: when the height was reached, if it was.
-        """
-        return reached_at if self.height is not None else self.at
-
-    def _is_over(self, now: int, reached_at: int | None) -> bool:
-        if self.at is None and self.height is None:
-            return self.mode == "cutover"
-        since = self.cutover_time(reached_at)
-        return since is not None and since <= now
-
-    def publishing_scheme(self, now: int, reached_at: int | None = None) -> TopicScheme:
-        """Return the topics on which batches are published now."""
-        if self._is_over(now, reached_at):
-            return BY_SEPARATOR
-        return BOTH if self.mode == "duplicate" else BY_NETWORK
-
-    def joins_network_topic(self, now: int, reached_at: int | None = None) -> bool:
-        """Return whether to subscribe to the network's topic now; the topics of separators are always joined."""
-        if not self.phase_out or not self._is_over(now, reached_at):
-            return True
-        since = self.cutover_time(reached_at)
-        return since is None or now < since + self.phase_out
-
-    def describe(self, now: int, reached_at: int | None = None) -> str:
-        """Describe for users what is published where; empty if there is no transition."""
-        if self.at is None and self.height is None and self.mode == "cutover":
-            return ""
-        if self._is_over(now, reached_at):
-            suffix = "" if self.joins_network_topic(now, reached_at) else "; not subscribed to the network's topic"
-            return f"{self.mode} completed: publishing on the topics of separators{suffix}"
-        topics = "both topics" if self.mode == "duplicate" else "the network's topic"
-        until = "" if self.height is None else f", until block {self.height}"
-        return f"{self.mode}: publishing on {topics}{until}"
 
 
 # ---------------------------------------------------------------- the height
@@ -215,7 +162,7 @@ class HeightWatch:
             timeout: seconds for a whole request.
         """
         self._url = url
-        self._height = height
+        self.height = height
         self._path = path
         self._clock_us = clock_us
         self._every = every
@@ -246,7 +193,7 @@ class HeightWatch:
                 )
             else:
                 self.error = None
-                if height >= self._height:
+                if height >= self.height:
                     self._save_reached_at(self._clock_us())
                     return
             self._stop.wait(self._every)
@@ -256,13 +203,11 @@ class HeightWatch:
             content = msgspec.json.decode(read_small_file(self._path), type=dict[str, int])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
-        return content.get("reached_at") if content.get("height") == self._height else None
+        return content.get("reached_at") if content.get("height") == self.height else None
 
     def _save_reached_at(self, now: int) -> None:
         try:
-            partial = self._path.with_suffix(".new")
-            partial.write_text(json.dumps({"height": self._height, "reached_at": now}))
-            partial.replace(self._path)
+            replace_file(self._path, msgspec.json.encode({"height": self.height, "reached_at": now}))
         except OSError as error:
             self.error = (
                 f"transition: cannot write {self._path} ({error.strerror}). Check the disk; the next start requests "
@@ -271,48 +216,58 @@ class HeightWatch:
         self.reached_at = now
 
 
-class PublishingTopics:
-    """The topics on which batches are published now, and the subscription to the network's topic (CIP-120)."""
+# ---------------------------------------------------------------- the transition
 
-    def __init__(self, transition: Transition, height: HeightWatch | None, clock_us: Callable[[], int]) -> None:
-        """Create the topics of a transition.
 
-        Args:
-            height: watches the block height; `None` if the transition names none.
-        """
-        self._transition = transition
-        self._height = height
-        self._clock_us = clock_us
+@dataclass(frozen=True)
+class Transition:
+    """The topics on which batches are published now, and the subscription to the network's topic. Times in µs.
 
-    def start(self) -> None:
-        """Start watching the block height if there is one to watch."""
-        if self._height is not None:
-            self._height.start()
+    With neither `at` nor `height`, a `cutover` counts as done, and a `duplicate` continues until the settings change.
+    """
 
-    def stop(self) -> None:
-        """Stop watching the block height."""
-        if self._height is not None:
-            self._height.stop()
+    clock_us: Callable[[], int]
+    mode: Mode = "cutover"
+    at: int | None = None
+    height: HeightWatch | None = None
+    phase_out: int = 0
+    """time after the cutover at which the bridge leaves the network's topic; 0 to stay"""
+
+    @property
+    def _moment(self) -> int | None:
+        """When the transition ends or ended, or `None` if that is unknown or never."""
+        return self.at if self.height is None else self.height.reached_at
+
+    @property
+    def _is_over(self) -> bool:
+        if self.at is None and self.height is None:
+            return self.mode == "cutover"
+        return self._moment is not None and self._moment <= self.clock_us()
 
     def publishing_scheme(self) -> TopicScheme:
         """Return the topics on which batches are published now."""
-        return self._transition.publishing_scheme(self._clock_us(), self._reached_at)
+        if self._is_over:
+            return BY_SEPARATOR
+        return BOTH if self.mode == "duplicate" else BY_NETWORK
 
     def joins_network_topic(self) -> bool:
-        """Return whether the node subscribes to the network's topic now."""
-        return self._transition.joins_network_topic(self._clock_us(), self._reached_at)
+        """Return whether to subscribe to the network's topic now; the topics of separators are always joined."""
+        if not self.phase_out or not self._is_over or self._moment is None:
+            return True
+        return self.clock_us() < self._moment + self.phase_out
 
     def describe(self) -> str:
-        """Describe what is published where; empty if there is no transition."""
-        return self._transition.describe(self._clock_us(), self._reached_at)
+        """Describe for users what is published where; empty if there is no transition."""
+        if self.at is None and self.height is None and self.mode == "cutover":
+            return ""
+        if self._is_over:
+            suffix = "" if self.joins_network_topic() else "; not subscribed to the network's topic"
+            return f"{self.mode} completed: publishing on the topics of separators{suffix}"
+        topics = "both topics" if self.mode == "duplicate" else "the network's topic"
+        until = "" if self.height is None else f", until block {self.height.height}"
+        return f"{self.mode}: publishing on {topics}{until}"
 
     @property
     def error(self) -> str | None:
         """The reason why the block height is unknown now."""
-        return None if self._height is None else self._height.error
-
-    @property
-    def _reached_at(self) -> int | None:
-        """Time in µs at which the chain reached the height of the settings; `None` if the chain has not reached
-        it, or the transition names no height."""
-        return None if self._height is None else self._height.reached_at
+        return None if self.height is None else self.height.error

@@ -60,6 +60,16 @@ def to_disk(path: Path) -> None:
         os.close(opened)
 
 
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file and sync it to disk. Readers find the old bytes or the new ones."""
+    fresh = path.with_name(f"{path.name}.new")
+    with open(fresh, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
 def ensure_password(broker_dir: Path) -> str:
     """Read the password of this folder's broker; create it if it is missing.
 

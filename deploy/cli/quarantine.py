@@ -218,7 +218,7 @@ def quarantine_replay(
     """
     require_extras("spark")
     settings = settings_of(config, state)
-    from kiln.bridge.kafka.producers import FramesProducer, connect
+    from kiln.bridge.kafka.producers import connect
     from kiln.deploy.ops.quarantine_replay import (
         QuarantineReplay,
         build_retry,
@@ -240,8 +240,8 @@ def quarantine_replay(
     def producing(topic: str) -> Iterator[FramesProducer]:
         with (
             start_broker(settings, note_once(out)) as servers,
-            FramesProducer(
-                connect(servers.split(","), settings.broker.security_options()), settings.kafka.topic(topic)
+            connect(
+                {**settings.broker.security_options(), "bootstrap_servers": servers}, settings.kafka.topic(topic)
             ) as producer,
         ):
             yield producer

@@ -67,14 +67,14 @@ def replay(
             surveys.append(survey_file(file))
         except CaptureError as error:
             raise KilnError(f"{file}: {error}") from error
-    from kiln.bridge.kafka.producers import FramesProducer, connect
+    from kiln.bridge.kafka.producers import connect
     from kiln.deploy.stack.kafka_broker import start_broker
 
     out = notes()
     with start_broker(settings, note_once(out)) as servers:
         topic = settings.kafka.topic("frames")
         for file, found in zip(files, surveys, strict=True):
-            producing = FramesProducer(connect(servers.split(","), settings.broker.security_options()), topic)
+            producing = connect({**settings.broker.security_options(), "bootstrap_servers": servers}, topic)
             with producing as producer, out.status(file.name) as shown:
 
                 def progress(records: int, name: str = file.name, total: int = found.records) -> None:

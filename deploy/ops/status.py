@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 import msgspec
 from deltalake.exceptions import DeltaError
 
-from kiln.bridge.cluster.group import GroupView, group_name, read_member, read_round
+from kiln.bridge.cluster.group import GroupView, Member, group_name
 from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
@@ -382,8 +382,8 @@ def _read_members(descriptions: Sequence[Mapping[str, object]]) -> Iterator[Brid
         metadata = _read_user_data(description["member_metadata"])
         assignment = _read_user_data(description["member_assignment"])
         try:
-            member = read_member(metadata)
-            view = read_round(assignment) if assignment else GroupView("", (), ())
+            member = msgspec.json.decode(metadata, type=Member)
+            view = msgspec.json.decode(assignment, type=GroupView) if assignment else GroupView("", (), ())
         except msgspec.DecodeError:
             continue  # a member that is no bridge, or one of another version
         address = str(description["client_host"]).lstrip("/")

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark import SparkContext
 from rich.console import Console
 
-from kiln.bridge.kafka.producers import FramesProducer, connect
+from kiln.bridge.kafka.producers import connect
 from kiln.conf.process.errors import KilnError
 from kiln.conf.settings.model import Kafka, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic
@@ -63,9 +63,8 @@ def archive_spark_classes(root: Path) -> None:
 def _run_queries(settings: Settings) -> None:
     view = LineView(Console(quiet=True))
     with start_broker(settings, view.say) as servers:
-        with FramesProducer(
-            connect([servers], settings.broker.security_options()), settings.kafka.topic("frames")
-        ) as producer:
+        options = {**settings.broker.security_options(), "bootstrap_servers": servers}
+        with connect(options, settings.kafka.topic("frames")) as producer:
             for frame in Traffic(traffic_options(settings), _START_NS, 100.0).frames(duration_ns=_TRAFFIC_NS):
                 producer.send_record(frame.key, frame.value)
         outcome = run_application(settings, view, catch_up=True)

@@ -340,7 +340,7 @@ def test_a_bridge_alone_publishes_at_once_and_again_at_once_after_a_crash(log: L
 def test_each_membership_learns_of_new_interests_and_of_who_leads(
     broker: EmbeddedBroker, prefix: str, log: Log
 ) -> None:
-    config = KafkaConfig([broker.address], security(broker.address), prefix)
+    config = KafkaConfig(client(broker.address), prefix)
     with ExitStack() as stack:
         members = [
             Membership(

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from bench.catch_up import catch_up, in_micro_batches
-from kiln.bridge.kafka.producers import FramesProducer, connect
+from kiln.bridge.kafka.producers import connect
 from kiln.conf.settings.model import JobName, Kafka, Network, Settings
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -79,7 +79,7 @@ def test_a_catch_up_changes_engines_between_micro_batches(
     traffic = Traffic(options, engines.NOW * 1_000, 200.0, keep_ledger=False).frames()
     updates: list[UpdateRecord] = []
     for part, native_core in enumerate((False, True, False), 1):
-        with FramesProducer(connect(kafka.server_list(), kafka.security_options()), kafka.topic("frames")) as producer:
+        with connect(kafka.client_options(), kafka.topic("frames")) as producer:
             for frame in islice(traffic, FRAMES):
                 producer.send_record(frame.key, frame.value)
         known = len(read_updates(kafka))

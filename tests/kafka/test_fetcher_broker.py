@@ -100,7 +100,7 @@ ANNOUNCER = peer_text(compute_peer_id(Ed25519PrivateKey.from_private_bytes(b"a" 
 
 
 def has_released(fetcher: Fetcher) -> bool:
-    return fetcher.counts["released"] > 0
+    return fetcher.status().counts["released"] > 0
 
 
 class Kiln:
@@ -155,7 +155,7 @@ class Kiln:
         instance: str | None = None,
     ) -> Fetcher:
         fetcher = Fetcher(
-            KafkaConfig([self.address], security(self.address), self.prefix),
+            KafkaConfig(client(self.address), self.prefix),
             options,
             self.ipfs,
             lambda: self.interests,
@@ -215,10 +215,10 @@ def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> No
     assert awaited(lambda: fetcher.state == "IPFS is unavailable: no node at http://127.0.0.1:5001 (waiting: 30)")
     assert fetcher.error == "nothing is fetched, IPFS is unavailable: no node at http://127.0.0.1:5001"
     kiln.write(*(wanted(message % 3, message) for message in range(30, 60)))
-    assert awaited(lambda: fetcher.waiting == 60)
+    assert awaited(lambda: fetcher.status().waiting == 60)
     assert kiln.read("updates") == []
     kiln.ipfs.away = False
-    assert awaited(lambda: fetcher.counts["released"] == 60)
+    assert awaited(lambda: fetcher.status().counts["released"] == 60)
     updates = kiln.updates()
     for number in range(3):
         own = [update.message_id for update in updates if update.stream == stream(number)]
@@ -234,13 +234,13 @@ def test_streams_that_are_known_are_not_fetched_again_after_a_restart(kiln: Kiln
     cid = kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 1)
+    assert awaited(lambda: first.status().counts["released"] == 1)
     assert awaited(lambda: kiln.place() == 1)
     first.stop()
     assert first.state == "stopped"
     kiln.write(wanted(1, 1))
     again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 1)
+    assert awaited(lambda: again.status().counts["released"] == 1)
     assert [update.message_id for update in kiln.updates()] == ["message 0", "message 1"]
     assert kiln.ipfs.asked[cid] == 1
     assert len(kiln.read("streams")) == 1
@@ -251,8 +251,8 @@ def test_genesis_that_never_comes_ends_in_quarantine_and_holds_up_no_other(kiln:
     records = [wanted(0, 0), wanted(1, 1), wanted(0, 2)]
     kiln.write(*records)
     fetcher = kiln.start(FetchingOptions("local-test", timeout=S, give_up_after=2 * S))
-    assert awaited(lambda: fetcher.counts["released"] == 1)
-    assert awaited(lambda: fetcher.counts["genesis_unavailable"] == 2)
+    assert awaited(lambda: fetcher.status().counts["released"] == 1)
+    assert awaited(lambda: fetcher.status().counts["genesis_unavailable"] == 2)
     faults = [decode_quarantine(value) for value in kiln.read("quarantine")]
     assert [(fault.stage, fault.reason) for fault in faults] == [("fetch", "genesis_unavailable")] * 2
     assert [decode_wanted(fault.data) for fault in faults] == [records[0], records[2]]
@@ -285,7 +285,7 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
     assert (blocks[faulty].block, blocks[faulty].reason) == (None, "fetch_fault")
     reasons = Counter(decode_quarantine(value).reason for value in kiln.read("quarantine"))
     assert reasons == {"block_malformed": 1, "fetch_fault": 1, "wanted_malformed": 1}
-    assert (fetcher.counts["not_of_interest"], fetcher.counts["already_fetched"]) == (1, 1)
+    assert (fetcher.status().counts["not_of_interest"], fetcher.status().counts["already_fetched"]) == (1, 1)
     # the third stream's genesis cannot be had in time, so it is not contradicted
     assert {decode_stream(value).stream for value in kiln.read("streams")} == {stream(0), stream(1)}
 
@@ -310,19 +310,21 @@ def test_one_that_waits_does_not_hold_back_its_place_in_few_bytes(kiln: Kiln) ->
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(0, 0), *(wanted(1, message) for message in range(1, 1_001)))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 1_000)
+    assert awaited(lambda: first.status().counts["released"] == 1_000)
     assert awaited(lambda: kiln.not_done(1_001) == [0])
     first.stop()
     kiln.ipfs.add(genesis(0))
     again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 1)
+    assert awaited(lambda: again.status().counts["released"] == 1)
     assert awaited(lambda: kiln.place() == 1_001)
-    assert again.counts["released"] == 1
+    assert again.status().counts["released"] == 1
     assert Counter(kiln.kept()) == Counter(f"message {message}" for message in range(1_001))
 
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
-    fetcher = Fetcher(KafkaConfig(f"127.0.0.1:{free_port}", {}, "kiln."), OPTIONS, kiln.ipfs, lambda: ("*",))
+    fetcher = Fetcher(
+        KafkaConfig({"bootstrap_servers": f"127.0.0.1:{free_port}"}, "kiln."), OPTIONS, kiln.ipfs, lambda: ("*",)
+    )
     fetcher.start()
     assert awaited(lambda: "Kafka fails" in fetcher.state)
     fetcher.stop(10)
@@ -520,7 +522,7 @@ def test_without_an_offset_nothing_is_guessed(kiln: Kiln) -> None:
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 1 and kiln.place() == 1)
+    assert awaited(lambda: first.status().counts["released"] == 1 and kiln.place() == 1)
     assert awaited(lambda: len(kiln.read("streams")) == 1)
     first.stop()
     kiln.forget_place()
@@ -528,7 +530,7 @@ def test_without_an_offset_nothing_is_guessed(kiln: Kiln) -> None:
     said = f"Kafka has lost the committed offset of group {kiln.prefix}fetcher.local-test for {kiln.prefix}wanted-0"
     assert awaited(lambda: said in (again.error or ""))
     assert "--reset-offsets" in (again.error or "")
-    assert (again.places_lost, again.status().places_lost) == (1, 1)
+    assert (again.status().places_lost, again.status().places_lost) == (1, 1)
     again.stop()
     assert [update.message_id for update in kiln.updates()] == ["message 0"]
 
@@ -540,10 +542,10 @@ def test_a_topic_that_is_created_again_while_it_is_read_is_read_from_its_beginni
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     fetcher = kiln.start()
-    assert awaited(lambda: fetcher.counts["released"] == 2 and kiln.place() == 2)
+    assert awaited(lambda: fetcher.status().counts["released"] == 2 and kiln.place() == 2)
     create_again(kiln.address, kiln.prefix, "wanted")
     kiln.write(*(wanted(1, message) for message in range(2, 6)))
-    assert awaited(lambda: fetcher.counts["released"] == 6), fetcher.error
+    assert awaited(lambda: fetcher.status().counts["released"] == 6), fetcher.error
     assert sorted(kiln.kept()) == [f"message {number}" for number in range(6)]
 
 
@@ -552,21 +554,21 @@ def test_an_offset_in_an_earlier_topic_of_that_name_is_none(kiln: Kiln) -> None:
     kiln.write(wanted(1, 0), wanted(1, 1))
     kiln.commit_place(1, f"{'B' * 22} ")
     fetcher = kiln.start()
-    assert awaited(lambda: fetcher.counts["released"] == 2)
-    assert fetcher.places_lost == 0
+    assert awaited(lambda: fetcher.status().counts["released"] == 2)
+    assert fetcher.status().places_lost == 0
 
 
 def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:
     kiln.ipfs.add(genesis(1))
     kiln.write(wanted(1, 0), wanted(1, 1))
     first = kiln.start()
-    assert awaited(lambda: first.counts["released"] == 2 and kiln.place() == 2)
+    assert awaited(lambda: first.status().counts["released"] == 2 and kiln.place() == 2)
     first.stop()
     kiln.write(*(wanted(1, message) for message in range(2, 7)))
     with KafkaAdminClient(**client(kiln.address)) as admin:
         admin.delete_records({TopicPartition(f"{kiln.prefix}wanted", 0): 5})
     again = kiln.start()
-    assert awaited(lambda: again.counts["released"] == 2)
+    assert awaited(lambda: again.status().counts["released"] == 2)
     assert again.status().counts["lost"] == 3
     assert "3 records of" in caplog.text
     assert "offsets 2 to 4" in caplog.text

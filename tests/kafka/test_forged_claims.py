@@ -148,7 +148,7 @@ class Kiln:
         )
         self._producer = KafkaProducer(**client(address), acks="all")
         options = FetchingOptions(NETWORK, max_concurrent=16, timeout=S, give_up_after=S // 2, retry_after=600 * S)
-        kafka = KafkaConfig([address], security(address), prefix)
+        kafka = KafkaConfig(client(address), prefix)
         self.fetcher = Fetcher(kafka, options, self.ipfs, lambda: ())
         if fetch:
             self.fetcher.start()
@@ -322,12 +322,12 @@ def test_what_becomes_of_forged_claims_is_as_the_page_says(
 
     # nobody has the genesis
     add("nobody has it", announced(kiln))
-    wait_until(lambda: kiln.fetcher.counts["genesis_unavailable"] == 2, lambda: f"{kiln.fetcher.status()}", 60)
+    wait_until(lambda: kiln.fetcher.status().counts["genesis_unavailable"] == 2, lambda: f"{kiln.fetcher.status()}", 60)
 
     # it is slow; and IPFS goes away, and comes back
     kiln.ipfs.gate.clear()
     slow = announced(kiln)
-    wait_until(lambda: kiln.fetcher.counts["claims"] == 8, "claims are counted")
+    wait_until(lambda: kiln.fetcher.status().counts["claims"] == 8, "claims are counted")
     for each in slow.values():
         kiln.ipfs.add(each.genesis)
     add("comes later", slow)
@@ -343,7 +343,7 @@ def test_what_becomes_of_forged_claims_is_as_the_page_says(
     add("comes later", away)
     kiln.ipfs.away = False
     kiln.await_streams(away.values())
-    wait_until(lambda: kiln.fetcher.waiting == 0, "nothing waits")
+    wait_until(lambda: kiln.fetcher.status().waiting == 0, "nothing waits")
 
     known = {claim: next(STREAMS) for claim in CLAIMS}
     for each in known.values():
@@ -417,14 +417,14 @@ def test_a_tip_announced_ten_times_is_one_update_in_one_batch_whatever_comes_to_
         if number == 3:
             wanted = len(kiln.read("wanted"))
             wait_until(
-                lambda: kiln.fetcher.counts["claims"] + kiln.fetcher.waiting == wanted,  # noqa: B023 – the loop waits for it at once
+                lambda: kiln.fetcher.status().counts["claims"] + kiln.fetcher.status().waiting == wanted,  # noqa: B023 – the loop waits for it at once
                 lambda: f"{kiln.fetcher.status()} of {wanted}",  # noqa: B023 – the loop waits for it at once
             )
             for of in streams.values():
                 kiln.ipfs.add(of.genesis)
             kiln.ipfs.gate.set()
             kiln.await_streams(streams.values())
-            wait_until(lambda: kiln.fetcher.waiting == 0, lambda: f"{kiln.fetcher.status()}")
+            wait_until(lambda: kiln.fetcher.status().waiting == 0, lambda: f"{kiln.fetcher.status()}")
     batches = kiln.batches()
     false = ("under a false separator first", "under a false separator while nothing is known")
     assert {name: (len(kiln.updates(of)), in_batches(batches, of)) for name, of in streams.items()} == {

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 from kafka.admin import KafkaAdminClient
@@ -25,6 +26,7 @@ from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher import publisher as publisher_module
 from kiln.bridge.publisher.batches import RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.deliveries import Subscribers
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_broker import ensure_topics
@@ -153,11 +155,11 @@ class Kiln:
     ) -> Publisher:
         options = PublishingOptions("local-test", publish_timeout=S, retry_every=S // 5)
         publisher = Publisher(
-            KafkaConfig([self.address], security(self.address), self.prefix),
+            KafkaConfig(client(self.address), self.prefix),
             options,
             self.publish,
             lambda: self.held,
-            self,
+            cast(BlockPins, self),
             clock_us=clock_us,
             instance=instance,
             subscribers=subscribers,
@@ -179,12 +181,12 @@ def test_batches_are_published_once_over_restarts(kiln: Kiln) -> None:
     old, young = batch(0, age=3600 * S), [batch(n) for n in range(1, 6)]
     kiln.write(encode(old), b"{", encode(batch(99, origin="REPLAY")), *map(encode, young[:3]))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 3)
+    assert awaited(lambda: publisher.status().published == 3)
     publisher.stop()
     assert publisher.state == "stopped"
     kiln.write(*map(encode, young[3:]))
     again = kiln.start()
-    assert awaited(lambda: again.published == 2)
+    assert awaited(lambda: again.status().published == 2)
     assert awaited(lambda: again.state == "waiting for batches")
     assert again.error is None
     again.stop()
@@ -205,11 +207,11 @@ def test_two_publishers_share_the_partitions_and_one_that_leaves_is_replaced(kil
     batches = [batch(number) for number in range(8)]
     for number, each in enumerate(batches[:4]):
         kiln.write(encode(each), partition=number % 2)
-    assert awaited(lambda: (one.published, other.published) == (2, 2))
+    assert awaited(lambda: (one.status().published, other.status().published) == (2, 2))
     other.stop()
     for number, each in enumerate(batches[4:]):
         kiln.write(encode(each), partition=number % 2)
-    assert awaited(lambda: one.published == 6)
+    assert awaited(lambda: one.status().published == 6)
     assert sorted(receipt.batch_cid for receipt in kiln.receipts()) == sorted(each.batch_cid for each in batches)
 
 
@@ -319,13 +321,13 @@ def test_it_says_what_it_waits_for(kiln: Kiln) -> None:
     assert awaited(lambda: publisher.state == "held back: no batch block is in IPFS (batches waiting: 1)")
     kiln.held = None
     assert awaited(lambda: publisher.state.startswith("waiting for a peer on /ceramic/local-test/sep/model/k"))
-    assert awaited(lambda: publisher.failed == 1)
+    assert awaited(lambda: publisher.status().failed == 1)
     (receipt,) = kiln.receipts()
     assert receipt.peer_count == 0
     assert re.fullmatch(r"no peer on the topic for \d+ s", receipt.error or "")
     kiln.peers = 2
     kiln.write(encode(batch(2)))
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
 
 
 def test_a_batch_does_not_wait_behind_thousands_for_a_topic_without_peers(
@@ -336,7 +338,7 @@ def test_a_batch_does_not_wait_behind_thousands_for_a_topic_without_peers(
     kiln.write(*map(encode, [*others, wanted]))
     now = time.time_ns() // 1_000
     publisher = kiln.start(clock_us=lambda: now)  # no batch is given up meanwhile
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     assert publisher.state.endswith("(batches waiting: 3000)")
 
 
@@ -351,7 +353,7 @@ def test_a_batch_does_not_wait_behind_those_of_nine_thousand_new_models_without_
 
     # at a time that stands still, no batch is given up
     publisher = kiln.start(clock_us=lambda: now, subscribers=subscribers)
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     assert awaited(lambda: publisher.state.endswith("(batches waiting: 8500)"))
     assert kiln.kept == [wanted.batch_cid]
 
@@ -367,7 +369,7 @@ def test_while_ipfs_is_away_batches_wait_and_it_says_so(kiln: Kiln) -> None:
     assert publisher.error == "nothing is published, IPFS is unavailable: http://127.0.0.1:5001 does not answer"
     assert kiln.sent == []
     kiln.away = None
-    assert awaited(lambda: publisher.published == 4)
+    assert awaited(lambda: publisher.status().published == 4)
     assert awaited(lambda: publisher.error is None)
     assert kiln.kept == [record.batch_cid for record in records]
 
@@ -378,22 +380,22 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
     first, second = batch(1), batch(2)
     kiln.write(encode(first))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     kiln.crash = True
     kiln.write(encode(second))
     assert awaited(lambda: publisher.error is not None)
     assert publisher.error == "nothing is published: the publisher has crashed, and will be restarted"
     kiln.crash = False
     again = kiln.start()
-    assert awaited(lambda: again.published >= 1 and again.state == "waiting for batches")
+    assert awaited(lambda: again.status().published >= 1 and again.state == "waiting for batches")
     assert kiln.sent[-1].find(second.batch_cid.encode()) > 0
     assert {receipt.batch_cid for receipt in kiln.receipts()} == {first.batch_cid, second.batch_cid}
 
 
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     options = PublishingOptions("local-test")
-    kafka = KafkaConfig(f"127.0.0.1:{free_port}", {}, "kiln.")
-    publisher = Publisher(kafka, options, kiln.publish, lambda: None, kiln)
+    kafka = KafkaConfig({"bootstrap_servers": f"127.0.0.1:{free_port}"}, "kiln.")
+    publisher = Publisher(kafka, options, kiln.publish, lambda: None, cast(BlockPins, kiln))
     kiln.running.append(publisher)
     publisher.start()
     assert awaited(lambda: "Kafka fails" in publisher.state)
@@ -407,15 +409,15 @@ def test_after_a_crash_what_waits_for_a_peer_is_announced_and_nothing_that_is_se
     hour = 3_600 * S
     kiln.write(*(encode(batch(number, age=hour)) for number in range(3)))
     first = kiln.start(clock_us=lambda: time.time_ns() // 1_000 - hour)
-    assert awaited(lambda: first.published == 3 and (kiln.place() or (0, ""))[0] == 3)
+    assert awaited(lambda: first.status().published == 3 and (kiln.place() or (0, ""))[0] == 3)
     limit = (kiln.place() or (0, ""))[1]
     first.stop()
     kiln.commit_place(1, limit)  # a crash before the offset of two receipts was committed
     waited = batch(4, age=600 * S)  # while no bridge ran, for longer than a first start looks back
     kiln.write(encode(waited))
     again = kiln.start()
-    assert awaited(lambda: again.published == 3 and (kiln.place() or (0, ""))[0] == 4)
-    assert (again.failed, kiln.place()) == (0, (4, limit))
+    assert awaited(lambda: again.status().published == 3 and (kiln.place() or (0, ""))[0] == 4)
+    assert (again.status().failed, kiln.place()) == (0, (4, limit))
     counts = Counter(receipt.batch_cid for receipt in kiln.receipts())
     assert counts == {batch(0).batch_cid: 1, batch(1).batch_cid: 2, batch(2).batch_cid: 2, waited.batch_cid: 1}
 
@@ -427,7 +429,7 @@ def test_it_reads_no_further_while_ten_thousand_wait(kiln: Kiln, monkeypatch: py
     publisher = kiln.start()
     assert awaited(lambda: publisher.state == "held back: on purpose (batches waiting: 10)")
     kiln.held = None
-    assert awaited(lambda: publisher.published == 50)
+    assert awaited(lambda: publisher.status().published == 50)
     assert len(kiln.receipts()) == 50
 
 
@@ -437,14 +439,14 @@ def test_it_reads_no_further_while_ten_thousand_wait(kiln: Kiln, monkeypatch: py
 def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.LogCaptureFixture) -> None:
     kiln.write(*(encode(batch(number)) for number in range(2)))
     first = kiln.start()
-    assert awaited(lambda: first.published == 2 and first.state == "waiting for batches")
+    assert awaited(lambda: first.status().published == 2 and first.state == "waiting for batches")
     first.stop()
     kiln.write(*(encode(batch(number)) for number in range(2, 7)))
     kiln.delete_records(5)
 
     again = kiln.start()
-    assert awaited(lambda: again.published == 2 and again.state == "waiting for batches")
-    assert (again.lost, again.status().lost) == (3, 3)
+    assert awaited(lambda: again.status().published == 2 and again.state == "waiting for batches")
+    assert (again.status().lost, again.status().lost) == (3, 3)
     assert "3 records of" in caplog.text
     assert "offsets 2 to 4" in caplog.text
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
@@ -454,12 +456,12 @@ def test_batches_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     kiln.held = "on purpose"
     third = kiln.start()  # while it runs
     assert awaited(lambda: third.state == "held back: on purpose")
-    assert third.lost == 0
+    assert third.status().lost == 0
     kiln.delete_records(7)
     kiln.held = None
     kiln.write(encode(batch(7)))
-    assert awaited(lambda: third.published == 1)
-    assert third.lost == 0  # what it had read is not lost
+    assert awaited(lambda: third.status().published == 1)
+    assert third.status().lost == 0  # what it had read is not lost
 
 
 @pytest.mark.parametrize("runs", [False, True], ids=["stopped", "running"])
@@ -467,7 +469,7 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(kiln: Kiln, r
     """Kafka forgets a group's offsets with the topic."""
     kiln.write(*(encode(batch(number)) for number in range(3)))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 3 and (kiln.place() or (0, ""))[0] == 3)
+    assert awaited(lambda: publisher.status().published == 3 and (kiln.place() or (0, ""))[0] == 3)
     if not runs:
         publisher.stop()
     create_again(kiln.address, kiln.prefix, "batches")
@@ -482,7 +484,7 @@ def test_a_topic_that_was_created_again_is_read_from_its_beginning(kiln: Kiln, r
 def test_partitions_that_are_added_are_read(kiln: Kiln) -> None:
     kiln.write(encode(batch(0)))
     publisher = kiln.start()
-    assert awaited(lambda: publisher.published == 1)
+    assert awaited(lambda: publisher.status().published == 1)
     add_partitions(kiln.address, f"{kiln.prefix}batches", 2)
     kiln.write(encode(batch(1)), partition=1)
-    assert awaited(lambda: publisher.published == 2), publisher.error
+    assert awaited(lambda: publisher.status().published == 2), publisher.error

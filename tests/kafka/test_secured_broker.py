@@ -73,9 +73,8 @@ def variables(kafka: dict[str, str]) -> dict[str, str]:
 def test_topics_records_and_places(broker: SecuredBroker) -> None:
     kafka = Kafka.model_validate(settings(broker))
     make_topics(kafka, kafka.servers)
-    producer = connect(kafka.server_list(), kafka.security_options())
-    producer.send("kiln.batches", value=b"value", key=b"key")
-    producer.close(30)
+    with connect(kafka.client_options(), "kiln.batches") as producer:
+        producer.send_record(b"key", b"value")
     consumer = KafkaConsumer(**kafka.client_options(), group_id="kiln.publisher.x", enable_auto_commit=False)
     part = TopicPartition("kiln.batches", 0)
     consumer.assign([part])
@@ -109,9 +108,8 @@ def test_what_is_refused_names_the_setting(broker: SecuredBroker, what: str) -> 
     paths = {key: str(broker.folder / value) for key, value in changes.items() if "file" in key}
     servers = {key: broker.address.replace("localhost", value) for key, value in changes.items() if key == "bootstrap"}
     kafka = Kafka.model_validate(settings(broker, **{**changes, **paths, **servers}))
-    options = {**kafka.client_options(), "bootstrap_timeout_ms": 1_000}
     with pytest.raises(FramesProducerError) as refused:
-        connect(kafka.server_list(), {key: value for key, value in options.items() if key != "bootstrap_servers"})
+        connect(kafka.client_options(), "kiln.batches")
     assert expected in str(refused.value)
     assert "own" not in str(refused.value)
 

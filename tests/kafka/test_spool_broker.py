@@ -23,7 +23,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.capture.sink import FrameSink
 from kiln.bridge.capture.spool import Spool
 from kiln.bridge.capture.tap import ConnectionTap
-from kiln.bridge.kafka.librdkafka import open_frames_producer
+from kiln.bridge.kafka.producers import ONLY_REFUSALS, open_producer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker, find_running_broker
 from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.kafka.frames import read_frame
@@ -43,7 +43,7 @@ class NewBroker(Protocol):
 
 def new_sink(address: str, topic: str, folder: Path, limit: int = 256 << 20) -> FrameSink:
     spool = Spool(folder, limit, durable=True)
-    return FrameSink(partial(open_frames_producer, client(address), topic), topic, spool, 16 << 20)
+    return FrameSink(partial(open_producer, client(address), (topic,), ONLY_REFUSALS), topic, spool, 16 << 20)
 
 
 def all_there(sink: FrameSink) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import cbor2
 import pytest
@@ -17,6 +18,7 @@ from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.conf.process.kafka_records import RecordReader, librdkafka_options
 from kiln.deploy.ops.snapshot_builder import TopicWatch
@@ -90,9 +92,9 @@ class Bridge:
         ensure_topics(address, prefix, {}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address))
 
     def start(self) -> None:
-        kafka = KafkaConfig([self.address], security(self.address), self.prefix)
+        kafka = KafkaConfig(client(self.address), self.prefix)
         options = PublishingOptions("local-test", publish_timeout=600 * S, retry_every=S // 5)
-        self.publisher = Publisher(kafka, options, self._publish, lambda: None, self)
+        self.publisher = Publisher(kafka, options, self._publish, lambda: None, cast(BlockPins, self))
         fetching = FetchingOptions("local-test", timeout=S, give_up_after=600 * S)
         self.fetcher = Fetcher(kafka, fetching, self.ipfs, lambda: ("model",))
         self.running = [self.publisher, self.fetcher]
@@ -156,10 +158,10 @@ def test_publishing_and_fetching_go_on_and_each_bad_record_is_in_quarantine(brid
             written |= write_everything(bridge, number, codec)
         expected |= written
         of_fetcher = sum(key.startswith(b"wanted/") for key in written)
-        await_count(lambda: bridge.publisher.published, len(CODECS))
-        await_count(lambda: bridge.publisher.quarantined, len(written) - of_fetcher)
-        await_count(lambda: bridge.fetcher.counts["released"], len(CODECS))
-        await_count(lambda: bridge.fetcher.counts["quarantined"], of_fetcher)
+        await_count(lambda: bridge.publisher.status().published, len(CODECS))
+        await_count(lambda: len(bridge.quarantined), len(expected))
+        await_count(lambda: bridge.fetcher.status().counts["released"], len(CODECS))
+        await_count(lambda: bridge.fetcher.status().counts["quarantined"], of_fetcher)
         assert bridge.errors == []
         bridge.stop()
         bridge.start()
@@ -210,7 +212,7 @@ def test_a_known_stream_is_read_behind_any_record(bridge: Bridge) -> None:
     bridge.start()
     wait_until(
         lambda: len(bridge.released) == len(CODECS),
-        lambda: f"{bridge.errors} {bridge.fetcher.state} {bridge.fetcher.counts} {bridge.ipfs.asked}",
+        lambda: f"{bridge.errors} {bridge.fetcher.state} {bridge.fetcher.status().counts} {bridge.ipfs.asked}",
     )
     assert bridge.ipfs.asked.total() == 0
 

@@ -10,6 +10,7 @@ from kiln.bridge.publisher.batches import (
 )
 from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     BatchRecord,
@@ -74,7 +75,7 @@ class Node:
         return found
 
 
-class Ipfs:
+class Ipfs(BlockPins):
     """Blocks that are kept; `error` is raised instead where it is set."""
 
     def __init__(self) -> None:
@@ -88,11 +89,6 @@ class Ipfs:
             raise self.error
         self.kept[cid] = block
 
-    def unpin_expired(self, now: int) -> int:
-        return 0
-
-    def close(self) -> None: ...
-
 
 class Run:
     """The pending batches of one partition, begun at offset 0."""
@@ -105,7 +101,7 @@ class Run:
         subscribers: Subscribers | None = None,
     ) -> None:
         self.node = node
-        self.pace = pace
+        self.pace = pace or AuthorPacer(0, 1)
         self.ipfs = Ipfs()
         self.pending = PendingBatches(OPTIONS, subscribers=subscribers)
         self.pending.start(PARTITION, 0, not_before)
@@ -114,18 +110,19 @@ class Run:
 
     def take(self, value: BatchRecord | bytes | None, now: int = START) -> None:
         data = encode(value) if isinstance(value, BatchRecord) else value
-        output = self.pending.add_record(PARTITION, self.offset, data, now)
+        self.pending.add_record(PARTITION, self.offset, data, now)
         self.offset += 1
-        self.outputs += [] if output is None else [output]
+        self.outputs += self.pending.take_outputs()
 
     def step(self, now: int = START, held: bool = False, on: TopicScheme = BY_SEPARATOR) -> list[PublicationRecord]:
         def publish(topic: str, data: bytes) -> int:
             peers = self.node.publish(topic, data)
-            if peers and self.pace is not None:
+            if peers:
                 self.pace.record_message(now)
             return peers
 
-        outputs = self.pending.step(held, self.ipfs, publish, now, on, self.pace)
+        self.pending.step(held, self.ipfs, publish, now, on, self.pace)
+        outputs = self.pending.take_outputs()
         self.outputs += outputs
         assert all(output.topic == "publications" for output in outputs)
         return [decode_publication(output.value) for output in outputs]

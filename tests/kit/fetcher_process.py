@@ -19,9 +19,8 @@ from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions, FetchOutput
 from kiln.bridge.ipfs import BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
-from kiln.bridge.kafka.producers import StoppableKafkaProducer
 from kiln.bridge.kafka.session_thread import KafkaConfig
-from kit.broker_access import security
+from kit.broker_access import client
 
 
 class _Blocks(FolderBlockStore):
@@ -40,18 +39,18 @@ class _Blocks(FolderBlockStore):
 class _Suspended(Fetcher):
     _suspends = True
 
-    def _write(self, producer: StoppableKafkaProducer, outputs: Sequence[FetchOutput]) -> bool:
+    def _write(self, outputs: Sequence[FetchOutput]) -> bool:
         if self._suspends and any(output.topic == "updates" for output in outputs):
             self._suspends = False
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # before this thread does anything more
-        return super()._write(producer, outputs)
+        return super()._write(outputs)
 
 
 def main() -> None:
     address, prefix, instance, folder, *suspended = sys.argv[1:]
     options = FetchingOptions("local-test", max_concurrent=4, give_up_after=3_600_000_000)
     fetcher = (_Suspended if suspended else Fetcher)(
-        KafkaConfig([address], security(address), prefix), options, _Blocks(Path(folder)), tuple, instance=instance
+        KafkaConfig(client(address), prefix), options, _Blocks(Path(folder)), tuple, instance=instance
     )
     fetcher.start()
     signal.sigwait({signal.SIGTERM})

@@ -37,7 +37,7 @@ def kiln_beside(
 
 
 def frames_producer(address: str, prefix: str) -> FramesProducer:
-    return FramesProducer(connect([address], security(address)), f"{prefix}frames")
+    return connect(client(address), f"{prefix}frames")
 
 
 def alternate(*streams: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import cast
 
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
+from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
-from kit.broker_access import security
+from kit.broker_access import client
 
 
 class _Node:
@@ -43,8 +45,8 @@ def main() -> None:
     address, prefix, instance, path, lonely = sys.argv[1:]
     node = _Node(path, lonely)
     options = PublishingOptions("local-test", publish_timeout=1_000_000, retry_every=200_000)
-    kafka = KafkaConfig([address], security(address), prefix)
-    publisher = Publisher(kafka, options, node.publish, lambda: None, node, instance=instance)
+    kafka = KafkaConfig(client(address), prefix)
+    publisher = Publisher(kafka, options, node.publish, lambda: None, cast(BlockPins, node), instance=instance)
     publisher.start()
     signal.sigwait({signal.SIGTERM})
     publisher.stop()

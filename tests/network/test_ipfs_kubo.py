@@ -64,7 +64,7 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         other.start().close()
         other.connect(daemon.address)
         node = KuboBlockStore(kubo, every=0.5)
-        assert node.wait_for_check(30)
+        wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         assert "without routing" not in node.describe()
         node.put(BATCH.cid, BATCH.data)
         wait_until(lambda: node.status().provided == 1, lambda: str(node.status()))

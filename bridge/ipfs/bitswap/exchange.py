@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 from libp2p.abc import INetStream
@@ -25,10 +25,12 @@ from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, enc
 from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits, Output
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, MessageError, read_message, write_message
 from kiln.bridge.ipfs.blocks import BlockUnavailableError, read_digest
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.budget import CaptureBudget, UnfinishedRpcs
 from kiln.bridge.libp2p.closing import BROKEN, reset_stream, shielded
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.streams import GossipStream
+from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.pubsub import read_message as read_pubsub_message
@@ -72,18 +74,6 @@ class ExchangeOptions:
     limits: EngineLimits = field(default_factory=EngineLimits)
 
 
-class BlockFiles(Protocol):
-    """Access to the blocks that are served; called in threads."""
-
-    def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
-        """Return the size of each block; `None` for a block that is not stored."""
-        ...
-
-    def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Read blocks; leave out missing and damaged ones."""
-        ...
-
-
 ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
 """Connects to providers of a multihash, and calls back with each connected one. Returns false if no server answered."""
 
@@ -94,9 +84,8 @@ class AnnouncementSources:
     A block is not requested from the author of its announcement, since an author may be a key that belongs to no peer.
     """
 
-    def __init__(self, limit: int = _MAX_ANNOUNCEMENTS) -> None:
-        self._limit = limit
-        self._sources: OrderedDict[str, bytes] = OrderedDict()
+    def __init__(self) -> None:
+        self._sources = BoundedDict[str, bytes](_MAX_ANNOUNCEMENTS)
 
     def record_message(self, data: bytes, source: bytes) -> None:
         """Record the source of a message if it is a BATCH_UPDATE."""
@@ -106,8 +95,6 @@ class AnnouncementSources:
         if isinstance(message, Rejected) or message.type != "BATCH_UPDATE" or message.batch is None:
             return
         self._sources[message.batch] = source
-        if len(self._sources) > self._limit:
-            self._sources.popitem(last=False)
 
     def find_source(self, cid: str) -> bytes | None:
         """Return the peer that relayed the announcement of a batch."""
@@ -151,7 +138,7 @@ class BlockExchange:
     def __init__(
         self,
         node: Node,
-        files: BlockFiles,
+        files: FolderBlockStore,
         options: ExchangeOptions | None = None,
         sources: AnnouncementSources | None = None,
         search: ProviderSearch | None = None,
@@ -173,7 +160,7 @@ class BlockExchange:
         self._streams: Counter[bytes] = Counter()
         self._writers: dict[bytes, _Writer] = {}
         self._fetches: dict[bytes, _Fetch] = {}
-        self._searched: OrderedDict[bytes, float] = OrderedDict()  # time of the last search by digest
+        self._searched = BoundedDict[bytes, float](_MAX_SEARCHED)  # time of the last search by digest
         self._unfinished = UnfinishedRpcs[_Inbound](options.unfinished_bytes)
         self._sending = UnfinishedRpcs[_Writer](options.sending_bytes)
         self._cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
@@ -276,9 +263,6 @@ class BlockExchange:
             async with self._search_limit:
                 if await self._search_providers(b"\x12\x20" + digest, partial(self._ask_provider, digest)):
                     self._searched[digest] = trio.current_time()
-                    self._searched.move_to_end(digest)
-                    if len(self._searched) > _MAX_SEARCHED:
-                        self._searched.popitem(last=False)
             nursery.cancel_scope.cancel()
 
     def _needs_search(self, digest: bytes) -> bool:

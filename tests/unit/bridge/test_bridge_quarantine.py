@@ -5,6 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
+
+from confluent_kafka import KafkaError, Producer
 
 from kiln.bridge.kafka.producers import FramesProducerError
 from kiln.bridge.kafka.quarantine import QuarantineWriter
@@ -12,22 +15,7 @@ from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.schemas.kafka.records import QuarantineRecord, decode_quarantine
 
 PATIENCE = 20.0  # s
-NOWHERE = KafkaConfig(["127.0.0.1:1"], {}, "kiln.")
-
-
-class Sent:
-    def __init__(self, error: BaseException | None) -> None:
-        self._error = error
-
-    def add_callback(self, f: Callable[[object], None], /) -> object:
-        if self._error is None:
-            f(object())
-        return self
-
-    def add_errback(self, f: Callable[[BaseException], None], /) -> object:
-        if self._error is not None:
-            f(self._error)
-        return self
+NOWHERE = KafkaConfig({"bootstrap_servers": ["127.0.0.1:1"]}, "kiln.")
 
 
 class Broker:
@@ -49,22 +37,28 @@ class Broker:
         self.open += 1
         return self
 
-    def send(self, topic: str, *, value: bytes, key: bytes) -> Sent:
+    def produce(
+        self, topic: str, value: bytes, key: bytes, on_delivery: Callable[[KafkaError | None, object], None]
+    ) -> None:
         if self.refusals:
             self.refusals -= 1
-            return Sent(FramesProducerError("not enough replicas"))
-        self.records.append((topic, key, decode_quarantine(value)))
-        return Sent(None)
+            on_delivery(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), None)
+        else:
+            self.records.append((topic, key, decode_quarantine(value)))
+            on_delivery(None, None)
 
-    def abandon(self) -> None: ...
+    def flush(self, timeout: float = -1) -> int:
+        return 0
 
-    def close(self, timeout: float) -> None:
+    def purge(self, **kinds: bool) -> None:
         self.open -= 1
 
 
 @contextmanager
 def running(broker: Broker) -> Iterator[QuarantineWriter]:
-    broker.quarantine = quarantine = QuarantineWriter(NOWHERE, broker.connect, retry_after=0.01)
+    broker.quarantine = quarantine = QuarantineWriter(
+        NOWHERE, lambda: cast(Producer, broker.connect()), retry_after=0.01
+    )
     quarantine.start()
     try:
         yield quarantine

@@ -1,12 +1,20 @@
-"""The functions and files of the bridge that a frame goes through (kit.bridge_walks)."""
+"""The functions and files of the bridge that a frame and a batch go through (kit.bridge_walks)."""
 
 from __future__ import annotations
 
-from kit.bridge_walks import walk_capture
+from kit.bridge_walks import walk_batch, walk_capture
 
 
 def test_a_frame_does_not_go_round_about_to_kafka() -> None:
     walk = walk_capture()
-    assert len(walk.functions) <= 30, walk.functions
+    assert len(walk.functions) <= 26, walk.functions
     assert len(walk.files) <= 12, walk.files
     assert ("bridge/capture/sink.py", "FrameSink.put") in walk.functions
+
+
+def test_a_batch_does_not_go_round_about_to_a_peer() -> None:
+    walk = walk_batch()
+    assert len(walk.functions) <= 33, walk.functions
+    assert len(walk.files) <= 19, walk.files
+    assert ("bridge/publisher/batches.py", "PendingBatches.add_record") in walk.functions
+    assert walk.functions[-1] == ("bridge/libp2p/links.py", "SendQueue.put")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.publisher.fair_queue import FairQueue
+from kiln.bridge.fair_queue import FairQueue
 
 Path = tuple[int, bool, int]
 PATHS = st.tuples(st.integers(0, 4), st.booleans(), st.integers(0, 6))

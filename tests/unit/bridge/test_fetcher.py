@@ -24,11 +24,12 @@ from kiln.bridge.fetcher.attempts import (
     fetch_block,
 )
 from kiln.bridge.fetcher.fetch_queue import KnownAnswers
-from kiln.bridge.fetcher.offsets import MAX_METADATA, MAX_RELEASING, DoneOffsets
+from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, PendingFetches
 from kiln.bridge.fetcher.wanted import KafkaPosition
 from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
+from kiln.bridge.kafka.number_sets import MAX_METADATA
 from kiln.deploy.ops.quarantine_replay import build_retry
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.records import (
@@ -674,7 +675,7 @@ def test_records_that_kafka_let_go_unread_are_told_and_not_waited_for() -> None:
     done_offsets.mark_done(0)
     again = DoneOffsets(done_offsets.resume_offset, done_offsets.metadata(), 0)
     assert again.record_lost_range(1_000_000_000) == 3 + (1_000_000_000 - 4)
-    assert (again.resume_offset, again.next_offset, again.changed) == (1_000_000_000, 1_000_000_000, True)
+    assert (again.resume_offset, again.changed) == (1_000_000_000, True)
     assert again.record_lost_range(1_000_000_000) == 0
     assert again.add(1_000_000_000)
     assert len(again.metadata()) <= MAX_METADATA
@@ -729,7 +730,7 @@ def _live(
     """One run from what is committed; what is committed at its end."""
     memory = KnownAnswers()
     for stream, value in told.items():
-        memory.add_stream(stream, decode_stream(value).separator)
+        memory.streams[stream] = decode_stream(value).separator
     pending = PendingFetches(FetchingOptions(NETWORK, max_concurrent=2, give_up_after=5 * S, retry_after=2 * S), memory)
     done_offsets = DoneOffsets(*committed, fresh_generation)
     pending.start(0, done_offsets)

@@ -114,7 +114,7 @@ def test_a_run_counts_again_what_an_earlier_one_had_counted_and_not_checked() ->
 
     known = KnownAnswers()
     for stream in (1, 3):
-        known.add_stream(stream_of(stream), OTHER)
+        known.streams[stream_of(stream)] = OTHER
     run = Run(memory=known)
     run.done_offsets = DoneOffsets(1, first.done_offsets.metadata(), 77)
     run.pending.start(0, run.done_offsets)

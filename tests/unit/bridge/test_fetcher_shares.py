@@ -12,52 +12,13 @@ from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailure, GenesisAnswer, IpfsUnavailable
 from kiln.bridge.fetcher.pending import FetchingOptions
-from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces, FairQueue
+from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces
 from kiln.schemas.kafka.records import WantedRecord
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import peer_text
 from kit.fetching import MODEL, NETWORK, START, UNAVAILABLE, Run, S, block_of, genesis_cid, wanted_batch, wanted_update
 
-# ---------------------------------------------------------------- turns
-
 _ANNOUNCERS = st.builds(Announcer, st.sampled_from("abc"), st.sampled_from("xyz"))
-
-
-@given(st.lists(st.tuples(_ANNOUNCERS, st.booleans()), max_size=60))
-def test_each_item_comes_once_and_those_of_an_announcer_in_their_order(items: list[tuple[Announcer, bool]]) -> None:
-    queue: FairQueue[int] = FairQueue()
-    for number, (announcer, _) in enumerate(items):
-        queue.add(announcer, number)
-    for number, (announcer, stays) in enumerate(items):
-        if not stays:
-            queue.remove(announcer, number)
-    kept = [number for number, (_, stays) in enumerate(items) if stays]
-    for author in "abc":
-        assert sorted(queue.list_items(author)) == [number for number in kept if items[number][0].author == author]
-    popped = []
-    while queue:
-        popped.append(queue.pop())
-    assert sorted(popped) == kept
-    for announcer in {announcer for announcer, _ in items}:
-        own = [number for number in popped if items[number][0] == announcer]
-        assert own == sorted(own)
-
-
-@given(st.lists(_ANNOUNCERS, min_size=1, max_size=60))
-def test_nobody_has_two_turns_while_another_waits_for_one(announcers: list[Announcer]) -> None:
-    queue: FairQueue[int] = FairQueue()
-    for number, announcer in enumerate(announcers):
-        queue.add(announcer, number)
-    left = Counter(announcers)
-    turns: list[Announcer] = []
-    while queue:
-        turns.append(announcers[queue.pop()])
-        left[turns[-1]] -= 1
-        peers = {each.peer for each, count in left.items() if count}
-        last = {each.peer: index for index, each in enumerate(turns)}
-        for peer in peers:  # since its last turn, no peer had more than one
-            since = Counter(each.peer for each in turns[last.get(peer, -1) + 1 :])
-            assert max(since.values(), default=0) <= 1
 
 
 # ---------------------------------------------------------------- places

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.app.interests import InterestsFile, select_topics
+from kiln.bridge.app.interests import CeramicTopics, InterestsFile
 from kiln.schemas.wire.topics import (
     Interest,
     Separator,
@@ -26,7 +26,7 @@ SEEN = [format_topic(NETWORK, each) for each in (None, ONE, TWO, OTHER)] + [form
 
 
 def wanted(*interests: str) -> set[str]:
-    return select_topics(NETWORK, map(parse_interest, interests), SEEN)
+    return CeramicTopics(NETWORK, tuple(map(parse_interest, interests))).select(SEEN)
 
 
 def test_the_network_topic_is_always_wanted() -> None:
@@ -43,18 +43,18 @@ def test_a_key_follows_its_separators() -> None:
 
 
 def test_one_separator_is_followed_before_any_peer_is_there() -> None:
-    assert select_topics(NETWORK, [Interest(ONE.key, ONE.value)], []) == {SEEN[0], SEEN[1]}
+    assert CeramicTopics(NETWORK, (Interest(ONE.key, ONE.value),)).select([]) == {SEEN[0], SEEN[1]}
 
 
 def test_the_topic_of_the_network_is_heard_in_the_spelling_of_the_cip_where_a_peer_is_on_it() -> None:
     written = "/ceramic/testnet-clay/"
-    assert select_topics(NETWORK, [], [written]) == {"/ceramic/testnet-clay", written}
-    assert select_topics(NETWORK, [], ["/ceramic/mainnet/"]) == {"/ceramic/testnet-clay"}
+    assert CeramicTopics(NETWORK, ()).select([written]) == {"/ceramic/testnet-clay", written}
+    assert CeramicTopics(NETWORK, ()).select(["/ceramic/mainnet/"]) == {"/ceramic/testnet-clay"}
 
 
 def test_a_separator_in_another_spelling_is_not_joined() -> None:
     unprefixed = SEEN[1].replace(ONE.value, ONE.value[1:])
-    assert select_topics(NETWORK, [Interest(None, None)], [unprefixed]) == {"/ceramic/testnet-clay"}
+    assert CeramicTopics(NETWORK, (Interest(None, None),)).select([unprefixed]) == {"/ceramic/testnet-clay"}
 
 
 @given(st.text(min_size=1), st.binary(min_size=1, max_size=40))

@@ -590,7 +590,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
 
     node = KuboBlockStore(Kubo(kubo.url), [PEER, PEER], every=0.05)
     try:
-        assert node.wait_for_check(10)
+        wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         assert node.describe() == f"kubo 0.44.0 at {kubo.url}, without routing, 2 of 2 peers connected"
         kubo.answers["swarm/connect"] = second_time
         assert again.wait(60)
@@ -623,7 +623,7 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
     kubo.answers |= {"routing/provide": kubo_bytes(), **_STORED}
     node = KuboBlockStore(Kubo(kubo.url), every=0.5)
     try:
-        assert node.wait_for_check(10)
+        wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         node.put(CID, DATA)
         node.connect_gossip_peers([BitswapPeer(name, ("/ip4/192.0.2.1/tcp/1",))])
         wait_until(lambda: there == {f"/ip4/192.0.2.1/tcp/1/p2p/{name}"}, "a connection")
@@ -649,7 +649,7 @@ def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": provide}
     kubo.answers |= _STORED
     node = KuboBlockStore(Kubo(kubo.url))
-    assert node.wait_for_check(10)
+    wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
     node.put(CID, DATA)
     wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
     node.close()
@@ -673,7 +673,7 @@ def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
 def test_a_node_that_is_away_is_said_to_be(nobody: str) -> None:
     node = KuboBlockStore(Kubo(nobody))
     try:
-        assert node.wait_for_check(10)
+        wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         assert "does not answer" in node.describe()
         with pytest.raises(BlockStoreUnavailableError):
             node.put(CID, DATA)

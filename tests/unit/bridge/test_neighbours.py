@@ -15,6 +15,7 @@ from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
 from kiln.bridge.ipfs.neighbours import AT_ONCE, BITSWAP, MOST, MOST_ANNOUNCERS, BitswapPeer, BitswapPeers
 from kiln.bridge.ipfs.providing import MOST as MOST_BLOCKS
 from kiln.bridge.ipfs.providing import BlockProvider
+from kiln.bridge.libp2p.host import Node
 from kiln.schemas.wire.identity import compute_peer_id, peer_bytes, peer_text
 from kit.awaiting import wait_until
 from kit.chance import new_key
@@ -103,7 +104,7 @@ def test_an_announcer_comes_first_for_a_while() -> None:
 # ---------------------------------------------------------------- which gossip peers
 
 
-class Connections:
+class Connections(Node):
     """Peers, each connected from an IP address, and what it says of itself."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ class Failing(SessionThread):
     """Its first session fails."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."))
+        super().__init__("reader", "nothing is read", KafkaConfig({"bootstrap_servers": ["127.0.0.1:1"]}, "t."))
         self.sessions = 0
         self._failure = error
 
@@ -99,7 +99,7 @@ class Waiting(SessionThread):
     """Moves until it waits for what never comes, or comes when it is let go."""
 
     def __init__(self) -> None:
-        super().__init__("reader", "nothing is read", KafkaConfig(["127.0.0.1:1"], {}, "t."))
+        super().__init__("reader", "nothing is read", KafkaConfig({"bootstrap_servers": ["127.0.0.1:1"]}, "t."))
         self.waits = Event()
         self.go = Event()
 

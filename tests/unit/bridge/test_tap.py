@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kiln.bridge.capture.tap import ConnectionRecord, ConnectionTap, Direction
+from kiln.bridge.capture.tap import ConnectionTap, Direction
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -131,7 +131,7 @@ def test_datagrams_have_no_hello() -> None:
 def test_the_first_closing_frame_is_the_record_of_the_connection() -> None:
     tapped = connection()
     tapped.frame("IN", hello(b"AAAA"), MIN_NANOS)
-    first, second = map(read, tapped.close(MIN_NANOS + 1, ConnectionRecord("kubo/1" * 99, "gone", False)))
+    first, second = map(read, tapped.close(MIN_NANOS + 1, "kubo/1" * 99, "gone", False))
     assert (first.direction, first.sequence, first.payload) == (Frame.IN, 2, b"")
     assert (first.agent, first.end_reason) == (("kubo/1" * 99)[:256], "gone")
     assert (first.HasField("dialled"), first.dialled) == (True, False)

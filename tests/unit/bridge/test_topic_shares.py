@@ -114,5 +114,7 @@ def test_no_topic_goes_unheard_whoever_knows_whom(data: st.DataObject) -> None:
         heard = set[str]().union(*(town.heard(bridge) for bridge in town.on))
         for bridge in town.on:
             rule = build_topic_rule(NETWORK, town.interests[bridge], is_ceramic=True)
-            alone = TopicSelector(1_000, 1_000).select(rule, {b"s": town._view(town.strangers[bridge])}, ())
+            alone = TopicSelector(1_000, 1_000, TopicShares("me")).select(
+                rule, {b"s": town._view(town.strangers[bridge])}, ()
+            )
             assert heard >= alone & town.strangers[bridge]

@@ -43,37 +43,65 @@ def test_names_of_the_topics() -> None:
     ]
 
 
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, now: int = AT) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+
 def test_without_a_moment_a_cutover_is_over_and_a_duplicate_goes_on() -> None:
-    assert Transition().publishing_scheme(AT) == BY_SEPARATOR
-    assert Transition().joins_network_topic(AT)
-    assert Transition().describe(AT) == ""
-    assert Transition("duplicate").publishing_scheme(AT) == BOTH
+    assert Transition(Clock()).publishing_scheme() == BY_SEPARATOR
+    assert Transition(Clock()).joins_network_topic()
+    assert Transition(Clock()).describe() == ""
+    assert Transition(Clock(), "duplicate").publishing_scheme() == BOTH
+
+
+def joins(clock: Clock, transition: Transition, *waits: int) -> list[bool]:
+    """Whether it is on the network's topic so many seconds after AT."""
+    joined = []
+    for wait in waits:
+        clock.now = AT + wait * S
+        joined.append(transition.joins_network_topic())
+    return joined
 
 
 def test_cutover_at_a_time() -> None:
-    told = Transition("cutover", at=AT, phase_out=10 * S)
-    assert told.publishing_scheme(AT - 1) == BY_NETWORK
-    assert told.publishing_scheme(AT) == BY_SEPARATOR
-    assert [told.joins_network_topic(AT + wait * S) for wait in (-5, 0, 9, 10, 11)] == [True, True, True, False, False]
-    assert told.describe(AT - 1) == "cutover: publishing on the network's topic"
-    assert told.describe(AT) == "cutover completed: publishing on the topics of separators"
-    assert told.describe(AT + 10 * S) == (
+    clock = Clock(AT - 1)
+    transition = Transition(clock, "cutover", at=AT, phase_out=10 * S)
+    assert transition.publishing_scheme() == BY_NETWORK
+    assert transition.describe() == "cutover: publishing on the network's topic"
+    clock.now = AT
+    assert transition.publishing_scheme() == BY_SEPARATOR
+    assert transition.describe() == "cutover completed: publishing on the topics of separators"
+    assert joins(clock, transition, -5, 0, 9, 10, 11) == [True, True, True, False, False]
+    assert transition.describe() == (
         "cutover completed: publishing on the topics of separators; not subscribed to the network's topic"
     )
 
 
 def test_duplicate_until_a_time() -> None:
-    told = Transition("duplicate", at=AT)
-    assert (told.publishing_scheme(AT - 1), told.publishing_scheme(AT)) == (BOTH, BY_SEPARATOR)
-    assert told.joins_network_topic(AT + 10**15)  # no phase-out
+    clock = Clock(AT - 1)
+    transition = Transition(clock, "duplicate", at=AT)
+    assert transition.publishing_scheme() == BOTH
+    clock.now = AT
+    assert transition.publishing_scheme() == BY_SEPARATOR
+    clock.now = AT + 10**15
+    assert transition.joins_network_topic()  # no phase-out
 
 
-def test_cutover_at_a_height_is_when_it_was_seen() -> None:
-    told = Transition("cutover", height=17, phase_out=10 * S)
-    assert told.publishing_scheme(AT) == BY_NETWORK
-    assert told.publishing_scheme(AT, reached_at=AT) == BY_SEPARATOR
-    assert told.describe(AT) == "cutover: publishing on the network's topic, until block 17"
-    assert [told.joins_network_topic(AT + wait * S, reached_at=AT) for wait in (0, 9, 10)] == [True, True, False]
+def test_cutover_at_a_height_is_when_it_was_seen(tmp_path: Path) -> None:
+    clock = Clock()
+    height = HeightWatch("http://127.0.0.1:1", 17, tmp_path / "transition.json", clock)
+    transition = Transition(clock, "cutover", height=height, phase_out=10 * S)
+    assert transition.publishing_scheme() == BY_NETWORK
+    assert transition.describe() == "cutover: publishing on the network's topic, until block 17"
+    height.reached_at = AT
+    assert transition.publishing_scheme() == BY_SEPARATOR
+    assert joins(clock, transition, 0, 9, 10) == [True, True, False]
 
 
 @given(
@@ -86,14 +114,16 @@ def test_cutover_at_a_height_is_when_it_was_seen() -> None:
 def test_there_is_always_a_topic_and_no_way_back(
     mode: str, at: int | None, phase_out: int, now: int, later: int
 ) -> None:
-    told = Transition("cutover" if mode == "cutover" else "duplicate", at, None, phase_out)
-    on = told.publishing_scheme(now)
-    assert on.topics_of("mainnet", SEPARATOR)
-    assert told.joins_network_topic(now) or not on.network  # what is published on is heard
-    if on == BY_SEPARATOR:
-        assert told.publishing_scheme(now + later) == BY_SEPARATOR
-    if not told.joins_network_topic(now):
-        assert not told.joins_network_topic(now + later)
+    clock = Clock(now)
+    transition = Transition(clock, "cutover" if mode == "cutover" else "duplicate", at, None, phase_out)
+    scheme, joined = transition.publishing_scheme(), transition.joins_network_topic()
+    assert scheme.topics_of("mainnet", SEPARATOR)
+    assert joined or not scheme.network  # what is published on is heard
+    clock.now += later
+    if scheme == BY_SEPARATOR:
+        assert transition.publishing_scheme() == BY_SEPARATOR
+    if not joined:
+        assert not transition.joins_network_topic()
 
 
 # ---------------------------------------------------------------- the height

@@ -15,9 +15,8 @@ import pytest
 from kafka.errors import KafkaError
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kiln.bridge.kafka import librdkafka
-from kiln.bridge.kafka.librdkafka import open_frames_producer
-from kiln.bridge.kafka.producers import FramesProducerError, connect
+from kiln.bridge.kafka import producers
+from kiln.bridge.kafka.producers import FramesProducerError, open_producer
 from kiln.conf.process.kafka_clients import describe_kafka_error, open_client
 from kiln.conf.process.kafka_records import list_codecs
 from kit.descriptors import descriptors, hanging_broker
@@ -96,19 +95,12 @@ def test_options_that_are_wrong_leave_nothing() -> None:
                     open_client(kind, **wrong)
 
 
-def test_a_producer_of_the_bridge_leaves_nothing() -> None:
+def test_a_producer_of_the_bridge_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producers, "_METADATA_TIMEOUT", 0.05)
     with nothing_left(), refusing() as address:
         for _ in range(ATTEMPTS):
             with pytest.raises(FramesProducerError):
-                connect([address], {"bootstrap_timeout_ms": 100})
-
-
-def test_a_producer_of_librdkafka_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(librdkafka, "_METADATA_TIMEOUT", 0.05)
-    with nothing_left(), refusing() as address:
-        for _ in range(ATTEMPTS):
-            with pytest.raises(FramesProducerError):
-                open_frames_producer({"bootstrap_servers": [address]}, "kiln.frames")
+                open_producer({"bootstrap_servers": [address]}, ("kiln.frames",))
 
 
 def test_every_client_is_made_here() -> None:
