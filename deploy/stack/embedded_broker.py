@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import base64
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -31,8 +30,8 @@ from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.files import ensure_password, open_regular_file, private_file, read_small_file
-from kiln.conf.process.state_folder import claim_state_folder, try_lock
+from kiln.conf.process.files import ensure_password, private_file, read_small_file
+from kiln.conf.process.state_folder import claim_state_folder, read_lock_holder, try_lock
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
 from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
@@ -401,18 +400,13 @@ class _RunningBroker(NamedTuple):
 
 def _read_running_broker(state: Path) -> _RunningBroker | None:
     folder = state / "broker"
-    try:
-        with open_regular_file(folder / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    if read_lock_holder(folder / "lock") is None:
         return None
-    except BlockingIOError:
-        try:
-            address = json.loads(read_small_file(folder / "address.json"))
-            return _RunningBroker(str(address["bootstrap"]), int(address["pid"]))
-        except (FileNotFoundError, ValueError, KeyError):
-            return None  # locked, but not launched yet
-    return None
+    try:
+        address = json.loads(read_small_file(folder / "address.json"))
+        return _RunningBroker(str(address["bootstrap"]), int(address["pid"]))
+    except (FileNotFoundError, ValueError, KeyError):
+        return None  # locked, but not launched yet
 
 
 def _check_free(port: int, setting: str) -> None:
@@ -514,16 +508,7 @@ class BrokerOwnership:
 
 def read_owner(state: Path) -> int | None:
     """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
-    try:
-        with open_regular_file(state / "broker" / "owner") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                number = lock.read(20)
-                return int(number) if number.isdigit() else 0  # the owner may not have written the number yet
-    except FileNotFoundError:
-        return None
-    return None
+    return read_lock_holder(state / "broker" / "owner")
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.logs import LogFile, configure_logs
+from kiln.conf.process.state_folder import read_lock_holder
 from kiln.conf.settings.model import Settings
 from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars, spark_archive_path
 from kiln.deploy.stack.java import find_java
@@ -199,22 +200,10 @@ def create_scratch_folder(state: Path) -> Path:
     with (root / _LOCK).open("a") as root_lock:
         fcntl.flock(root_lock, fcntl.LOCK_EX)  # a new folder is not locked at once, and must not look abandoned
         for folder in root.iterdir():
-            if folder.is_dir() and not _is_locked(folder):
+            if folder.is_dir() and read_lock_holder(folder / _LOCK) is None:  # its process was killed
                 shutil.rmtree(folder, ignore_errors=True)
         fresh = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
         lock = (fresh / _LOCK).open("a")
         fcntl.flock(lock, fcntl.LOCK_EX)
         _locks.append(lock)
     return fresh
-
-
-def _is_locked(folder: Path) -> bool:
-    """Return true if the process that uses the folder is alive."""
-    try:
-        with (folder / _LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:  # the process was killed before it made the lock
-        return False
-    return False
