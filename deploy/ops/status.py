@@ -6,7 +6,6 @@ exists once that micro-batch is done. So the progress is correct even after Kiln
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topi
 from kiln.conf.process.location import Location
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.stack.ports import is_listening
 from kiln.pipelines.delta.lake import Lake, LakeError, list_reader_features
 from kiln.pipelines.native.library import find_engine
 from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError, read_topic_ids
@@ -255,16 +255,6 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
         return BrokerStatus(kafka.servers, False, describe_kafka_error(error, options), ())
     finally:
         consumer.close()
-
-
-def is_listening(server: str, patience: float) -> bool:
-    """Return true if `host:port` accepts connections."""
-    host, _, port = server.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=patience):
-            return True
-    except (OSError, ValueError):
-        return False
 
 
 # ---------------------------------------------------------------- tables

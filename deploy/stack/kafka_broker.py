@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from kiln.deploy.stack.embedded_broker import (
     stop_running,
 )
 from kiln.deploy.stack.java import JavaError
+from kiln.deploy.stack.ports import is_listening
 from kiln.pipelines.runtime.checkpoint import Checkpoint, read_topic_ids
 from kiln.pipelines.runtime.topics import KafkaTopics, find_mismatches
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
@@ -134,7 +134,6 @@ def ensure_topics(
     partitions: Mapping[str, int],
     retention: Mapping[str, timedelta | None],
     *,
-    replication: int = -1,
     retention_bytes: Mapping[str, int] | None = None,
     client_options: Mapping[str, object] | None = None,
 ) -> list[str]:
@@ -145,7 +144,6 @@ def ensure_topics(
         prefix: Prefix of the topic names.
         partitions: Number of partitions by name in `TOPICS`; the default is 1.
         retention: Retention time by name; the default is forever.
-        replication: Replication factor; -1 for the broker's default.
         retention_bytes: Maximum size by name, shared equally by the partitions; 0 for no limit.
         client_options: kafka-python's options for TLS and SASL.
 
@@ -161,9 +159,6 @@ def ensure_topics(
 
     from kiln.conf.process.kafka_clients import open_client
 
-    unknown = sorted({*partitions, *retention}.difference(TOPICS))
-    if unknown:
-        raise TopicsError(f"unknown topics: {', '.join(unknown)}. Known topics: {', '.join(TOPICS)}")
     names = {f"{prefix}{name}": name for name in TOPICS}
     options = {**(client_options or {}), "bootstrap_servers": [server.strip() for server in bootstrap.split(",")]}
     try:
@@ -175,7 +170,7 @@ def ensure_topics(
                 count = partitions.get(name, 1)
                 partition_bytes = (retention_bytes or {}).get(name, 0) // count
                 configs = build_topic_settings(name, retention.get(name), partition_bytes)
-                new_topics[topic] = {"num_partitions": count, "replication_factor": replication, "configs": configs}
+                new_topics[topic] = {"num_partitions": count, "replication_factor": -1, "configs": configs}
             created = _create_topics(admin, new_topics, bootstrap) if missing else []
             descriptions = {topic["name"]: topic for topic in admin.describe_topics(list(names))}
             missing_rights = [line for topic in descriptions.values() for line in find_missing_rights(topic)]
@@ -412,7 +407,7 @@ class SupervisedBroker(LaunchedBroker):
 
     def _restart(self) -> None:
         if find_running_broker(self._state) is not None:
-            if is_reachable(self._kafka.servers):
+            if is_listening(self._kafka.servers):
                 self._backoff.reset()
                 self._error = ""
         elif self._ownership.is_held and self._backoff.is_due:
@@ -481,7 +476,7 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
     """
     with launch_broker(settings, say) as launched:
         kafka = settings.kafka
-        if kafka.embedded or any(map(is_reachable, kafka.server_list())):  # kafka-python tries for half a minute
+        if kafka.embedded or any(map(is_listening, kafka.server_list())):  # kafka-python tries for half a minute
             launched.await_ready()
             try:
                 launched.check_topics()
@@ -537,16 +532,6 @@ def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
                 f"{query} cannot start: {mismatch.description}. Restore the newest copy of the whole state folder, or "
                 "run kiln recover, which lists the repairs"
             )
-
-
-def is_reachable(server: str) -> bool:
-    """Return true if `host:port` accepts connections."""
-    host, _, port = server.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def make_topics(kafka: Kafka, servers: str) -> None:

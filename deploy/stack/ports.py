@@ -38,6 +38,16 @@ def find_free_ports() -> tuple[int, int]:
         return int(first.getsockname()[1]), int(second.getsockname()[1])
 
 
+def is_listening(server: str, patience: float = 2.0) -> bool:
+    """Return true if `host:port` accepts connections within `patience` s."""
+    host, _, port = server.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=patience):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
 def check_port_free(port: int, host: str = HOST, *, udp: bool = False) -> OSError | None:
     """Return why no process can listen on this port of an address now; `None` if one can."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
