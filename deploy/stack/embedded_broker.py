@@ -34,7 +34,7 @@ from kiln.conf.process.files import ensure_password, private_file, read_small_fi
 from kiln.conf.process.state_folder import claim_state_folder, read_lock_holder, try_lock
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
-from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
+from kiln.deploy.stack.jars import PROJECT, JarsError, list_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
 
@@ -199,7 +199,7 @@ class EmbeddedBroker:
         state: The state folder.
         port: Port for clients.
         controller_port: Port of the controller.
-        classpath: `jars.list_broker_jars()`.
+        classpath: `jars.list_jars("broker")`.
         heap: Maximum heap of the JVM.
         settings: Settings of Kafka, which override `conf/broker.properties`.
         port_settings: Setting keys of `port` and `controller_port`, for the error about a port in use.
@@ -456,7 +456,7 @@ def _encode_utf16(character: str) -> list[int]:
 def main() -> int:
     """Archive the broker's classes for the jars of this checkout. If that fails, print a note and return 0."""
     try:
-        archive_classes(list_broker_jars())
+        archive_classes(list_jars("broker"))
     except (BrokerError, JarsError) as error:
         print(f"cannot archive the broker's classes, so the broker starts more slowly: {error}", file=sys.stderr)
     return 0

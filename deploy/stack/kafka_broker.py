@@ -340,7 +340,7 @@ class SupervisedBroker(LaunchedBroker):
             )
         ensure_password(self._state / "broker")
         if owned:
-            classpath = jars.list_broker_jars(jars.ensure_jars(progress=self._say))
+            classpath = jars.list_jars("broker", jars.ensure_jars(progress=self._say))
             self._say("starting the broker")
             self._start(classpath)
         else:
@@ -413,7 +413,7 @@ class SupervisedBroker(LaunchedBroker):
         elif self._ownership.is_held and self._backoff.is_due:
             self._backoff.record_death()  # the back-off is reset once the broker answers
             try:
-                self._start(jars.list_broker_jars())
+                self._start(jars.list_jars("broker"))
             except BrokerRunningError:
                 return  # another process has just started it
             except (JavaError, jars.JarsError, BrokerError) as error:

@@ -26,7 +26,7 @@ from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.logs import LogFile, configure_logs
 from kiln.conf.process.state_folder import read_lock_holder
 from kiln.conf.settings.model import Settings
-from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars, spark_archive_path
+from kiln.deploy.stack.jars import IVY_S3, PROJECT, ensure_jars, list_jars, s3_root, spark_archive_path
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.runtime.session import build_s3a_settings, create_session
 from kiln.pipelines.runtime.spark_environment import is_local, isolate_spark
@@ -87,6 +87,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     configure_logs(settings.log.format, settings.log.level, settings.log.levels, driver_log, logging.WARNING)
     if is_local(settings.spark.master):
         isolate_spark()
+    store_jars = list_jars("spark", ensure_jars(s3_root(), ivy_xml=IVY_S3), IVY_S3) if settings.uses_store else ()
     printed = logs / "spark.out"
     with _explain_failed_start(printed), redirect_output(printed), _ignore_hangups():
         spark = create_session(
@@ -94,8 +95,8 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
             java_options=f"{settings.spark.java_options} {_build_archive_option()}",
-            jars=list_jars(),
-            appended=[*(list_store_jars() if settings.uses_store else ()), *classes],
+            jars=list_jars("spark", ensure_jars()),
+            appended=[*store_jars, *classes],
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,
