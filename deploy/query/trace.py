@@ -7,7 +7,7 @@ and row groups that cannot contain the literals. If the query were a join, DuckD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 import duckdb
 
 from kiln.conf.process.errors import KilnError
+from kiln.deploy.query.ask import Answer
 from kiln.deploy.query.ask import Row as Cells
-from kiln.deploy.query.ask import RowsAnswer
 from kiln.deploy.query.trace_ids import CidRef, FrameRef, Id, MessageRef, StreamRef
 from kiln.pipelines.delta.duckdb_tables import allow_only, create_views
 from kiln.pipelines.delta.lake import Lake
@@ -462,7 +462,7 @@ class TraceError(KilnError):
     """There is nothing to trace; the message has the id, and where it was searched."""
 
 
-class StepAnswer(RowsAnswer):
+class StepAnswer(Answer):
     """Result of a step, read completely."""
 
     def __init__(self, step: TraceStep, columns: tuple[str, ...], cells: list[Cells]) -> None:
@@ -480,16 +480,13 @@ class Trace:
     steps: tuple[StepAnswer, ...]
 
 
-def trace_subject(
-    lake: Lake, subject: Id, most: int = MESSAGES, progress: Callable[[str], None] = lambda words: None
-) -> Trace:
+def trace_subject(lake: Lake, subject: Id, most: int = MESSAGES) -> Trace:
     """Trace a subject through the tables.
 
     Args:
         lake: The lake.
         subject: Id to trace.
         most: Maximum number of messages whose copies and frames are shown.
-        progress: Called with the title of each step.
 
     Raises:
         TraceError: No table has the id, or a table is missing.
@@ -511,7 +508,6 @@ def trace_subject(
         while steps := next_steps(subject, found, most):
             for step in steps:
                 if step.name not in found:  # two conditions may plan the same step
-                    progress(step.says)
                     answers[step.name] = answer = _run_step(connection, step)
                     found[step.name] = [dict(zip(answer.columns, cells, strict=True)) for cells in answer.cells]
     if not any(found.values()):
