@@ -350,13 +350,11 @@ def encode_diffs(diffs: Sequence[TableDiff]) -> str:
 
 def _print_diffs(diffs: Sequence[TableDiff], console: Console) -> None:
     """Print a line for each table, then the days and the first differences of each table that differs."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold", pad_edge=False, show_edge=False)
-    table.add_column("table")
-    for name in ("same", "only live", "only run", "differ"):
-        table.add_column(name, justify="right")
+    from kiln.deploy.ops.formatting import build_table
+
+    table = build_table(["table"], ["same", "only live", "only run", "differ"])
     for diff in diffs:
         counts = (diff.same, diff.only_live, diff.only_run, diff.differ)
         table.add_row(diff.table, *(f"{count:,}" for count in counts), style="" if diff.is_equal else "yellow")
