@@ -260,9 +260,8 @@ def test_the_line_has_it_all_in_one_line() -> None:
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at_once() -> None:
     console = Console(file=io.StringIO(), width=80)
-    view = open_view(console)
-    assert isinstance(view, LineView)
-    with view:
+    with open_view(console) as view:
+        assert isinstance(view, LineView)
         for tenth in range(120):
             errors = ["sink: disk is full"] if tenth > 60 else []
             view.show(replace(FULL, elapsed=timedelta(seconds=tenth / 10), errors=errors))
@@ -273,9 +272,8 @@ def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at
 
 def test_the_live_screen_leaves_the_terminal_as_it_was() -> None:
     console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, _environ={"TERM": "xterm"})
-    view = open_view(console)
-    assert isinstance(view, LiveView)
-    with contextlib.suppress(ZeroDivisionError), view:
+    with contextlib.suppress(ZeroDivisionError), open_view(console) as view:
+        assert isinstance(view, LiveView)
         view.say("starting the broker")
         view.show(FULL)
         raise ZeroDivisionError
