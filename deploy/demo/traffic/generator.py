@@ -99,9 +99,6 @@ class SyntheticConnection:
         )
         self.sequence: dict[Direction, int] = {"IN": 0, "OUT": 0}
 
-    def observed_at(self, due_ns: int) -> int:
-        return self._start_ns + due_ns
-
     def send(
         self, due_ns: int, direction: Direction, payload: bytes, verdicts: bytes = b"", declared_length: int = 0
     ) -> GeneratedFrame:
