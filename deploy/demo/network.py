@@ -59,7 +59,7 @@ from kiln.bridge.publisher.batches import PublishError
 from kiln.conf.process.state_folder import StateInUseError, lock_state
 from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
-from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
+from kiln.deploy.demo.kubo_peer import KuboError
 from kiln.deploy.demo.traffic.messages import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.dht.announcement import PublisherKey, compute_salt, read_announcement
@@ -202,6 +202,8 @@ _KUBO_SHARE: Final = 0.3
 _KUBO_MOST: Final = 100.0  # messages per second, because Kubo takes one command at a time
 _GAP: Final = 0.1  # s between two messages of one author, so that Kubo validates them in order
 _READ: Final = 1 << 16
+# Go drops messages of a burst beyond 32, so a publisher behind its rate catches up with at most this many at once.
+_CATCH_UP: Final = 16
 
 
 class NetworkError(Exception):
@@ -431,7 +433,7 @@ class _TrafficPace:
     async def next(self) -> None:
         while (rate := self._rate()) <= 0:
             await trio.sleep(1)
-        self._due = max(self._due + 1 / rate, trio.current_time() - CATCH_UP / rate)
+        self._due = max(self._due + 1 / rate, trio.current_time() - _CATCH_UP / rate)
         await trio.sleep_until(self._due)
 
 
