@@ -148,22 +148,12 @@ def _group_by_table(check: QualityInRun | None) -> list[tuple[str, list[int]]]:
     return [(table, [counts.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
 
 
-def format_size(number: float) -> str:
-    """Format a number of bytes in few characters."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
-
-
 _TEMPLATES.filters |= {
     "count": format_count,
     "range": format_range,
     "rate": format_rate,
     "seconds": format_seconds,
     "printable": printable,
-    "size": format_size,
 }
 
 

@@ -133,13 +133,10 @@ def _active_fetcher(status: BridgeStatus) -> FetcherStatus | None:
 # ---------------------------------------------------------------- full screen
 
 
-def render_screen(snapshot: Snapshot) -> RenderableType:
-    """Render the snapshot so that it fills a terminal of at least 80x24."""
-    return _ScreenLayout(snapshot)
-
-
 @dataclass(frozen=True)
-class _ScreenLayout:
+class SnapshotScreen:
+    """A snapshot that fills a terminal of at least 80x24."""
+
     snapshot: Snapshot
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -444,7 +441,7 @@ class LiveView:
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw the snapshot."""
-        self._live.update(render_screen(snapshot), refresh=True)
+        self._live.update(SnapshotScreen(snapshot), refresh=True)
 
     def say(self, words: str) -> None:
         """Show only the message on the screen, such as "starting the broker", until the next snapshot."""

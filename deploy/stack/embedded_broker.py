@@ -202,7 +202,6 @@ class EmbeddedBroker:
         classpath: `jars.list_jars("broker")`.
         heap: Maximum heap of the JVM.
         settings: Settings of Kafka, which override `conf/broker.properties`.
-        port_settings: Setting keys of `port` and `controller_port`, for the error about a port in use.
     """
 
     def __init__(
@@ -214,7 +213,6 @@ class EmbeddedBroker:
         heap: str = "384m",
         *,
         settings: Mapping[str, str] | None = None,
-        port_settings: tuple[str, str] = ("kafka.embedded_port", "kafka.embedded_controller_port"),
     ) -> None:
         self.state = state.absolute()
         self.port = port
@@ -222,7 +220,6 @@ class EmbeddedBroker:
         self.classpath = tuple(jar.absolute() for jar in classpath)
         self.heap = heap
         self.settings = dict(settings or {})
-        self.port_settings = port_settings
         archive = _archive_path(self.classpath) if self.classpath else None
         # a JVM that does not match the archive runs without it
         self._archive_option = (f"-XX:SharedArchiveFile={archive}",) if archive and archive.is_file() else ()
@@ -289,8 +286,8 @@ class EmbeddedBroker:
                 raise BrokerRunningError(self.state, find_running_broker(self.state))
             address = folder / "address.json"
             address.unlink(missing_ok=True)
-            for port, setting in zip((self.port, self.controller_port), self.port_settings, strict=True):
-                _check_free(port, setting)
+            _check_free(self.port, "kafka.embedded_port")
+            _check_free(self.controller_port, "kafka.embedded_controller_port")
             properties = folder / "server.properties"
             private_file(properties, self._properties(ensure_password(folder))).replace(properties)
             shutil.rmtree(folder / _TEMPORARY_FOLDER, ignore_errors=True)
@@ -359,7 +356,7 @@ class EmbeddedBroker:
             # relative to the broker's working folder: no path to escape, and the state folder can be moved
             "log.dirs": "data",
         }
-        lines = [f"{key}={_escape_property(value)}" for key, value in {**self.settings, **own}.items()]
+        lines = [f"{key}={value}" for key, value in {**self.settings, **own}.items()]
         # Java takes the last of duplicate keys
         return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
 
@@ -438,19 +435,6 @@ def _replace_file(path: Path, text: str) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(path)
-
-
-def _escape_property(value: str) -> str:
-    """Escape a value for java.util.Properties."""
-    return "".join(
-        character if " " <= character <= "~" else "".join(f"\\u{unit:04x}" for unit in _encode_utf16(character))
-        for character in value.replace("\\", "\\\\")
-    )
-
-
-def _encode_utf16(character: str) -> list[int]:
-    raw = character.encode("utf-16-be")
-    return [int.from_bytes(raw[at : at + 2]) for at in range(0, len(raw), 2)]
 
 
 def main() -> int:

@@ -36,7 +36,7 @@ from kiln.deploy.ops.formatting import (
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.run.application import RunOutcome
-from kiln.deploy.run.screen import LineView, LiveView, format_line, open_view, render_screen
+from kiln.deploy.run.screen import LineView, LiveView, SnapshotScreen, format_line, open_view
 from kiln.deploy.run.summary import read_row_counts, render_summary, suggest_queries
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryPhase, QueryState
@@ -111,7 +111,7 @@ OVERLAY = OverlayStatus(
 
 def picture(snapshot: Snapshot, width: int, height: int) -> list[str]:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(render_screen(snapshot), end="")
+    console.print(SnapshotScreen(snapshot), end="")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().split("\n")
 
