@@ -23,6 +23,7 @@ from kiln.deploy.cli.options import (
     answers,
     lake_of,
     length_of,
+    micros_of,
     note_once,
     notes,
     settings_of,
@@ -102,16 +103,10 @@ def run(
     settings = settings_of(config, state)
     from kiln.conf.settings.keys import suggest_key
     from kiln.deploy.run.backfill import ProgressFormatter, describe_outcome, run_backfill
-    from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
+    from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source
     from kiln.pipelines.backfill.run import RunProgress, encode_outcome
 
-    def time_of(option: str, text: str) -> int:
-        try:
-            return parse_time(text)
-        except ValueError as error:
-            raise UsageError(f"{option} {text}: expected {error}") from None
-
-    begin, end = time_of("--from", low), time_of("--to", high)
+    begin, end = micros_of(low, "--from"), micros_of(high, "--to")
     if begin == end:
         raise UsageError(f"--from {low} --to {high}: the range is empty, because --to is exclusive. Pass a later --to")
     if begin > end:
@@ -132,7 +127,7 @@ def run(
         files=tuple(map(Path, paths)),
         window=None if window is None else length_of(window, "--window"),
         network=network,
-        as_of=None if as_of is None else time_of("--as-of", as_of),
+        as_of=None if as_of is None else micros_of(as_of, "--as-of"),
         engine=engine,
     )
     out, pace = notes(), ProgressFormatter()

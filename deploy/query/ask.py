@@ -20,6 +20,7 @@ import duckdb
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
 from kiln.conf.process.forks import refuse_fork
+from kiln.conf.settings.durations import parse_time
 from kiln.conf.settings.keys import suggest_key
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views, quote_text
 from kiln.pipelines.delta.lake import Lake, build_missing_files_error
@@ -50,10 +51,9 @@ def parse_as_of(text: str) -> AsOf:
     if text.isdecimal():
         return int(text)
     try:
-        time = datetime.fromisoformat(text)
+        return parse_time(text)
     except ValueError:
         raise ValueError("a version (12) or a time (2026-11-01, 2026-11-01T12:00:00Z)") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
