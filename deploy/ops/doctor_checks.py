@@ -180,15 +180,8 @@ def parse_memory(text: str) -> int:
     return int(text[:-1]) * (1 << 30 if text.endswith("g") else 1 << 20)
 
 
-def check_memory(available: int | None, wanted: int) -> DoctorCheck:
-    """Compare available memory with the needs of Spark, its Python workers and the broker.
-
-    Args:
-        available: Bytes; `None` if the system does not report it.
-        wanted: Bytes.
-    """
-    if available is None:
-        return DoctorCheck("memory", "ok", "unknown on this system")
+def check_memory(available: int, wanted: int) -> DoctorCheck:
+    """Compare available memory with the needs of Spark, its Python workers and the broker, in bytes."""
     text = f"{available / GB:,.1f} GB available, about {wanted / GB:,.1f} GB needed"
     if available < wanted:
         return DoctorCheck("memory", "warn", text, "lower spark.driver_memory, or stop other programs")

@@ -298,7 +298,7 @@ def test_disk_and_memory() -> None:
     assert parse_memory("2g") == 2 * 1024**3
     assert parse_memory("384m") == 384 * 1024**2
     assert check_memory(10**9, 3 * 10**9).level == "warn"
-    assert check_memory(None, 3 * 10**9).level == "ok"
+    assert check_memory(4 * 10**9, 3 * 10**9).level == "ok"
 
 
 def test_a_taken_port_names_the_setting_and_the_variable() -> None:
