@@ -59,11 +59,6 @@ class PeriodicProcess(ABC):
         self.errors: list[str] = []
         """errors of the last child; empty if it succeeded"""
 
-    @property
-    def running(self) -> bool:
-        """True if a child runs, as of the last `check`."""
-        return self._process is not None
-
     @abstractmethod
     def _read_errors(self, code: int) -> list[str]:
         """Read the errors of a child that has ended with this code."""

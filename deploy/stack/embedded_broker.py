@@ -31,6 +31,7 @@ from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.files import ensure_password, private_file, read_small_file
+from kiln.conf.process.location import parse_location
 from kiln.conf.process.state_folder import claim_state_folder, read_lock_holder, try_lock
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
@@ -307,7 +308,8 @@ class EmbeddedBroker:
                 # a lock lasts while any process has the file open: the broker keeps it after this process
                 pass_fds=(lock.fileno(),),
             )
-            _replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
+            own = {"bootstrap": self.address, "pid": self._process.pid}
+            parse_location(address).write([json.dumps(own).encode()])
 
     def stop(self, timeout: float = 20.0) -> None:
         """Stop the broker, if it runs: send SIGTERM, and SIGKILL if it takes longer than `timeout` seconds to end."""
@@ -427,14 +429,8 @@ def _read_cluster_id(folder: Path) -> str:
         name = "-"
         while name.startswith("-"):  # the tool would parse it as an option
             name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        _replace_file(path, name)
+        parse_location(path).write([name.encode()])
         return name
-
-
-def _replace_file(path: Path, text: str) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
 
 
 def main() -> int:

@@ -270,6 +270,8 @@ class LaunchedBroker:
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
+        self.error = ""
+        """reason why the broker is unavailable; empty if it is available or the reason is unknown"""
 
     def await_ready(self) -> str:
         """Wait until the broker answers, and create Kiln's topics.
@@ -292,11 +294,6 @@ class LaunchedBroker:
             TruncatedTopicError: A topic is older than a checkpoint.
         """
 
-    @property
-    def error(self) -> str:
-        """Reason why the broker is unavailable; empty if it is available or the reason is unknown."""
-        return ""
-
 
 class SupervisedBroker(LaunchedBroker):
     """The embedded broker of a state folder: started if no broker runs, and restarted if it dies.
@@ -316,7 +313,6 @@ class SupervisedBroker(LaunchedBroker):
         self._launched = False
         self._embedded: EmbeddedBroker | None = None  # a child of this process
         self._backoff = Backoff()
-        self._error = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="broker", daemon=True)
 
@@ -360,10 +356,6 @@ class SupervisedBroker(LaunchedBroker):
         if self._embedded is not None:  # the process that started the broker has checked them
             check_topic_ends(self._kafka, self._checkpoints)
 
-    @property
-    def error(self) -> str:
-        return self._error
-
     def stop(self) -> None:
         """Stop the broker, if this process owns it or its owner is gone."""
         self._stop.set()
@@ -399,17 +391,17 @@ class SupervisedBroker(LaunchedBroker):
         while not self._stop.wait(_CHECK_EVERY):
             with suppress(OSError):
                 self._ownership.claim()  # succeeds if the owner has ended
-            if self._error:
+            if self.error:
                 self._restart()
             elif find_running_broker(self._state) is None:
                 self._backoff.record_death()
-                self._error = "the broker has ended, and is being restarted"
+                self.error = "the broker has ended, and is being restarted"
 
     def _restart(self) -> None:
         if find_running_broker(self._state) is not None:
             if is_listening(self._kafka.servers):
                 self._backoff.reset()
-                self._error = ""
+                self.error = ""
         elif self._ownership.is_held and self._backoff.is_due:
             self._backoff.record_death()  # the back-off is reset once the broker answers
             try:
@@ -417,7 +409,7 @@ class SupervisedBroker(LaunchedBroker):
             except BrokerRunningError:
                 return  # another process has just started it
             except (JavaError, jars.JarsError, BrokerError) as error:
-                self._error = f"the broker has ended, and cannot be restarted: {error}"
+                self.error = f"the broker has ended, and cannot be restarted: {error}"
 
 
 @contextmanager

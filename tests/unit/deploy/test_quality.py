@@ -296,15 +296,15 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
     clock = [0.0]
     checks = QualityChecks(Settings(state=tmp_path / "state"), lambda: clock[0])
     checks.check()
-    assert not checks.running
+    assert checks._process is None
     clock[0] = 601.0
 
     def checked() -> bool:
         checks.check()
-        return not checks.running
+        return checks._process is None
 
     checks.check()
-    assert checks.running
+    assert checks._process is not None
     wait_until(checked, "the end of the check", 120)
     assert [words.split(":")[:3] for words in checks.errors] == [
         ["quality", " copies", " expect_column_values_to_be_in_set"]
