@@ -2,9 +2,9 @@
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
-`broker/address.json`, `broker/owner` (locked by the Kiln that stops the broker when it ends), `broker/tmp` (emptied at
-each start); `logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that the
-folder can be moved.
+`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln that stops the broker
+when it ends); `logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that
+the folder can be moved.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
@@ -442,53 +442,13 @@ def main() -> int:
     return 0
 
 
-class BrokerOwnership:
-    """Ownership of a state folder's broker: the owner is the Kiln process that stops the broker when it ends.
-
-    The owner locks `STATE/broker/owner`, a file with its process number. The kernel releases the lock when the owner
-    ends, also after SIGKILL. The next Kiln process that takes the lock starts a broker, and owns it.
-    """
-
-    def __init__(self, state: Path) -> None:
-        self._path = state / "broker" / "owner"
-        self._lock: IO[str] | None = None
-
-    @property
-    def is_held(self) -> bool:
-        """True if this process owns the broker."""
-        return self._lock is not None
-
-    def claim(self) -> bool:
-        """Claim the broker if it has no owner.
-
-        Returns:
-            True if this process owns the broker now.
-
-        Raises:
-            OSError: The file cannot be created.
-        """
-        if self._lock is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            lock = self._path.open("a+", encoding="ascii")
-            if not try_lock(lock):
-                lock.close()
-                return False
-            self._lock = lock
-            with suppress(OSError):  # on a full disk: the number only informs users
-                os.ftruncate(lock.fileno(), 0)
-                os.pwrite(lock.fileno(), str(os.getpid()).encode(), 0)
-        return True
-
-    def release(self) -> None:
-        """Give up the broker, if this process owns it."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.close()
+OWNER: Final = "broker"
+"""Lock of the state folder that the Kiln process holds which stops the broker when it ends."""
 
 
 def read_owner(state: Path) -> int | None:
     """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
-    return read_lock_holder(state / "broker" / "owner")
+    return read_lock_holder(state / "locks" / OWNER)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +16,12 @@ from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.files import ensure_password
 from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.conf.process.location import Location
-from kiln.conf.process.state_folder import claim_state_folder
+from kiln.conf.process.state_folder import StateInUseError, lock_state
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import (
+    OWNER,
     BrokerError,
-    BrokerOwnership,
     BrokerRunningError,
     EmbeddedBroker,
     await_broker,
@@ -298,7 +298,7 @@ class LaunchedBroker:
 class SupervisedBroker(LaunchedBroker):
     """The embedded broker of a state folder: started if no broker runs, and restarted if it dies.
 
-    One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts the broker, which ends
+    One Kiln process at a time owns the broker: it holds the lock `OWNER`. The owner starts the broker, which ends
     with the owner, even if the owner is killed. The next Kiln process that checks becomes the owner, and starts the
     broker again. Other processes use the broker and leave it running.
     """
@@ -309,7 +309,8 @@ class SupervisedBroker(LaunchedBroker):
         self._state = settings.state
         self._say = say
         self._durable = settings.durability == "power"
-        self._ownership = BrokerOwnership(settings.state)
+        self._locks = ExitStack()
+        self._is_owner = False
         self._launched = False
         self._embedded: EmbeddedBroker | None = None  # a child of this process
         self._backoff = Backoff()
@@ -365,14 +366,19 @@ class SupervisedBroker(LaunchedBroker):
             self._embedded.stop()
         if self._launched and self._claim():
             stop_running(self._state)
-        self._ownership.release()
+        self._locks.close()
 
     def _claim(self) -> bool:
+        """Become the owner of the broker if it has none, and return true if this process owns it."""
         try:
-            claim_state_folder(self._state)
-            return self._ownership.claim()
+            if not self._is_owner:
+                self._locks.enter_context(lock_state(self._state, OWNER))
+                self._is_owner = True
+        except StateInUseError:
+            pass
         except OSError as error:
             raise BrokerError(f"cannot use the state folder: {error}") from None
+        return self._is_owner
 
     def _start(self, classpath: Iterable[Path]) -> None:
         kafka = self._kafka
@@ -389,8 +395,8 @@ class SupervisedBroker(LaunchedBroker):
 
     def _supervise(self) -> None:
         while not self._stop.wait(_CHECK_EVERY):
-            with suppress(OSError):
-                self._ownership.claim()  # succeeds if the owner has ended
+            with suppress(BrokerError):
+                self._claim()  # succeeds if the owner has ended
             if self.error:
                 self._restart()
             elif find_running_broker(self._state) is None:
@@ -402,7 +408,7 @@ class SupervisedBroker(LaunchedBroker):
             if is_listening(self._kafka.servers):
                 self._backoff.reset()
                 self.error = ""
-        elif self._ownership.is_held and self._backoff.is_due:
+        elif self._is_owner and self._backoff.is_due:
             self._backoff.record_death()  # the back-off is reset once the broker answers
             try:
                 self._start(jars.list_jars("broker"))
