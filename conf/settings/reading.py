@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -370,34 +370,34 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
     return frozenset(found)
 
 
-def format_settings(loaded: LoadedSettings) -> str:
-    """Render the settings as TOML, with secrets masked and the source of each value that is not a default."""
-    head = f"# settings file: {loaded.file}; each value that is not a default is followed by its source"
-    return _render_toml(head, list_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
+def format_settings(loaded: LoadedSettings, *, only_changed: bool = False) -> str:
+    """Render the settings as TOML, with secrets masked and the source of each value that is not a default.
 
-
-def format_changed_settings(loaded: LoadedSettings) -> str:
-    """Render the settings that are not defaults as TOML, with source and default."""
+    With `only_changed`, render only these values, with source and default.
+    """
     defaults = _build_defaults()
-    keys = [key for key in list_keys() if get_value(loaded.settings, key) != get_value(defaults, key)]
-    head = f"# settings file: {loaded.file}; values that are not defaults" if keys else "# all values are defaults"
-    return _render_toml(head, keys, loaded, lambda keys, default: f"  # {loaded.source(keys)}; default: {default}")
-
-
-def _render_toml(head: str, wanted: Iterable[Keys], loaded: LoadedSettings, remark: Callable[[Keys, str], str]) -> str:
-    defaults = _build_defaults()
-    lines: list[str] = []
+    lines = [f"# settings file: {loaded.file}; each value that is not a default is followed by its source"]
     table: Keys = ()
-    for keys in wanted:
+    for keys in list_keys():
+        value, default = get_value(loaded.settings, keys), get_value(defaults, keys)
+        if only_changed and value == default:
+            continue
         if keys[:-1] != table:
             table = keys[:-1]
             lines += ["", f"[{join_key(table)}]"]
-        value, default = get_value(loaded.settings, keys), get_value(defaults, keys)
         # the source of a value that equals the default does not matter
+        remark = "" if value == default else f"  # {loaded.source(keys)}"
         lines.append(
-            f"{keys[-1]} = {_format_toml(value)}" + ("" if value == default else remark(keys, _format_toml(default)))
+            f"{keys[-1]} = {_format_toml(value)}{remark}"
+            + (f"; default: {_format_toml(default)}" if only_changed else "")
         )
-    return "\n".join([head, *lines, ""])
+    if only_changed:
+        lines[0] = (
+            f"# settings file: {loaded.file}; values that are not defaults"
+            if lines[1:]
+            else "# all values are defaults"
+        )
+    return "\n".join([*lines, ""])
 
 
 def _build_defaults() -> Settings:
