@@ -375,7 +375,7 @@ def format_settings(loaded: LoadedSettings, *, only_changed: bool = False) -> st
 
     With `only_changed`, render only these values, with source and default.
     """
-    defaults = _build_defaults()
+    defaults = Settings(state=Settings().state.absolute())
     lines = [f"# settings file: {loaded.file}; each value that is not a default is followed by its source"]
     table: Keys = ()
     for keys in list_keys():
@@ -398,10 +398,6 @@ def format_settings(loaded: LoadedSettings, *, only_changed: bool = False) -> st
             else "# all values are defaults"
         )
     return "\n".join([*lines, ""])
-
-
-def _build_defaults() -> Settings:
-    return Settings(state=Settings().state.absolute())
 
 
 def _format_toml(value: object) -> str:

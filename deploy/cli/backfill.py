@@ -155,7 +155,20 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
 
     runs = list_runs(lake_of(settings), settings.state)
     if as_json:
-        print(_encode_runs(runs))
+        objects = [
+            {
+                "name": run.name,
+                "from": _encode_time(run.range_from),
+                "to": _encode_time(run.range_to),
+                "source": run.source,
+                "state": run.state,
+                "rows": run.rows,
+                "begun_at": _encode_time(run.begun_at),
+                "last_at": _encode_time(run.last_at),
+            }
+            for run in runs
+        ]
+        print(json.dumps(objects, indent=1))
     else:
         answers().print(_render_runs(runs), soft_wrap=True)
 
@@ -274,26 +287,6 @@ def _now() -> int:
 
 
 # ---------------------------------------------------------------- list
-
-
-def _encode_runs(runs: Sequence[RunSummary]) -> str:
-    """Encode runs as a JSON array of objects."""
-    return json.dumps(
-        [
-            {
-                "name": run.name,
-                "from": _encode_time(run.range_from),
-                "to": _encode_time(run.range_to),
-                "source": run.source,
-                "state": run.state,
-                "rows": run.rows,
-                "begun_at": _encode_time(run.begun_at),
-                "last_at": _encode_time(run.last_at),
-            }
-            for run in runs
-        ],
-        indent=1,
-    )
 
 
 def _render_runs(runs: Sequence[RunSummary]) -> Text:

@@ -73,20 +73,6 @@ STEPS: Final = tuple(_TITLES)
 """Names of the steps in the order of the output."""
 
 
-def next_steps(subject: Id, found: StepRows, most: int = MESSAGES) -> list[TraceStep]:
-    """Plan the steps that can run now, given the rows of the steps that have run.
-
-    Args:
-        subject: Id to trace.
-        found: Rows of the steps that have run.
-        most: Maximum number of messages whose copies and frames are shown, and of batches whose publications are shown.
-
-    Returns:
-        The steps; empty when the trace is complete.
-    """
-    return [step for step in _plan_steps(subject, found, most) if step.name not in found]
-
-
 def describe_kind(subject: Id, found: StepRows) -> str:
     """Describe the kind of the subject in a word."""
     match subject:
@@ -110,6 +96,10 @@ def list_steps(subject: Id, found: StepRows) -> list[str]:
 
 
 def _plan_steps(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
+    """Plan the steps that can run, given the rows of the steps that have run.
+
+    At most `most` messages are shown with copies and frames, and as many batches with publications.
+    """
     match subject:
         case CidRef(cid):
             yield _batch(cid)
@@ -505,7 +495,7 @@ def trace_subject(lake: Lake, subject: Id, most: int = MESSAGES) -> Trace:
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET parquet_metadata_cache = true")  # the steps read the same files
         allow_only(connection, create_views(connection, lake, opened))
-        while steps := next_steps(subject, found, most):
+        while steps := [step for step in _plan_steps(subject, found, most) if step.name not in found]:
             for step in steps:
                 if step.name not in found:  # two conditions may plan the same step
                     answers[step.name] = answer = _run_step(connection, step)

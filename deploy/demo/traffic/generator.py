@@ -22,6 +22,7 @@ from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, RPC_MALFORMED, RPC_OVERSIZED
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import write_varint
 from kiln.schemas.wire.identity import Verdict
 from kiln.schemas.wire.topic_table import HASH_LENGTH, MAX_BUNDLES, bundle_hash
 from kiln.schemas.wire.topics import format_topic
@@ -183,7 +184,7 @@ def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
     restores its length."""
     declared = MAX_RPC + random.randrange(1, 1 << 20)
     filler = declared - len(publish)
-    head = publish + b"\x12" + _varint4(filler - 5)
+    head = publish + b"\x12" + write_varint(filler - 5)  # a varint of four bytes
     return BadRpc(head.ljust(CUT_PAYLOAD, b"\0"), declared, RPC_OVERSIZED)
 
 
@@ -213,11 +214,6 @@ def build_malformed_protobuf(random: Random, most: int) -> bytes:
 
 def _bundles(hashes: list[bytes]) -> bytes:
     return b"".join(field(1, known) for known in hashes)
-
-
-def _varint4(value: int) -> bytes:
-    """Encode a varint of 4 bytes, for lengths from 2 MiB to 256 MiB."""
-    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
 
 
 _SECOND: Final = 1_000_000_000
