@@ -370,12 +370,13 @@ def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], 
     ), chosen
 
 
-def read_view_columns() -> dict[str, tuple[str, ...]]:
-    """Read the column names of each view."""
+def read_view_columns() -> dict[str, dict[str, str]]:
+    """Read the names of the columns of each view, with their types."""
     with duckdb.connect() as connection:
         for view in views().values():
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, ())}")
-        return {name: tuple(connection.table(name).columns) for name in views()}
+        tables = {name: connection.table(name) for name in views()}
+        return {name: dict(zip(table.columns, map(str, table.types), strict=True)) for name, table in tables.items()}
 
 
 def _explain_missing_table(message: str, lake: Lake, there: Sequence[str], as_of: AsOf | None) -> str:
@@ -419,7 +420,8 @@ def list_names(lake: Lake, command: str) -> Listing:
         if name in tables:
             return _list_table_columns(lake, name)
         if view := views().get(name):
-            return _list_view_columns(view)
+            columns = [(column, kind.lower(), "") for column, kind in read_view_columns()[view.name].items()]
+            return Listing(("column", "type", "description"), columns, f"{view.sentence} A row for {view.grain}.")
         raise SqlError(f"there is no {name}{suggest_key(name, (*tables, *views()))}; \\d lists what there is")
     rows = [(table, "table", _shorten(_describe_table(table))) for table in tables]
     rows += [(view.name, "view", _shorten(view.sentence)) for view in views().values()]
@@ -439,24 +441,9 @@ def print_listing(listing: Listing, console: Console) -> None:
 def _list_table_columns(lake: Lake, name: str) -> Listing:
     comments = {column.name: column.comment for column in TABLES[name].columns} if name in TABLES else {}
     fields = [(field.name, str(field.type.type)) for field in lake.open(name).schema().fields]
-    rows = [(column, _name_type(name, column, kind), comments.get(column, "")) for column, kind in fields]
+    types = {column.name: column.type for column in TABLES[name].columns} if name in TABLES else {}
+    rows = [(column, types.get(column, kind), comments.get(column, "")) for column, kind in fields]
     return Listing(("column", "type", "description"), rows, _describe_table(name))
-
-
-def _name_type(table: str, column: str, kind: str) -> str:
-    columns = TABLES[table].columns if table in TABLES else ()
-    return next((declared.type for declared in columns if declared.name == column), kind)
-
-
-def _list_view_columns(view: View) -> Listing:
-    with duckdb.connect() as connection:
-        for earlier in views().values():  # a view may read those before it
-            connection.execute(
-                f"CREATE TEMP VIEW {earlier.name} AS {add_empty_tables(earlier.duckdb, earlier.tables, ())}"
-            )
-        relation = connection.table(view.name)
-        rows = [(name, str(kind).lower(), "") for name, kind in zip(relation.columns, relation.types, strict=True)]
-    return Listing(("column", "type", "description"), rows, f"{view.sentence} A row for {view.grain}.")
 
 
 def _describe_table(table: str) -> str:
