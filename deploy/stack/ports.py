@@ -65,7 +65,7 @@ def find_port_holder(port: int) -> PortHolder | None:
 
     try:
         listeners = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
-        process = psutil.Process(next(one.pid for one in listeners if one.pid and one.laddr.port == port))
+        process = psutil.Process(next(one.pid for one in listeners if one.pid and one.laddr and one.laddr.port == port))
         words, folder = process.cmdline(), Path(process.cwd())
     except (StopIteration, OSError, psutil.Error):
         return None
