@@ -171,9 +171,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     skipped = _IN_STORE if away else frozenset()
     found: list[DoctorCheck] = []
     for group, extra in GROUPS.items():
-        packages = check_packages(
-            [f"{needed.name}{needed.specifier}" for needed in list_requirements(extra)], installed, extra
-        )
+        packages = check_packages(list_requirements(extra), installed, extra)
         rows = [packages]
         if packages.level != "warn":
             for name, run in checks.get(group, {}).items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.version import InvalidVersion
 
 from kiln.conf.process.bridge_status import BridgeStatus
@@ -83,27 +83,20 @@ def check_java(java: Java | JavaError) -> DoctorCheck:
     return DoctorCheck("java", "ok", text)
 
 
-def check_packages(required: Iterable[str], installed: Mapping[str, str], extra: Extra | None = None) -> DoctorCheck:
+def check_packages(
+    required: Sequence[Requirement], installed: Mapping[str, str], extra: Extra | None = None
+) -> DoctorCheck:
     """Compare installed versions with the project's requirements.
 
     Args:
-        required: Requirements as in package metadata; requirements of extras are skipped.
+        required: The requirements that apply here.
         installed: Versions by normalized package name.
         extra: The extra that has these requirements, if any. Missing packages of an extra are no fault.
     """
     row = f"extra {extra}" if extra else "packages"
     wrong: list[str] = []
     missing: list[str] = []
-    number = 0
-    for line in required:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            wrong.append(f"unreadable requirement {line!r}")
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        number += 1
+    for requirement in required:
         version = installed.get(requirement.name.lower().replace("_", "-"))
         if version is None:
             missing.append(requirement.name)
@@ -119,7 +112,7 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str], extra:
     wrong += [f"{name} is missing" for name in missing]
     if wrong:
         return DoctorCheck(row, "fail", "; ".join(wrong), format_install_command(extra))
-    return DoctorCheck(row, "ok", f"all {number} requirements are satisfied")
+    return DoctorCheck(row, "ok", f"all {len(required)} requirements are satisfied")
 
 
 def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
