@@ -21,7 +21,7 @@ from bench.peers.by_hand import TABLES
 from bench.report import Aim, Finding, Note, Ratio, Series, number
 from bench.runs import BenchError, Extent
 from kiln.deploy.stack.child_process import bind_to_parent
-from kiln.deploy.stack.jars import list_spark_jars
+from kiln.deploy.stack.jars import list_jars
 from kiln.pipelines.delta.lake import Lake
 
 FRAMES = 150_000
@@ -119,7 +119,7 @@ def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
     options = kafka.spark_options() if name == "naive PySpark" else kafka.security_options()
     if name == "naive PySpark":
         warm_lake.create(TABLES)
-        jars = ",".join(str(jar) for jar in list_spark_jars() if "bare-naked" not in jar.name)  # used only by Kiln
+        jars = ",".join(str(jar) for jar in list_jars("spark") if "bare-naked" not in jar.name)  # used only by Kiln
         paths = (lake.path, str(folder / "checkpoints"), jars, warm.topic, warm_lake.path)
         command = [sys.executable, "-m", "bench.peers.naive_spark", servers, field.topic, *paths]
     elif name == "quixstreams":

@@ -403,7 +403,7 @@ def broker_classpath() -> list[Path]:
     except JavaError as error:
         pytest.skip(f"no Java: {error}")
     try:
-        return jars.list_broker_jars()
+        return jars.list_jars("broker")
     except jars.JarsError as error:
         pytest.fail(str(error))
 

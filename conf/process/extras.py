@@ -45,7 +45,11 @@ def require_extras(*extras: Extra) -> None:
     Raises:
         MissingExtraError: A package is missing.
     """
-    missing = {extra: names for extra in extras if (names := find_missing_packages(extra))}
+    missing = {
+        extra: names
+        for extra in extras
+        if (names := [needed.name for needed in list_requirements(extra) if not _is_installed(needed.name)])
+    }
     if missing:
         names = sorted({name for names_of_module in missing.values() for name in names_of_module})
         several = len(missing) > 1
@@ -54,11 +58,6 @@ def require_extras(*extras: Extra) -> None:
             f"{'are' if several else 'is'} not installed ({', '.join(names[:3])}{', …' if len(names) > 3 else ''} "
             f"{'are' if len(names) > 1 else 'is'} missing): {format_install_command(*missing)}"
         )
-
-
-def find_missing_packages(extra: Extra) -> list[str]:
-    """List the packages of an extra that are not installed."""
-    return [requirement.name for requirement in list_requirements(extra) if not _is_installed(requirement.name)]
 
 
 def list_requirements(extra: Extra | None = None) -> list[Requirement]:
@@ -112,11 +111,7 @@ def _read_requirements() -> tuple[Requirement, ...]:
 def _is_installed(package: str) -> bool:
     from importlib import metadata
 
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    return any(metadata.distributions(name=package))
 
 
 def _find_source() -> Path | None:

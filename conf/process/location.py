@@ -12,7 +12,6 @@ import io
 import os
 import re
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -84,7 +83,7 @@ class FileEntry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Location(ABC):
+class _Place:
     """A file, or a folder of files; `options` are delta-rs's storage options, which may contain secrets."""
 
     uri: str
@@ -101,56 +100,6 @@ class Location(ABC):
         """Last part of the path."""
         return self.uri.rpartition("/")[2]
 
-    @property
-    @abstractmethod
-    def folder(self) -> Path | None:
-        """Path on this machine, `None` for an object store."""
-
-    @property
-    @abstractmethod
-    def spark_uri(self) -> str:
-        """URI for Spark and Hadoop."""
-
-    @abstractmethod
-    def exists(self) -> bool:
-        """Return true if the file or folder exists; a folder in a store exists if it is not empty."""
-
-    @abstractmethod
-    def files(self) -> Iterator[FileEntry]:
-        """List the files of the folder itself, unordered; empty if there is no folder."""
-
-    @abstractmethod
-    def folders(self) -> Iterator[str]:
-        """List the names of direct subfolders, unordered; empty if there is no folder."""
-
-    @abstractmethod
-    def read(self) -> bytes:
-        """Read the file."""
-
-    @abstractmethod
-    def open(self) -> pa.NativeFile:
-        """Open the file for Arrow."""
-
-    @abstractmethod
-    def create(self) -> Output:
-        """Create a file that exists once it is closed."""
-
-    @abstractmethod
-    def write(self, data: Iterable[bytes]) -> None:
-        """Replace the content of the file atomically."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Remove the file, if it exists."""
-
-    @abstractmethod
-    def remove_all(self) -> None:
-        """Remove the folder with its content, if it exists."""
-
-    @abstractmethod
-    def sync(self) -> None:
-        """Sync the file, or the folder's entries, to disk, so that they survive a power cut."""
-
 
 def parse_location(place: str | Path, options: Mapping[str, str] | None = None) -> Location:
     """Parse a path or a URI."""
@@ -166,22 +115,26 @@ def _allow_http(options: Mapping[str, str]) -> dict[str, str]:
     return ({"aws_allow_http": "true"} if is_plain else {}) | dict(options)
 
 
-class LocalFolder(Location):
+class LocalFolder(_Place):
     """A folder or file on this machine."""
 
     @property
     def folder(self) -> Path:
+        """Path on this machine; a store has none."""
         return Path(self.uri)
 
     @property
     def spark_uri(self) -> str:
+        """URI for Spark and Hadoop."""
         # with a scheme: Hadoop looks up a bare path in its default file system, which may be HDFS
         return f"file://{self.folder.absolute()}"
 
     def exists(self) -> bool:
+        """Return true if the file or folder exists; a folder in a store exists if it is not empty."""
         return self.folder.exists()
 
     def files(self) -> Iterator[FileEntry]:
+        """List the files of the folder itself, unordered; empty if there is no folder."""
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):  # another process has removed the file meanwhile
@@ -190,6 +143,7 @@ class LocalFolder(Location):
                         yield FileEntry(entry.name, info.st_size, info.st_mtime_ns // 1_000)
 
     def folders(self) -> Iterator[str]:
+        """List the names of direct subfolders, unordered; empty if there is no folder."""
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.uri) as entries:
             for entry in entries:
                 if entry.is_dir():
@@ -205,9 +159,11 @@ class LocalFolder(Location):
         return pa.OSFile(self.uri)
 
     def create(self) -> Output:
+        """Create a file that exists once it is closed."""
         return _SyncedFile(io.FileIO(self.uri, "w"))
 
     def write(self, data: Iterable[bytes]) -> None:
+        """Replace the content of the file atomically."""
         fresh = self.folder.with_name(self.name + _FRESH)
         with LocalFolder(str(fresh)).create() as out:
             out.writelines(data)
@@ -222,6 +178,7 @@ class LocalFolder(Location):
             shutil.rmtree(self.folder)
 
     def sync(self) -> None:
+        """Sync the file, or the folder's entries, to disk, so that they survive a power cut."""
         to_disk(self.folder)
 
 
@@ -235,7 +192,7 @@ class _SyncedFile(io.BufferedWriter):
         super().close()
 
 
-class StorePrefix(Location):
+class StorePrefix(_Place):
     """The objects of a bucket with a common key prefix.
 
     The store is accessed by delta-rs, so that options and credentials are the same as for the tables' logs.
@@ -327,6 +284,10 @@ class StorePrefix(Location):
     def _store(self) -> DeltaStorageHandler:
         refuse_fork()
         return _store(f"{STORE}{self.bucket}", tuple(self.options.items()))
+
+
+Location = LocalFolder | StorePrefix
+"""Both have the same methods."""
 
 
 class _Upload(io.RawIOBase):

@@ -113,28 +113,27 @@ class StateInUseError(KilnError):
 
 def read_lock_holders(state: Path) -> set[int]:
     """Read the process numbers of the Kilns that use a state folder: those that hold one of its locks."""
-    holders: set[int] = set()
     folder = state / "locks"
-    for path in folder.iterdir() if folder.is_dir() else ():
+    holders = map(read_lock_holder, folder.iterdir() if folder.is_dir() else ())
+    return {holder for holder in holders if holder is not None}
+
+
+def read_lock_holder(path: Path) -> int | None:
+    """Read the process number in a lock file, which may be read-only.
+
+    Returns:
+        `None` if no process holds the lock; 0 if its holder has not written its number.
+    """
+    try:
         with open_regular_file(path) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 number = lock.read(20)
-                holders.add(int(number) if number.isdigit() else 0)  # the holder may not have written it yet
-    return holders
-
-
-def is_locked(state: Path, name: str) -> bool:
-    """Return true if a process holds the lock `locks/NAME` of a state folder, which may be read-only."""
-    try:
-        with open_regular_file(state / "locks" / name) as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+                return int(number) if number.isdigit() else 0
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return False
+        pass
+    return None
 
 
 def try_lock(lock: IO[str]) -> bool:

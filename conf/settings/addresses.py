@@ -157,6 +157,8 @@ def _protocols(text: str, expected: str) -> list[str]:
     from multiaddr import Multiaddr
     from multiaddr.exceptions import ParseError, ProtocolLookupError
 
+    from kiln.schemas.wire.identity import PeerIdError, peer_bytes
+
     if not text:
         raise ValueError(f"expected {expected}: it is empty")
     if "/ipfs/" in text:
@@ -164,30 +166,15 @@ def _protocols(text: str, expected: str) -> list[str]:
         raise ValueError(f'expected {expected}: /ipfs/ is the old name of /p2p/. Write "{address}"')
     if not text.startswith("/"):
         raise ValueError(f"expected {expected}: it does not begin with a slash")
-    # before py-multiaddr, which reports a bad peer id only as "not a CID"
-    for peer in re.findall(r"/p2p/([^/]*)", text):
-        _check_peer_id(peer)
+    try:
+        for peer in re.findall(r"/p2p/([^/]*)", text):
+            peer_bytes(peer)
+    except PeerIdError as error:  # py-multiaddr reports a bad peer id only as "not a CID"
+        raise ValueError(f'expected a peer id after /p2p/, such as 12D3KooW… or Qm…, not "{peer}"') from error
     try:
         return [protocol.name for protocol in Multiaddr(text).protocols()]
     except (ParseError, ProtocolLookupError, ValueError) as error:
         raise ValueError(f"expected {expected}: {_reason(text, error)}") from error
-
-
-def _check_peer_id(text: str) -> None:
-    """Check a multihash in base58, or a CID of such a multihash (libp2p specifications, Peer Ids and Keys)."""
-    from multiformats import CID, multibase, multihash
-
-    try:
-        if text.startswith(("1", "Qm")):
-            digest = multibase.decode(f"z{text}")
-        else:
-            cid = CID.decode(text)
-            if cid.codec.name != "libp2p-key":
-                raise ValueError(f"{cid.codec.name} is no key")
-            digest = cid.digest
-        multihash.unwrap(digest)
-    except (ValueError, LookupError) as error:
-        raise ValueError(f'expected a peer id after /p2p/, such as 12D3KooW… or Qm…, not "{text}"') from error
 
 
 def _in_base36(text: str) -> str | None:

@@ -1,9 +1,9 @@
-"""Durations in the settings: `"100ms"`, `"24h"`."""
+"""Durations in the settings: `"100ms"`, `"24h"`; and points in time."""
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -48,6 +48,28 @@ def duration_text(value: timedelta) -> str:
 def micros(value: timedelta) -> int:
     """Convert a duration to whole microseconds, the unit of every time inside Kiln."""
     return value // timedelta(microseconds=1)
+
+
+def parse_time(text: str) -> datetime:
+    """Parse a time in ISO 8601, in UTC if it has no zone.
+
+    Raises:
+        ValueError: The text is no time.
+    """
+    time = datetime.fromisoformat(text)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def parse_micros(text: str) -> int:
+    """Parse a time as `parse_time` does, as µs since the epoch.
+
+    Raises:
+        ValueError: The text is no time; the message has the expected forms.
+    """
+    try:
+        return micros(parse_time(text) - datetime(1970, 1, 1, tzinfo=UTC))
+    except ValueError:
+        raise ValueError("a time such as 2026-11-01 or 2026-11-01T12:00:00Z") from None
 
 
 def spark_interval(value: timedelta) -> str:

@@ -205,23 +205,16 @@ class Kafka(Section):
 
     def partitions(self, of: Partitions) -> int:
         """Return the number of partitions of each topic of a kind."""
-        match of:
-            case "frames":
-                return self.frames_partitions
-            case "updates":
-                return self.updates_partitions
-            case "other":
-                return self.other_partitions
+        counts = {"frames": self.frames_partitions, "updates": self.updates_partitions, "other": self.other_partitions}
+        return counts[of]
 
     def retention_bytes(self, of: Partitions) -> int:
         """Return the retention size of the topics of a kind in bytes, over all partitions; 0 for no limit."""
-        match of:
-            case "frames":
-                return self.frames_retention_bytes
-            case "updates":
-                return self.updates_retention_bytes
-            case "other":
-                return self.other_retention_bytes
+        return {
+            "frames": self.frames_retention_bytes,
+            "updates": self.updates_retention_bytes,
+            "other": self.other_retention_bytes,
+        }[of]
 
     @property
     def embedded(self) -> bool:

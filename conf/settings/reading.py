@@ -9,8 +9,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
@@ -76,23 +75,6 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
         table = next((prefix for prefix in free_tables if upper.startswith(prefix)), None)
         if table is None or "__" in upper.removeprefix(table):
             yield name
-
-
-def unreadable_tables(environ: Mapping[str, str]) -> Iterable[str]:
-    """Describe each variable of a section or table that is not a JSON object."""
-    known = list_keys()
-    tables = {name_variable(key[:depth]) for key, free in known.items() for depth in range(1, len(key) + free)}
-    tables.discard(NETWORK_VARIABLE)
-    for name in sorted(environ):
-        if name.upper() not in tables:
-            continue
-        try:
-            value = parse_json(environ[name])
-        except ValueError as error:
-            yield f"environment {name}: {error}"
-            continue
-        if not isinstance(value, dict):
-            yield f"environment {name}: expected a JSON object, such as " + '{"key": "value"}'
 
 
 @dataclass(frozen=True)
@@ -225,12 +207,11 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     path = config or Path(os.environ.get(CONFIG_VARIABLE, DEFAULT_FILE))
     text = _file_text(path)
     file = _parse_toml(path, text)
-    problems = [*find_unknown_variables(os.environ), *unreadable_tables(os.environ)]
-    if problems:
-        raise SettingsError(problems)
     links = service_links(os.environ)
+    environment, unreadable = read_variables({name: text for name, text in os.environ.items() if name not in links})
+    if problems := [*find_unknown_variables(os.environ), *unreadable]:
+        raise SettingsError(problems)
     _warn_of_links(links)
-    environment = read_variables({name: value for name, value in os.environ.items() if name not in links})
     command_line: dict[str, object] = {} if state is None else {"state": state}
     if network is not None:
         command_line["network"] = {"name": network}
@@ -253,31 +234,38 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     return loaded
 
 
-def read_variables(environ: Mapping[str, str]) -> dict[str, object]:
-    """Read the settings in environment variables as a tree, with values as text.
+def read_variables(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
+    """Read the settings in environment variables as a tree, with values as text, and describe unreadable variables.
 
     The variable of a section or of a free table is a JSON object. The variables of single keys are merged into it.
     Values of a free table may be JSON. Names of variables do not depend on case, and keys of free tables are lower
     case.
     """
     known = list_keys()
+    tables = {key[:depth] for key, free in known.items() for depth in range(1, len(key) + free)}
     found: dict[Keys, str] = {}
-    for name, text in environ.items():
+    for name in sorted(environ):
         upper = name.upper()
         if upper.startswith(ENV_PREFIX) and upper != CONFIG_VARIABLE:
             parts = tuple(upper.removeprefix(ENV_PREFIX).lower().split("__"))
-            found[NETWORK_NAME if upper == NETWORK_VARIABLE else parts] = text
+            found[NETWORK_NAME if upper == NETWORK_VARIABLE else parts] = name
     tree: dict[str, object] = {}
-    for keys in sorted(found, key=len):
-        value: object = found[keys]
+    problems = []
+    for keys, name in sorted(found.items(), key=lambda item: len(item[0])):
+        value: object = environ[name]
         if known.get(keys) is not False:  # no single key
-            with suppress(ValueError):
-                value = parse_json(found[keys])
+            try:
+                value = parse_json(environ[name])
+            except ValueError as error:
+                problems += [f"environment {name}: {error}"] if keys in tables else []
+            else:
+                if keys in tables and not isinstance(value, dict):
+                    problems.append(f'environment {name}: expected a JSON object, such as {{"key": "value"}}')
         branch: dict[str, object] = {keys[-1]: value}
         for key in reversed(keys[:-1]):
             branch = {key: branch}
         tree = _merge(tree, branch)
-    return tree
+    return tree, problems
 
 
 def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:
@@ -370,38 +358,34 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
     return frozenset(found)
 
 
-def format_settings(loaded: LoadedSettings) -> str:
-    """Render the settings as TOML, with secrets masked and the source of each value that is not a default."""
-    head = f"# settings file: {loaded.file}; each value that is not a default is followed by its source"
-    return _render_toml(head, list_keys(), loaded, lambda keys, _: f"  # {loaded.source(keys)}")
+def format_settings(loaded: LoadedSettings, *, only_changed: bool = False) -> str:
+    """Render the settings as TOML, with secrets masked and the source of each value that is not a default.
 
-
-def format_changed_settings(loaded: LoadedSettings) -> str:
-    """Render the settings that are not defaults as TOML, with source and default."""
-    defaults = _build_defaults()
-    keys = [key for key in list_keys() if get_value(loaded.settings, key) != get_value(defaults, key)]
-    head = f"# settings file: {loaded.file}; values that are not defaults" if keys else "# all values are defaults"
-    return _render_toml(head, keys, loaded, lambda keys, default: f"  # {loaded.source(keys)}; default: {default}")
-
-
-def _render_toml(head: str, wanted: Iterable[Keys], loaded: LoadedSettings, remark: Callable[[Keys, str], str]) -> str:
-    defaults = _build_defaults()
-    lines: list[str] = []
+    With `only_changed`, render only these values, with source and default.
+    """
+    defaults = Settings(state=Settings().state.absolute())
+    lines = [f"# settings file: {loaded.file}; each value that is not a default is followed by its source"]
     table: Keys = ()
-    for keys in wanted:
+    for keys in list_keys():
+        value, default = get_value(loaded.settings, keys), get_value(defaults, keys)
+        if only_changed and value == default:
+            continue
         if keys[:-1] != table:
             table = keys[:-1]
             lines += ["", f"[{join_key(table)}]"]
-        value, default = get_value(loaded.settings, keys), get_value(defaults, keys)
         # the source of a value that equals the default does not matter
+        remark = "" if value == default else f"  # {loaded.source(keys)}"
         lines.append(
-            f"{keys[-1]} = {_format_toml(value)}" + ("" if value == default else remark(keys, _format_toml(default)))
+            f"{keys[-1]} = {_format_toml(value)}{remark}"
+            + (f"; default: {_format_toml(default)}" if only_changed else "")
         )
-    return "\n".join([head, *lines, ""])
-
-
-def _build_defaults() -> Settings:
-    return Settings(state=Settings().state.absolute())
+    if only_changed:
+        lines[0] = (
+            f"# settings file: {loaded.file}; values that are not defaults"
+            if lines[1:]
+            else "# all values are defaults"
+        )
+    return "\n".join([*lines, ""])
 
 
 def _format_toml(value: object) -> str:

@@ -23,6 +23,7 @@ from kiln.deploy.cli.options import (
     answers,
     lake_of,
     length_of,
+    micros_of,
     note_once,
     notes,
     settings_of,
@@ -102,16 +103,10 @@ def run(
     settings = settings_of(config, state)
     from kiln.conf.settings.keys import suggest_key
     from kiln.deploy.run.backfill import ProgressFormatter, describe_outcome, run_backfill
-    from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
+    from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source
     from kiln.pipelines.backfill.run import RunProgress, encode_outcome
 
-    def time_of(option: str, text: str) -> int:
-        try:
-            return parse_time(text)
-        except ValueError as error:
-            raise UsageError(f"{option} {text}: expected {error}") from None
-
-    begin, end = time_of("--from", low), time_of("--to", high)
+    begin, end = micros_of(low, "--from"), micros_of(high, "--to")
     if begin == end:
         raise UsageError(f"--from {low} --to {high}: the range is empty, because --to is exclusive. Pass a later --to")
     if begin > end:
@@ -132,7 +127,7 @@ def run(
         files=tuple(map(Path, paths)),
         window=None if window is None else length_of(window, "--window"),
         network=network,
-        as_of=None if as_of is None else time_of("--as-of", as_of),
+        as_of=None if as_of is None else micros_of(as_of, "--as-of"),
         engine=engine,
     )
     out, pace = notes(), ProgressFormatter()
@@ -160,7 +155,20 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
 
     runs = list_runs(lake_of(settings), settings.state)
     if as_json:
-        print(_encode_runs(runs))
+        objects = [
+            {
+                "name": run.name,
+                "from": _encode_time(run.range_from),
+                "to": _encode_time(run.range_to),
+                "source": run.source,
+                "state": run.state,
+                "rows": run.rows,
+                "begun_at": _encode_time(run.begun_at),
+                "last_at": _encode_time(run.last_at),
+            }
+            for run in runs
+        ]
+        print(json.dumps(objects, indent=1))
     else:
         answers().print(_render_runs(runs), soft_wrap=True)
 
@@ -281,26 +289,6 @@ def _now() -> int:
 # ---------------------------------------------------------------- list
 
 
-def _encode_runs(runs: Sequence[RunSummary]) -> str:
-    """Encode runs as a JSON array of objects."""
-    return json.dumps(
-        [
-            {
-                "name": run.name,
-                "from": _encode_time(run.range_from),
-                "to": _encode_time(run.range_to),
-                "source": run.source,
-                "state": run.state,
-                "rows": run.rows,
-                "begun_at": _encode_time(run.begun_at),
-                "last_at": _encode_time(run.last_at),
-            }
-            for run in runs
-        ],
-        indent=1,
-    )
-
-
 def _render_runs(runs: Sequence[RunSummary]) -> Text:
     """Render runs for the screen."""
     from rich.text import Text
@@ -350,13 +338,11 @@ def encode_diffs(diffs: Sequence[TableDiff]) -> str:
 
 def _print_diffs(diffs: Sequence[TableDiff], console: Console) -> None:
     """Print a line for each table, then the days and the first differences of each table that differs."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(header_style="bold", pad_edge=False, show_edge=False)
-    table.add_column("table")
-    for name in ("same", "only live", "only run", "differ"):
-        table.add_column(name, justify="right")
+    from kiln.deploy.ops.formatting import build_table
+
+    table = build_table(["table"], ["same", "only live", "only run", "differ"])
     for diff in diffs:
         counts = (diff.same, diff.only_live, diff.only_run, diff.differ)
         table.add_row(diff.table, *(f"{count:,}" for count in counts), style="" if diff.is_equal else "yellow")

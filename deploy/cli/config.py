@@ -19,11 +19,11 @@ def config_show(
     diff: Annotated[bool, typer.Option("--diff", help="Only values that differ from the default.")] = False,
 ) -> None:
     """Print the settings in force as TOML, with their sources."""
-    from kiln.conf.settings.reading import format_changed_settings, format_settings
+    from kiln.conf.settings.reading import format_settings
     from kiln.schemas.printable import printable_lines
 
     found = loaded(config, state)
-    print(printable_lines(format_changed_settings(found) if diff else format_settings(found)), end="")
+    print(printable_lines(format_settings(found, only_changed=diff)), end="")
 
 
 @commands.command("check")

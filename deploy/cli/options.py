@@ -148,16 +148,30 @@ def parse_time(text: str, option: str) -> datetime:
         UsageError: The text is neither.
     """
     from kiln.conf.settings.durations import parse_duration
+    from kiln.conf.settings.durations import parse_time as parse_iso_time
 
     try:
         return datetime.now(UTC) - parse_duration(text)
     except (ValueError, OverflowError):
         pass
     try:
-        time = datetime.fromisoformat(text)
+        return parse_iso_time(text)
     except ValueError:
         raise UsageError(f"{option} {text}: expected 1h (ago), 2026-11-01 or 2026-11-01T12:00:00Z") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def micros_of(text: str, option: str) -> int:
+    """Parse the time of an option in ISO 8601, in UTC by default, as µs since the epoch.
+
+    Raises:
+        UsageError: The text is no time.
+    """
+    from kiln.conf.settings.durations import parse_micros
+
+    try:
+        return parse_micros(text)
+    except ValueError as error:
+        raise UsageError(f"{option} {text}: expected {error}") from None
 
 
 @contextmanager

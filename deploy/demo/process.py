@@ -46,7 +46,7 @@ class DemoNetwork:
         """number of blocks of BATCH_UPDATEs that each node has fetched"""
         self.errors: tuple[str, ...] = ()
         try:
-            self._publisher = publisher_key(settings.bridge_dir).verify_key.encode().hex()
+            publisher_key(settings.bridge_dir)  # which the network follows
         except KeyFileError as error:
             raise DemoNetworkError(str(error)) from error
         self.contacts: tuple[str, ...] = ()
@@ -58,28 +58,12 @@ class DemoNetwork:
         """Start the network, and return at once."""
         self._ready = threading.Event()
         self._addresses = ()
-        settings, traffic = self._settings, self._settings.traffic
+        settings = self._settings
         settings.logs.mkdir(parents=True, exist_ok=True)
         (settings.state / "demo").mkdir(exist_ok=True)
-        arguments = {
-            "--folder": settings.state / "demo",
-            "--network": settings.network.name,
-            "--rate": traffic.rate,
-            "--seed": traffic.seed,
-            "--separators": traffic.separators,
-            "--streams": traffic.streams,
-            "--publisher": self._publisher,
-        }
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                bind_to_parent(
-                    [
-                        sys.executable,
-                        "-m",
-                        "kiln.deploy.demo.network",
-                        *(str(part) for pair in arguments.items() for part in pair),
-                    ]
-                ),
+                bind_to_parent([sys.executable, "-m", "kiln.deploy.demo.network"]),
                 env=child_environment(settings),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -137,7 +121,7 @@ class DemoNetwork:
         if self._process is None or self._process.stdin is None:
             return
         with suppress(BrokenPipeError):  # the network has ended; `check` reports that
-            self._process.stdin.write(f'{{"cmd":"{command}"}}\n')
+            self._process.stdin.write(f"{command}\n")
             self._process.stdin.flush()
 
     def stop(self, patience: float = 10.0) -> None:

@@ -143,7 +143,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             "jars for the store": lambda: [_check_s3_jars()] if settings.uses_store else [],
             "native core": lambda: [check_engine(find_engine())],
             "disk": lambda: [check_disk(shutil.disk_usage(find_existing_parent(settings.state)).free)],
-            "memory": lambda: [check_memory(read_available_memory(), wanted)],
+            "memory": lambda: [check_memory(_read_available_memory(), wanted)],
             "ports": lambda: [_check_port(listener, runs, kilns) for listener in listeners if listener.is_of_broker],
             "open files": lambda: [check_open_files(read_open_files_limit())],
             "broker": lambda: [check_broker(broker, kafka.embedded, runs)],
@@ -171,9 +171,7 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     skipped = _IN_STORE if away else frozenset()
     found: list[DoctorCheck] = []
     for group, extra in GROUPS.items():
-        packages = check_packages(
-            [f"{needed.name}{needed.specifier}" for needed in list_requirements(extra)], installed, extra
-        )
+        packages = check_packages(list_requirements(extra), installed, extra)
         rows = [packages]
         if packages.level != "warn":
             for name, run in checks.get(group, {}).items():
@@ -344,14 +342,10 @@ def name_user(number: int) -> str:
         return str(number)
 
 
-def read_available_memory() -> int | None:
-    """Read the available memory in bytes; `None` if the system does not report it."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kibibytes = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kibibytes is None else int(kibibytes) * 1024
+def _read_available_memory() -> int:
+    import psutil  # of the extra spark
+
+    return psutil.virtual_memory().available
 
 
 def read_open_files_limit() -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.version import InvalidVersion
 
 from kiln.conf.process.bridge_status import BridgeStatus
@@ -65,9 +65,8 @@ def judge(name: str, problem: str, advice: str, fine: str, level: Level = "fail"
 def check_python(version: tuple[int, int]) -> DoctorCheck:
     """Check for Python 3.11 to 3.13 (pyproject.toml, requires-python)."""
     text = ".".join(map(str, version))
-    if (3, 11) <= version <= (3, 13):
-        return DoctorCheck("python", "ok", text)
-    return DoctorCheck("python", "fail", text, "create a new .venv with Python 3.11, 3.12 or 3.13: make setup")
+    problem = "" if (3, 11) <= version <= (3, 13) else text
+    return judge("python", problem, "create a new .venv with Python 3.11, 3.12 or 3.13: make setup", text)
 
 
 def check_java(java: Java | JavaError) -> DoctorCheck:
@@ -84,27 +83,20 @@ def check_java(java: Java | JavaError) -> DoctorCheck:
     return DoctorCheck("java", "ok", text)
 
 
-def check_packages(required: Iterable[str], installed: Mapping[str, str], extra: Extra | None = None) -> DoctorCheck:
+def check_packages(
+    required: Sequence[Requirement], installed: Mapping[str, str], extra: Extra | None = None
+) -> DoctorCheck:
     """Compare installed versions with the project's requirements.
 
     Args:
-        required: Requirements as in package metadata; requirements of extras are skipped.
+        required: The requirements that apply here.
         installed: Versions by normalized package name.
         extra: The extra that has these requirements, if any. Missing packages of an extra are no fault.
     """
     row = f"extra {extra}" if extra else "packages"
     wrong: list[str] = []
     missing: list[str] = []
-    number = 0
-    for line in required:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            wrong.append(f"unreadable requirement {line!r}")
-            continue
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            continue
-        number += 1
+    for requirement in required:
         version = installed.get(requirement.name.lower().replace("_", "-"))
         if version is None:
             missing.append(requirement.name)
@@ -120,7 +112,7 @@ def check_packages(required: Iterable[str], installed: Mapping[str, str], extra:
     wrong += [f"{name} is missing" for name in missing]
     if wrong:
         return DoctorCheck(row, "fail", "; ".join(wrong), format_install_command(extra))
-    return DoctorCheck(row, "ok", f"all {number} requirements are satisfied")
+    return DoctorCheck(row, "ok", f"all {len(required)} requirements are satisfied")
 
 
 def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
@@ -180,27 +172,18 @@ def parse_memory(text: str) -> int:
     return int(text[:-1]) * (1 << 30 if text.endswith("g") else 1 << 20)
 
 
-def check_memory(available: int | None, wanted: int) -> DoctorCheck:
-    """Compare available memory with the needs of Spark, its Python workers and the broker.
-
-    Args:
-        available: Bytes; `None` if the system does not report it.
-        wanted: Bytes.
-    """
-    if available is None:
-        return DoctorCheck("memory", "ok", "unknown on this system")
+def check_memory(available: int, wanted: int) -> DoctorCheck:
+    """Compare available memory with the needs of Spark, its Python workers and the broker, in bytes."""
     text = f"{available / GB:,.1f} GB available, about {wanted / GB:,.1f} GB needed"
-    if available < wanted:
-        return DoctorCheck("memory", "warn", text, "lower spark.driver_memory, or stop other programs")
-    return DoctorCheck("memory", "ok", text)
+    problem = text if available < wanted else ""
+    return judge("memory", problem, "lower spark.driver_memory, or stop other programs", text, "warn")
 
 
 def check_open_files(limit: int) -> DoctorCheck:
     """Check the limit of open files of a process, which the JVM of Spark and a bridge with many peers reach."""
     text = f"at most {limit:,} a process"
-    if limit < _OPEN_FILES:
-        return DoctorCheck("open files", "warn", text, "raise the limit in the shell that starts Kiln: ulimit -n 4096")
-    return DoctorCheck("open files", "ok", text)
+    problem = text if limit < _OPEN_FILES else ""
+    return judge("open files", problem, "raise the limit in the shell that starts Kiln: ulimit -n 4096", text, "warn")
 
 
 def check_port(listener: Listener, error: OSError | None, ours: bool, holder: PortHolder | None = None) -> DoctorCheck:
@@ -282,42 +265,36 @@ def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -
 def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> DoctorCheck:
     """Check that each table of the lake can be opened and read; `faults` says why opened tables cannot be read."""
     problems = [table.problem for table in tables if table.problem]
-    if problems:
-        return DoctorCheck(
-            "lake", "fail", "; ".join((*problems, *faults)), "run kiln recover, which shows the possible repairs"
-        )
-    if faults:
-        return DoctorCheck("lake", "fail", "; ".join(faults), "see the runbook, A table cannot be read")
-    return DoctorCheck("lake", "ok", f"{len(tables)} tables" if tables else "no tables yet")
+    advice = (
+        "run kiln recover, which shows the possible repairs" if problems else "see the runbook, A table cannot be read"
+    )
+    return judge(
+        "lake", "; ".join((*problems, *faults)), advice, f"{len(tables)} tables" if tables else "no tables yet"
+    )
 
 
 def check_store(uri: str, problem: str) -> DoctorCheck:
     """Check that commits are safe in the object store of the lake; `problem` is empty if they are."""
-    if problem:
-        advice = "see docs/object-store.md: lake.uri and lake.storage_options, permissions, and supported stores"
-        return DoctorCheck("object store", "fail", f"{uri}: {problem}", advice)
+    advice = "see docs/object-store.md: lake.uri and lake.storage_options, permissions, and supported stores"
     text = (
         f"{uri}: supports conditional writes. Kiln commits with delta-rs; never write these tables with Delta's own "
         "log store for S3 (Spark, delta-spark), which loses commits"
     )
-    return DoctorCheck("object store", "ok", text)
+    return judge("object store", problem and f"{uri}: {problem}", advice, text)
 
 
 def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
     """Check that each checkpoint is readable and belongs to the topics that Kafka has."""
     failing = [query for query in queries if query.problem]
     with_other_topics = [query for query in failing if query.batch is not None]
-    if failing:
-        problem = "; ".join(f"{query.name}: {query.problem}" for query in with_other_topics or failing)
-        advice = (
-            "run kiln recover, which shows the possible repairs"
-            if with_other_topics
-            else "run kiln recover. If another version of Spark wrote them, use the versions in requirements.lock"
-        )
-        return DoctorCheck("checkpoints", "fail", problem, advice)
-    return DoctorCheck(
-        "checkpoints", "ok", ", ".join(query.name for query in queries if query.batch is not None) or "none yet"
+    problem = "; ".join(f"{query.name}: {query.problem}" for query in with_other_topics or failing)
+    advice = (
+        "run kiln recover, which shows the possible repairs"
+        if with_other_topics
+        else "run kiln recover. If another version of Spark wrote them, use the versions in requirements.lock"
     )
+    fine = ", ".join(query.name for query in queries if query.batch is not None) or "none yet"
+    return judge("checkpoints", problem, advice, fine)
 
 
 def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:

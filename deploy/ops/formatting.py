@@ -1,12 +1,17 @@
-"""Short forms of numbers, times, ids and separators for the screen."""
+"""Short forms of numbers, times, ids and separators for the screen, and tables."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
-from kiln.deploy.ops.snapshot import Snapshot
+from rich.table import Table
+
 from kiln.schemas.printable import printable
+
+if TYPE_CHECKING:
+    from kiln.deploy.ops.snapshot import Snapshot
 
 
 def format_count(number: float | None) -> str:
@@ -89,3 +94,11 @@ def compute_copies_per_message(snapshot: Snapshot) -> float | None:
     """Compute how often a message was received, on average."""
     messages = sum(snapshot.messages.values())
     return snapshot.copies / messages if snapshot.copies is not None and messages else None
+
+
+def build_table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """Build an empty table with columns of text, then columns of numbers."""
+    table = Table(header_style="bold", show_edge=False, pad_edge=False)
+    for name in (*left, *right):
+        table.add_column(name, justify="left" if name in left else "right")
+    return table

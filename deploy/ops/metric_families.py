@@ -196,31 +196,25 @@ def _build_table_families(tables: Iterable[TableStatus], now: float) -> Iterator
 
 def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
     """Count peers by agent and protocol, keeping the agents with most peers."""
-    found: Counter[tuple[str, str]] = Counter()
-    for (agent, protocol), number in Counter([(peer.agent, peer.protocol) for peer in peers]).items():
-        name = printable(agent.split("/")[0])[:_LONGEST] or _OTHER  # without the version
-        found[name, protocol if protocol in VERSIONS else _OTHER] += number
-    by_name: Counter[str] = Counter()
-    for (agent, _), number in found.items():
-        by_name[agent] += number
+    labels = [
+        (
+            printable(peer.agent.split("/")[0])[:_LONGEST] or _OTHER,  # without the version
+            peer.protocol if peer.protocol in VERSIONS else _OTHER,
+        )
+        for peer in peers
+    ]
+    by_name = Counter(agent for agent, _ in labels)
     known = {agent for agent, _ in sorted(by_name.items(), key=lambda counted: (-counted[1], counted[0]))[:_AGENTS]}
-    named: Counter[tuple[str, str]] = Counter()
-    for (agent, protocol), number in found.items():
-        named[agent if agent in known else _OTHER, protocol] += number
-    return named
+    return Counter((agent if agent in known else _OTHER, protocol) for agent, protocol in labels)
 
 
 def _count_by_score(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, ...], int]:
     least = ScoreOptions().graylist_threshold
-    found: Counter[tuple[str, ...]] = Counter()
-    for score, number in Counter([peer.score for peer in peers]).items():
-        name = "graylisted" if score < least else "negative" if score < 0 else "positive" if score else "zero"
-        found[(name,)] += number
-    return found
+    return Counter(
+        ("graylisted" if score < least else "negative" if score < 0 else "positive" if score else "zero",)
+        for score in (peer.score for peer in peers)
+    )
 
 
 def _count_by_mesh_size(meshes: Iterable[int]) -> Mapping[tuple[str, ...], int]:
-    found: Counter[tuple[str, ...]] = Counter()
-    for peers, number in Counter(meshes).items():
-        found[(next((label for most, label in _MESH_SIZES if peers <= most), "over 12"),)] += number
-    return found
+    return Counter((next((label for most, label in _MESH_SIZES if peers <= most), "over 12"),) for peers in meshes)

@@ -191,11 +191,6 @@ class QuarantineRows:
             "AND picked.message_index IS NOT DISTINCT FROM told.message_index"
         )
 
-    def count(self) -> int:
-        """Count the rows."""
-        row = self._db.execute("SELECT count(*) FROM picked").fetchone()
-        return row[0] if row else 0
-
     def counts(self, by: By = "reason") -> list[ReasonCount]:
         """Count the rows by group, the largest group first, or by hour in the order of time."""
         columns = ", ".join(GROUPS[by])

@@ -27,7 +27,7 @@ from kiln.deploy.ops.quarantine import (
     read_frames,
     select_messages,
 )
-from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, RejectedMessage
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage
 from kiln.pipelines.decode.identities import compute_column_identities, compute_identities
 from kiln.pipelines.delta.duckdb_tables import create_newest_views
 from kiln.pipelines.delta.lake import Lake
@@ -45,7 +45,7 @@ class QuarantineReplayError(KilnError):
     """The messages cannot be replayed; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReplayCandidates:
     """Number of messages by result of the search."""
 
@@ -57,14 +57,6 @@ class ReplayCandidates:
     """messages rejected again for the same reason"""
     missing: int = 0
     """frames that are not in the table `frames`"""
-
-    def __add__(self, other: ReplayCandidates) -> ReplayCandidates:
-        return ReplayCandidates(
-            self.back + other.back,
-            self.present + other.present,
-            self.refused + other.refused,
-            self.missing + other.missing,
-        )
 
 
 def describe_candidates(found: ReplayCandidates) -> str:
@@ -81,15 +73,6 @@ def describe_candidates(found: ReplayCandidates) -> str:
 
 _Digest = tuple[int, bytes]
 """Number (0 or 1) and value of one of the two digests that identify copies."""
-
-
-class _Candidate(NamedTuple):
-    """A message to replay, and the digests that identify its copies."""
-
-    at: FramePosition
-    position: int
-    message_id: str
-    digests: tuple[_Digest, ...]
 
 
 class QuarantineReplay:
@@ -150,29 +133,31 @@ class QuarantineReplay:
 
     def find(self) -> ReplayCandidates:
         """Decode all frames again, and count the messages by result."""
-        candidates: list[_Candidate] = []
+        candidates: list[tuple[FramePosition, int, str, tuple[_Digest, ...]]] = []
         total = ReplayCandidates(missing=len(self._positions))
         for at, frame in read_frames(self._connection, self._positions):
             read = decode_again(frame, self._positions[at], self._reason, self._how)
-            total += ReplayCandidates(refused=read.refused, missing=-1)
-            candidates += [self._candidate(at, position, item) for position, item in read.items.items()]
-        seen = self._find_present({candidate.message_id for candidate in candidates if candidate.message_id})
-        chosen: dict[FramePosition, set[int]] = {}
-        for candidate in candidates:
-            if not seen.isdisjoint(candidate.digests):
-                total += ReplayCandidates(present=1)
+            total.refused += read.refused
+            total.missing -= 1
+            for position, item in read.items.items():
+                # a rejected message has no digests, and so counts as a copy of no other message
+                message_id = item.message_id if isinstance(item, DecodedMessage) else ""
+                digests = (
+                    tuple(enumerate(compute_identities(item, "", self._how.unsigned_horizon)))
+                    if isinstance(item, DecodedMessage)
+                    else ()
+                )
+                candidates.append((at, position, message_id, digests))
+        seen = self._find_present({message_id for _, _, message_id, _ in candidates if message_id})
+        self._chosen = {}
+        for at, position, _, digests in candidates:
+            if not seen.isdisjoint(digests):
+                total.present += 1
                 continue
-            seen.update(candidate.digests)
-            total += ReplayCandidates(back=1)
-            chosen.setdefault(candidate.at, set()).add(candidate.position)
-        self._chosen = chosen
+            seen.update(digests)
+            total.back += 1
+            self._chosen.setdefault(at, set()).add(position)
         return total
-
-    def _candidate(self, at: FramePosition, position: int, item: DecodedMessage | RejectedMessage) -> _Candidate:
-        if isinstance(item, RejectedMessage):
-            return _Candidate(at, position, "", ())  # without digests, it counts as a copy of no other message
-        digests = enumerate(compute_identities(item, "", self._how.unsigned_horizon))
-        return _Candidate(at, position, item.message_id, tuple(digests))
 
     def frames(self) -> Iterator[Frame]:
         """Build the frames with the messages that `find` selected, in the order of arrival."""

@@ -37,8 +37,8 @@ from kiln.schemas.printable import printable
 _TABLES_EVERY: Final = 15.0  # s
 
 
-class Monitor:
-    """A context manager that serves the newest snapshot. The thread of the run passes each snapshot to `see`."""
+class Monitor(Exporter):
+    """An exporter that serves the newest snapshot. The thread of the run passes each snapshot to `see`."""
 
     def __init__(self, listen: tuple[str, int] | None, lake: Lake, version: str, hosts: Iterable[str] = ()) -> None:
         """Create the monitor; `listen` and `hosts` as for `Exporter`."""
@@ -48,27 +48,17 @@ class Monitor:
         self._tables: tuple[TableStatus, ...] = ()
         self._history = RunHistory()
         self._stop = threading.Event()
-        self._exporter = Exporter(listen, self, hosts)
+        super().__init__(listen, self, hosts)
 
     def __enter__(self) -> Self:
-        self._exporter.__enter__()
+        super().__enter__()
         if self.address:
             threading.Thread(target=self._follow_tables, name="monitor-lake", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._exporter.__exit__()
-
-    @property
-    def address(self) -> str:
-        """`host:port` of the monitor; empty if it does not listen."""
-        return self._exporter.address
-
-    @property
-    def error(self) -> str:
-        """The reason why nothing is served; empty if there is no error."""
-        return self._exporter.error
+        super().__exit__()
 
     def see(self, snapshot: Snapshot) -> None:
         """Replace the newest snapshot."""
@@ -148,22 +138,12 @@ def _group_by_table(check: QualityInRun | None) -> list[tuple[str, list[int]]]:
     return [(table, [counts.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
 
 
-def format_size(number: float) -> str:
-    """Format a number of bytes in few characters."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
-
-
 _TEMPLATES.filters |= {
     "count": format_count,
     "range": format_range,
     "rate": format_rate,
     "seconds": format_seconds,
     "printable": printable,
-    "size": format_size,
 }
 
 

@@ -6,7 +6,6 @@ exists once that micro-batch is done. So the progress is correct even after Kiln
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topi
 from kiln.conf.process.location import Location
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Kafka, Settings
+from kiln.deploy.stack.ports import is_listening
 from kiln.pipelines.delta.lake import Lake, LakeError, list_reader_features
 from kiln.pipelines.native.library import find_engine
 from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError, read_topic_ids
@@ -31,15 +31,6 @@ from kiln.pipelines.runtime.clocks import describe_log_lag, describe_watermark_l
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import Offsets, count_unread
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
-
-
-@dataclass(frozen=True)
-class CheckpointProgress:
-    """Newest finished micro-batch of a query, `None` before the first, and the offsets where that micro-batch ends."""
-
-    batch: int | None
-    committed_at: datetime | None
-    offsets: Offsets
 
 
 @dataclass(frozen=True)
@@ -70,14 +61,20 @@ class BrokerStatus:
 
 @dataclass(frozen=True)
 class QueryStatus:
-    """Progress of a query; `lag` in records, `None` if the broker does not answer or nothing was committed."""
+    """Progress of a query.
+
+    Attributes:
+        batch: Newest finished micro-batch; `None` before the first.
+        offsets: End offsets of that micro-batch.
+        lag: In records; `None` if the broker does not answer or nothing was committed.
+    """
 
     name: str
     batch: int | None
     committed_at: datetime | None
     offsets: Offsets
-    lag: int | None
-    problem: str
+    lag: int | None = None
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,8 +137,8 @@ class KilnStatus:
 # ---------------------------------------------------------------- checkpoints
 
 
-def read_checkpoint(folder: Location) -> CheckpointProgress:
-    """Read the progress of a query.
+def read_checkpoint(folder: Location) -> QueryStatus:
+    """Read the progress of a query, without its lag.
 
     Raises:
         CheckpointError: A file cannot be parsed; the message names it.
@@ -149,14 +146,14 @@ def read_checkpoint(folder: Location) -> CheckpointProgress:
     commits = _list_micro_batches(folder / "commits")
     finished = commits.keys() & _list_micro_batches(folder / "offsets").keys()
     if not finished:
-        return CheckpointProgress(None, None, {})
+        return QueryStatus(folder.name, None, None, {})
     newest = max(finished)
     try:
         offsets = Checkpoint(folder).ends(newest)
     except FileNotFoundError:
         # Spark removes old files while it runs, so a newer one exists by now
         return read_checkpoint(folder)
-    return CheckpointProgress(newest, datetime.fromtimestamp(commits[newest] / 1e6, UTC), offsets)
+    return QueryStatus(folder.name, newest, datetime.fromtimestamp(commits[newest] / 1e6, UTC), offsets)
 
 
 def _list_micro_batches(folder: Location) -> dict[int, int]:
@@ -185,14 +182,14 @@ def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | 
 def read_query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
     """Read the progress of a query and compute its lag."""
     try:
-        checkpoint, noted = read_checkpoint(folder), read_topic_ids(folder)
+        status, noted = read_checkpoint(folder), read_topic_ids(folder)
     except (CheckpointError, OSError, msgspec.DecodeError) as error:
-        return QueryStatus(name, None, None, {}, None, str(error))
-    identities = {topic: TopicIdentity(status.id, len(status.end)) for topic, status in topics.items()}
+        return QueryStatus(name, None, None, {}, problem=str(error))
+    identities = {name: TopicIdentity(topic.id, len(topic.end)) for name, topic in topics.items()}
     replaced = find_replaced_topics(noted, identities)
     problem = "; ".join(describe_replaced_topic(topic, noted[topic], identities[topic].id) for topic in replaced)
-    topic_lag = None if problem else compute_lag(checkpoint.offsets, topics)
-    return QueryStatus(name, checkpoint.batch, checkpoint.committed_at, checkpoint.offsets, topic_lag, problem)
+    lag = None if problem else compute_lag(status.offsets, topics)
+    return replace(status, name=name, lag=lag, problem=problem)
 
 
 # ---------------------------------------------------------------- broker
@@ -255,16 +252,6 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
         return BrokerStatus(kafka.servers, False, describe_kafka_error(error, options), ())
     finally:
         consumer.close()
-
-
-def is_listening(server: str, patience: float) -> bool:
-    """Return true if `host:port` accepts connections."""
-    host, _, port = server.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=patience):
-            return True
-    except (OSError, ValueError):
-        return False
 
 
 # ---------------------------------------------------------------- tables

@@ -20,6 +20,7 @@ import duckdb
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import require_extras
 from kiln.conf.process.forks import refuse_fork
+from kiln.conf.settings.durations import parse_time
 from kiln.conf.settings.keys import suggest_key
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, allow_only, create_views, quote_text
 from kiln.pipelines.delta.lake import Lake, build_missing_files_error
@@ -50,10 +51,9 @@ def parse_as_of(text: str) -> AsOf:
     if text.isdecimal():
         return int(text)
     try:
-        time = datetime.fromisoformat(text)
+        return parse_time(text)
     except ValueError:
         raise ValueError("a version (12) or a time (2026-11-01, 2026-11-01T12:00:00Z)") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
@@ -135,11 +135,11 @@ class SqlError(KilnError):
 
 
 class Answer:
-    """Result of a query: column names, and rows that are read on demand."""
+    """Result of a query: column names, and rows, which may be read on demand."""
 
-    def __init__(self, columns: Sequence[str], batches: Iterable[pa.RecordBatch]) -> None:
+    def __init__(self, columns: Sequence[str], rows: Iterable[Row]) -> None:
         self.columns = tuple(columns)
-        self._batches = batches
+        self._rows = rows
 
     def rows(self) -> Iterator[Row]:
         """Read the rows.
@@ -147,25 +147,7 @@ class Answer:
         Raises:
             SqlError: The query fails at run time.
         """
-        import pyarrow as pa
-
-        try:
-            for batch in self._batches:
-                columns = [column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns]
-                yield from zip(*columns, strict=True)
-        except pa.ArrowException as error:
-            raise SqlError(str(error)) from error
-
-
-class RowsAnswer(Answer):
-    """Rows that are in memory."""
-
-    def __init__(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
-        super().__init__(columns, ())
-        self._rows = rows
-
-    def rows(self) -> Iterator[Row]:
-        yield from self._rows
+        return iter(self._rows)
 
 
 class Interval(NamedTuple):
@@ -176,50 +158,33 @@ class Interval(NamedTuple):
     nanoseconds: int
 
 
-class _BatchAnswer(Answer):
-    """Result of a query of these tables, read with pyarrow."""
+def read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """Read the rows of Arrow record batches.
 
-    def __init__(self, columns: Sequence[str], batches: Iterable[pa.RecordBatch], tables: _OpenTables) -> None:
-        super().__init__(columns, batches)
-        self._tables = tables
-
-    def rows(self) -> Iterator[Row]:
-        with self._tables.translate_errors():
-            yield from super().rows()
-
-
-class _Cursor(Answer):
-    """Result of a connection's query, read as Python values without pyarrow.
-
-    Args:
-        columns: Names of the columns.
-        connection: The connection that runs the query.
-        tables: The tables that the query names.
-        intervals: Numbers of the columns that `_split_intervals` made.
+    Raises:
+        SqlError: The query fails at run time.
     """
+    import pyarrow as pa
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        connection: duckdb.DuckDBPyConnection,
-        tables: _OpenTables,
-        intervals: Collection[int] = (),
-    ) -> None:
-        super().__init__(columns, ())
-        self._connection = connection
-        self._tables = tables
-        self._intervals = intervals
+    try:
+        for batch in batches:
+            yield from zip(*(column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns), strict=True)
+    except pa.ArrowException as error:
+        raise SqlError(str(error)) from error
 
-    def rows(self) -> Iterator[Row]:
-        with self._tables.translate_errors():
-            while rows := self._connection.fetchmany(_ROWS_AT_ONCE):
-                yield from (map(self._join_intervals, rows) if self._intervals else rows)
 
-    def _join_intervals(self, row: Row) -> Row:
-        return tuple(
-            Interval(*value) if number in self._intervals and isinstance(value, tuple) else value
-            for number, value in enumerate(row)
-        )
+def _fetch_rows(connection: duckdb.DuckDBPyConnection, intervals: Collection[int]) -> Iterator[Row]:
+    """Read the rows of the connection's query as Python values without pyarrow. `_split_intervals` made the columns
+    `intervals`."""
+    while rows := connection.fetchmany(_ROWS_AT_ONCE):
+        yield from (_join_intervals(row, intervals) for row in rows) if intervals else rows
+
+
+def _join_intervals(row: Row, intervals: Collection[int]) -> Row:
+    return tuple(
+        Interval(*value) if number in intervals and isinstance(value, tuple) else value
+        for number, value in enumerate(row)
+    )
 
 
 def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
@@ -239,11 +204,11 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
         if any("INTERVAL" in kind != "INTERVAL" for _, kind in columns):
             require_extras("lake")
             connection.abort()
-            return _BatchAnswer(titles, connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE), tables)
+            return Answer(titles, tables.guard(read_batches(connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))))
         if intervals:
             connection.abort()
             connection.execute(_split_intervals(connection.extract_statements(sql)[0].query, len(columns), intervals))
-    return _Cursor(titles, connection, tables, intervals)
+    return Answer(titles, tables.guard(_fetch_rows(connection, intervals)))
 
 
 def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> str:
@@ -364,6 +329,11 @@ class _OpenTables:
                         raise missing from error
             raise SqlError(str(error)) from error
 
+    def guard(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Yield rows, and translate the errors of reading them."""
+        with self.translate_errors():
+            yield from rows
+
 
 _FAULTS_OF_A_QUERY: Final = (duckdb.BinderException, duckdb.ParserException, duckdb.DataError)
 """Errors that no missing file causes."""
@@ -400,12 +370,13 @@ def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], 
     ), chosen
 
 
-def read_view_columns() -> dict[str, tuple[str, ...]]:
-    """Read the column names of each view."""
+def read_view_columns() -> dict[str, dict[str, str]]:
+    """Read the names of the columns of each view, with their types."""
     with duckdb.connect() as connection:
         for view in views().values():
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, ())}")
-        return {name: tuple(connection.table(name).columns) for name in views()}
+        tables = {name: connection.table(name) for name in views()}
+        return {name: dict(zip(table.columns, map(str, table.types), strict=True)) for name, table in tables.items()}
 
 
 def _explain_missing_table(message: str, lake: Lake, there: Sequence[str], as_of: AsOf | None) -> str:
@@ -424,7 +395,7 @@ def _explain_missing_table(message: str, lake: Lake, there: Sequence[str], as_of
 _COMMAND = re.compile(r"\\d\+?(?:\s+\"?(\w+)\"?)?\s*;?")
 
 
-class Listing(RowsAnswer):
+class Listing(Answer):
     """Names with their descriptions; `heading` describes the whole list, and may be empty."""
 
     def __init__(self, columns: Sequence[str], rows: Sequence[Row], heading: str = "") -> None:
@@ -449,7 +420,8 @@ def list_names(lake: Lake, command: str) -> Listing:
         if name in tables:
             return _list_table_columns(lake, name)
         if view := views().get(name):
-            return _list_view_columns(view)
+            columns = [(column, kind.lower(), "") for column, kind in read_view_columns()[view.name].items()]
+            return Listing(("column", "type", "description"), columns, f"{view.sentence} A row for {view.grain}.")
         raise SqlError(f"there is no {name}{suggest_key(name, (*tables, *views()))}; \\d lists what there is")
     rows = [(table, "table", _shorten(_describe_table(table))) for table in tables]
     rows += [(view.name, "view", _shorten(view.sentence)) for view in views().values()]
@@ -469,24 +441,9 @@ def print_listing(listing: Listing, console: Console) -> None:
 def _list_table_columns(lake: Lake, name: str) -> Listing:
     comments = {column.name: column.comment for column in TABLES[name].columns} if name in TABLES else {}
     fields = [(field.name, str(field.type.type)) for field in lake.open(name).schema().fields]
-    rows = [(column, _name_type(name, column, kind), comments.get(column, "")) for column, kind in fields]
+    types = {column.name: column.type for column in TABLES[name].columns} if name in TABLES else {}
+    rows = [(column, types.get(column, kind), comments.get(column, "")) for column, kind in fields]
     return Listing(("column", "type", "description"), rows, _describe_table(name))
-
-
-def _name_type(table: str, column: str, kind: str) -> str:
-    columns = TABLES[table].columns if table in TABLES else ()
-    return next((declared.type for declared in columns if declared.name == column), kind)
-
-
-def _list_view_columns(view: View) -> Listing:
-    with duckdb.connect() as connection:
-        for earlier in views().values():  # a view may read those before it
-            connection.execute(
-                f"CREATE TEMP VIEW {earlier.name} AS {add_empty_tables(earlier.duckdb, earlier.tables, ())}"
-            )
-        relation = connection.table(view.name)
-        rows = [(name, str(kind).lower(), "") for name, kind in zip(relation.columns, relation.types, strict=True)]
-    return Listing(("column", "type", "description"), rows, f"{view.sentence} A row for {view.grain}.")
 
 
 def _describe_table(table: str) -> str:

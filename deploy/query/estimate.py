@@ -14,7 +14,7 @@ from rich.console import Console
 
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.deploy.query.answer import print_table
-from kiln.deploy.query.ask import RowsAnswer, query_lake
+from kiln.deploy.query.ask import Answer, query_lake
 from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import Origin
@@ -236,5 +236,5 @@ def print_estimate(savings: Sequence[BatchSavings], console: Console, limit: int
     )
 
 
-def _build_answer(records: Sequence[Record], columns: Sequence[str]) -> RowsAnswer:
-    return RowsAnswer(columns, [tuple(record[name] for name in columns) for record in records])
+def _build_answer(records: Sequence[Record], columns: Sequence[str]) -> Answer:
+    return Answer(columns, [tuple(record[name] for name in columns) for record in records])

@@ -23,7 +23,7 @@ import duckdb
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.files import to_disk
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.ask import AsOf, Row, RowsAnswer, describe_absence, limit_memory, open_table
+from kiln.deploy.query.ask import Answer, AsOf, Row, describe_absence, limit_memory, open_table
 from kiln.pipelines.delta.duckdb_tables import add_empty_tables, create_views, quote_name, quote_text
 from kiln.pipelines.delta.lake import Lake, build_missing_files_error
 from kiln.schemas.delta.layout import LAYOUTS, Layout
@@ -62,7 +62,7 @@ def export_lake(
     names: Collection[str] = (),
     since: datetime | None = None,
     as_of: AsOf | None = None,
-) -> RowsAnswer:
+) -> Answer:
     """Copy tables and views of a lake into a DuckDB file, and replace an earlier export of that name.
 
     Args:
@@ -101,7 +101,7 @@ def export_lake(
         _check_target(target)  # another program may have opened it meanwhile
         os.replace(file, target)
         to_disk(target.parent)
-    return RowsAnswer(tuple(_RECORD_COLUMNS), rows)
+    return Answer(tuple(_RECORD_COLUMNS), rows)
 
 
 def _check_target(target: Path) -> None:

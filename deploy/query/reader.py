@@ -15,7 +15,7 @@ from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.location import STORE, expand_path, parse_location
 from kiln.conf.process.state_folder import check_state_version
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.ask import AsOf, QueryRelation, Row, RowsAnswer, SqlError, parse_as_of
+from kiln.deploy.query.ask import Answer, AsOf, QueryRelation, Row, SqlError, parse_as_of
 from kiln.deploy.query.sample import SAMPLE_LAKE
 from kiln.deploy.query.trace import trace_subject
 from kiln.deploy.query.trace_ids import parse_id
@@ -98,7 +98,7 @@ class QueryResult:
 
         first = self._read(lambda: self._query.relation.limit(_SHOWN_ROWS + 1).fetchall())
         out = StringIO()
-        print_table(RowsAnswer(self.columns, first), Console(file=out, markup=False), _SHOWN_ROWS)
+        print_table(Answer(self.columns, first), Console(file=out, markup=False), _SHOWN_ROWS)
         return out.getvalue().rstrip("\n")
 
     def _read(self, read: Callable[[], Value]) -> Value:

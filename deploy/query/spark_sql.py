@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.settings.keys import suggest_key
-from kiln.deploy.query.ask import Answer, AsOf, SqlError, describe_absence, find_named_tables, open_table
+from kiln.deploy.query.ask import Answer, AsOf, SqlError, describe_absence, find_named_tables, open_table, read_batches
 from kiln.deploy.stack.jars import default_root
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.delta.lake import Lake
@@ -85,7 +85,7 @@ def query_spark(
             raise SqlError(absence) from error
         near = "" if missing is None else suggest_key(missing[1], (*lake.tables(), *views()))
         raise SqlError(f"{line}{near}") from error
-    return Answer(table.column_names, table.to_batches())
+    return Answer(table.column_names, read_batches(table.to_batches()))
 
 
 def _create_view(session: SparkSession, lake: Lake, name: str, as_of: AsOf | None) -> bool:
@@ -130,12 +130,11 @@ class ClassesError(PrerequisiteError):
     """The classes cannot be compiled; the message has the compiler's output."""
 
 
-def compile_classes(progress: Callable[[str], None], root: Path | None = None) -> Path:
+def compile_classes(progress: Callable[[str], None]) -> Path:
     """Compile the classes, unless they exist, into a folder per version of the source and of pyspark.
 
     Args:
         progress: Called with progress messages.
-        root: Folder of the jars.
 
     Returns:
         The folder of the classes.
@@ -147,7 +146,7 @@ def compile_classes(progress: Callable[[str], None], root: Path | None = None) -
     jars = find_spark_home() / "jars"
     texts = b"".join(path.read_bytes() for path in (*SOURCES, FUNCTIONS))
     digest = hashlib.sha256(texts + str(sorted(jar.name for jar in jars.glob("spark-sql_*"))).encode())
-    parent = (default_root() if root is None else root) / "guard"
+    parent = default_root() / "guard"
     folder = parent / digest.hexdigest()[:16]
     if folder.is_dir():
         return folder

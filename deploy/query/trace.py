@@ -7,7 +7,7 @@ and row groups that cannot contain the literals. If the query were a join, DuckD
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 import duckdb
 
 from kiln.conf.process.errors import KilnError
+from kiln.deploy.query.ask import Answer
 from kiln.deploy.query.ask import Row as Cells
-from kiln.deploy.query.ask import RowsAnswer
 from kiln.deploy.query.trace_ids import CidRef, FrameRef, Id, MessageRef, StreamRef
 from kiln.pipelines.delta.duckdb_tables import allow_only, create_views
 from kiln.pipelines.delta.lake import Lake
@@ -73,20 +73,6 @@ STEPS: Final = tuple(_TITLES)
 """Names of the steps in the order of the output."""
 
 
-def next_steps(subject: Id, found: StepRows, most: int = MESSAGES) -> list[TraceStep]:
-    """Plan the steps that can run now, given the rows of the steps that have run.
-
-    Args:
-        subject: Id to trace.
-        found: Rows of the steps that have run.
-        most: Maximum number of messages whose copies and frames are shown, and of batches whose publications are shown.
-
-    Returns:
-        The steps; empty when the trace is complete.
-    """
-    return [step for step in _plan_steps(subject, found, most) if step.name not in found]
-
-
 def describe_kind(subject: Id, found: StepRows) -> str:
     """Describe the kind of the subject in a word."""
     match subject:
@@ -110,6 +96,10 @@ def list_steps(subject: Id, found: StepRows) -> list[str]:
 
 
 def _plan_steps(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
+    """Plan the steps that can run, given the rows of the steps that have run.
+
+    At most `most` messages are shown with copies and frames, and as many batches with publications.
+    """
     match subject:
         case CidRef(cid):
             yield _batch(cid)
@@ -462,7 +452,7 @@ class TraceError(KilnError):
     """There is nothing to trace; the message has the id, and where it was searched."""
 
 
-class StepAnswer(RowsAnswer):
+class StepAnswer(Answer):
     """Result of a step, read completely."""
 
     def __init__(self, step: TraceStep, columns: tuple[str, ...], cells: list[Cells]) -> None:
@@ -480,16 +470,13 @@ class Trace:
     steps: tuple[StepAnswer, ...]
 
 
-def trace_subject(
-    lake: Lake, subject: Id, most: int = MESSAGES, progress: Callable[[str], None] = lambda words: None
-) -> Trace:
+def trace_subject(lake: Lake, subject: Id, most: int = MESSAGES) -> Trace:
     """Trace a subject through the tables.
 
     Args:
         lake: The lake.
         subject: Id to trace.
         most: Maximum number of messages whose copies and frames are shown.
-        progress: Called with the title of each step.
 
     Raises:
         TraceError: No table has the id, or a table is missing.
@@ -508,10 +495,9 @@ def trace_subject(
         connection.execute("SET TimeZone = 'UTC'")
         connection.execute("SET parquet_metadata_cache = true")  # the steps read the same files
         allow_only(connection, create_views(connection, lake, opened))
-        while steps := next_steps(subject, found, most):
+        while steps := [step for step in _plan_steps(subject, found, most) if step.name not in found]:
             for step in steps:
                 if step.name not in found:  # two conditions may plan the same step
-                    progress(step.says)
                     answers[step.name] = answer = _run_step(connection, step)
                     found[step.name] = [dict(zip(answer.columns, cells, strict=True)) for cells in answer.cells]
     if not any(found.values()):

@@ -22,7 +22,7 @@ from kiln.conf.process.state_folder import claim_state_folder, lock_state
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.run_monitor import Monitor
-from kiln.deploy.ops.snapshot import QualityInRun, sum_by_reason
+from kiln.deploy.ops.snapshot import sum_by_reason
 from kiln.deploy.ops.snapshot_builder import SnapshotBuilder, TopicWatch
 from kiln.deploy.run.children import MaintenanceProcess, PeriodicProcess, QualityChecks
 from kiln.deploy.run.network import LiveNetwork, Source
@@ -126,10 +126,10 @@ def run_application(
         live.start()
         endpoint = settings.monitor
         monitor = stack.enter_context(Monitor(endpoint.host_and_port, lake, read_version(), endpoint.hosts))
-        maintenance = MaintenanceProcess(settings) if maintain else None
-        quality = QualityChecks(settings) if maintain else None
-        companions = _Companions(broker, live, monitor, maintenance, quality)
-        run = _Run(settings, view, spark, start_spark, names, duration, catch_up, companions, started)
+        children = (MaintenanceProcess(settings), QualityChecks(settings)) if maintain else ()
+        run = _Run(
+            settings, view, spark, start_spark, names, duration, catch_up, broker, live, monitor, children, started
+        )
         return run.execute(stop)
 
 
@@ -146,43 +146,6 @@ def shorten_triggers(settings: Settings, names: Sequence[JobName]) -> Settings:
     return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=shortened)})
 
 
-@dataclass(frozen=True)
-class _Companions:
-    """Processes and threads that run next to the queries."""
-
-    broker: LaunchedBroker
-    live: LiveNetwork
-    monitor: Monitor
-    maintenance: MaintenanceProcess | None
-    quality: QualityChecks | None
-
-    def check_children(self) -> None:
-        """Start children that are due. Call this often."""
-        for child in self._children:
-            child.check()
-
-    def stop_children(self) -> None:
-        for child in self._children:
-            child.stop()
-
-    @property
-    def _children(self) -> list[PeriodicProcess]:
-        return [process.child for process in (self.maintenance, self.quality) if process is not None]
-
-    @property
-    def last_check(self) -> QualityInRun | None:
-        """Last check of the tables."""
-        return self.quality.last_check if self.quality is not None else None
-
-    @property
-    def errors(self) -> list[str]:
-        """Current errors."""
-        maintenance = self.maintenance.error if self.maintenance is not None else ""
-        quality = self.quality.errors if self.quality is not None else []
-        errors = (self.broker.error, *self.live.errors, maintenance, *quality, self.monitor.error)
-        return [text for text in errors if text]
-
-
 class _Run:
     """One run, from the start of its queries to the end of its bridge."""
 
@@ -195,7 +158,10 @@ class _Run:
         names: Sequence[JobName],
         duration: timedelta | None,
         catch_up: bool,
-        companions: _Companions,
+        broker: LaunchedBroker,
+        live: LiveNetwork,
+        monitor: Monitor,
+        children: Sequence[PeriodicProcess],
         started: float,
     ) -> None:
         self._settings = settings
@@ -207,8 +173,10 @@ class _Run:
         """end offsets up to which the queries were seen to have read everything"""
         self._duration = duration
         self._catch_up = catch_up
-        self._companions = companions
-        self._live = companions.live
+        self._broker = broker
+        self._live = live
+        self._monitor = monitor
+        self._children = children
         self._started = started
         kafka = settings.broker
         self._length = duration_text(settings.batch.window)
@@ -219,7 +187,7 @@ class _Run:
             settings,
             names,
             self._watch,
-            mode="catching up" if catch_up else _MODES[companions.live.source],
+            mode="catching up" if catch_up else _MODES[live.source],
             duration=duration,
             started=started,
         )
@@ -246,7 +214,8 @@ class _Run:
             self._view.say("stopping")
             log_event(_LOG, "run stops")
             self._live.mute()
-            self._companions.stop_children()
+            for child in self._children:
+                child.stop()
             self._stop_queries()
             self._live.stop()  # after the queries, so that their last batches are published
             self._watch.stop()
@@ -314,7 +283,8 @@ class _Run:
             if not self._ends.error:  # without a broker, the queries would use up their restarts
                 self._queries.check()
             self._live.check()
-            self._companions.check_children()
+            for child in self._children:
+                child.check()
             if self._is_over(now) and self._drain_started is None:
                 if not self._drain:
                     return
@@ -352,9 +322,9 @@ class _Run:
                 self._live.state,
                 self._errors(),
                 self._ends.error,
-                self._companions.last_check,
+                next((child.last_check for child in self._children if isinstance(child, QualityChecks)), None),
             )
-            self._companions.monitor.see(snapshot)
+            self._monitor.see(snapshot)
             self._problems.see(snapshot.errors)
             self._view.show(snapshot)
 
@@ -392,7 +362,9 @@ class _Run:
         return True
 
     def _errors(self) -> list[str]:
-        return [*self._companions.errors, *([self._ends.error] if self._ends.error else [])]
+        children = (error for child in self._children for error in child.errors)
+        errors = (self._broker.error, *self._live.errors, *children, self._monitor.error, self._ends.error)
+        return [error for error in errors if error]
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -133,13 +133,10 @@ def _active_fetcher(status: BridgeStatus) -> FetcherStatus | None:
 # ---------------------------------------------------------------- full screen
 
 
-def render_screen(snapshot: Snapshot) -> RenderableType:
-    """Render the snapshot so that it fills a terminal of at least 80x24."""
-    return _ScreenLayout(snapshot)
-
-
 @dataclass(frozen=True)
-class _ScreenLayout:
+class SnapshotScreen:
+    """A snapshot that fills a terminal of at least 80x24."""
+
     snapshot: Snapshot
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -436,44 +433,19 @@ def _render_errors(lines: Sequence[str], width: int) -> list[RenderableType]:
 LINE_EVERY = timedelta(seconds=5)
 
 
-class View(Protocol):
-    """Output of `kiln run` while it runs. As a context manager, it restores the terminal at the end."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show a snapshot."""
-
-    def say(self, words: str) -> None:
-        """Show a line of text, such as "starting the broker …", until the next snapshot."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
 class LiveView:
-    """A screen that fills the terminal and is redrawn in place. It disappears at the end."""
+    """A screen that fills the terminal and is redrawn in place."""
 
-    def __init__(self, console: Console) -> None:
-        self._live = Live(Text(""), console=console, screen=True, auto_refresh=False, redirect_stderr=False)
+    def __init__(self, live: Live) -> None:
+        self._live = live
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw the snapshot."""
-        self._live.update(render_screen(snapshot), refresh=True)
+        self._live.update(SnapshotScreen(snapshot), refresh=True)
 
     def say(self, words: str) -> None:
-        """Show only the message on the screen."""
+        """Show only the message on the screen, such as "starting the broker", until the next snapshot."""
         self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {printable(words)}"), refresh=True)
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
 
 
 class LineView:
@@ -499,15 +471,16 @@ class LineView:
         """Print the message as a line."""
         self._console.print(Text(printable(words)), soft_wrap=True)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
+View = LiveView | LineView
+"""Output of `kiln run` while it runs."""
 
 
-def open_view(console: Console) -> LiveView | LineView:
-    """Open the view that suits the console."""
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else LineView(console)
+@contextmanager
+def open_view(console: Console) -> Iterator[View]:
+    """Open the view that suits the console. A screen disappears at the end."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield LineView(console)
+        return
+    with Live(Text(""), console=console, screen=True, auto_refresh=False, redirect_stderr=False) as live:
+        yield LiveView(live)

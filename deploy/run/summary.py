@@ -7,10 +7,9 @@ from datetime import timedelta
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
-from kiln.deploy.ops.formatting import format_clock, format_seconds
+from kiln.deploy.ops.formatting import build_table, format_clock, format_seconds
 from kiln.deploy.ops.status import read_lake_status
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.run.application import RunOutcome
@@ -106,7 +105,7 @@ def render_summary(
     parts: list[RenderableType] = [Rule("summary", style="dim"), Text(" · ".join(head)), ""]
     tables = {status.name: status.rows for status in read_lake_status(lake)}
     if tables:
-        totals = _build_table(("table", False), ("rows", True), ("of this run", True))
+        totals = build_table(["table"], ["rows", "of this run"])
         for name, rows in tables.items():
             added = "?" if rows is None else f"{rows - before.get(name, 0):,}"
             totals.add_row(name, "?" if rows is None else f"{rows:,}", added)
@@ -133,7 +132,7 @@ def _render_quarantine(lake: Lake) -> list[RenderableType]:
     ]
     if not counts:
         return []
-    table = _build_table(("in quarantine", False), ("reason", False), ("rows", True))
+    table = build_table(["in quarantine", "reason"], ["rows"])
     for stage, reason, rows in counts[:_REASONS]:
         table.add_row(printable(stage), printable(reason), f"{rows:,}")
     if others := counts[_REASONS:]:
@@ -145,10 +144,3 @@ def describe_unread(unread: Mapping[str, int | None]) -> str:
     """Describe the records that a run left unread, which are not in the tables above."""
     rest = ", ".join(name if count is None else f"{name} {count:,} records" for name, count in sorted(unread.items()))
     return f"not read yet: {rest}. The next run reads them; run.drain sets how long a run waits for them"
-
-
-def _build_table(*columns: tuple[str, bool]) -> Table:
-    table = Table(header_style="bold", show_edge=False, pad_edge=False)
-    for name, right in columns:
-        table.add_column(name, justify="right" if right else "left")
-    return table

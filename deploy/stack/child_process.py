@@ -91,7 +91,8 @@ class BridgeProcess:
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = Backoff(now)
-        self._error = ""
+        self.error = ""
+        """why the bridge does not run; empty if it runs"""
 
     def start(self) -> None:
         """Start the bridge, and return at once."""
@@ -112,7 +113,7 @@ class BridgeProcess:
         """Restart a dead bridge after an exponential back-off, and rotate its log."""
         if self._process is not None and self._process.poll() is not None:
             self._backoff.record_death()
-            self._error = f"the bridge exited with code {self._process.returncode}: {self._read_last_line()}"
+            self.error = f"the bridge exited with code {self._process.returncode}: {self._read_last_line()}"
             self._process = None
             self._status_file.unlink(missing_ok=True)  # even a fresh status comes from the dead bridge
         if self._process is None and self._backoff.is_due:
@@ -131,7 +132,7 @@ class BridgeProcess:
         status = read_status(self._status_file)
         if status is None or wall - status.at > _FRESH:
             return None
-        self._error = ""
+        self.error = ""
         self._backoff.reset()
         return status
 
@@ -140,11 +141,6 @@ class BridgeProcess:
         frame, and ends."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1 if self._status_file.exists() else signal.SIGTERM)
-
-    @property
-    def error(self) -> str:
-        """Why the bridge does not run; empty if it runs."""
-        return self._error
 
     def stop(self, patience: float = 15.0) -> None:
         """Send SIGTERM, and SIGKILL if the bridge takes longer than `patience` s to end."""

@@ -2,16 +2,15 @@
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
-`broker/address.json`, `broker/owner` (locked by the Kiln that stops the broker when it ends), `broker/tmp` (emptied at
-each start); `logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that the
-folder can be moved.
+`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln that stops the broker
+when it ends); `logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that
+the folder can be moved.
 """
 
 from __future__ import annotations
 
 import base64
 import errno
-import fcntl
 import json
 import logging
 import os
@@ -25,17 +24,17 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.files import ensure_password, open_regular_file, private_file, read_small_file, replace_file
-from kiln.conf.process.state_folder import claim_state_folder, try_lock
+from kiln.conf.process.files import ensure_password, private_file, read_small_file, replace_file
+from kiln.conf.process.state_folder import claim_state_folder, read_lock_holder, try_lock
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
-from kiln.deploy.stack.jars import PROJECT, JarsError, list_broker_jars
+from kiln.deploy.stack.jars import PROJECT, JarsError, list_jars
 from kiln.deploy.stack.java import JavaError, find_java
 from kiln.deploy.stack.ports import HOST, check_port_free, find_free_ports, find_port_holder
 
@@ -200,10 +199,9 @@ class EmbeddedBroker:
         state: The state folder.
         port: Port for clients.
         controller_port: Port of the controller.
-        classpath: `jars.list_broker_jars()`.
+        classpath: `jars.list_jars("broker")`.
         heap: Maximum heap of the JVM.
         settings: Settings of Kafka, which override `conf/broker.properties`.
-        port_settings: Setting keys of `port` and `controller_port`, for the error about a port in use.
     """
 
     def __init__(
@@ -215,7 +213,6 @@ class EmbeddedBroker:
         heap: str = "384m",
         *,
         settings: Mapping[str, str] | None = None,
-        port_settings: tuple[str, str] = ("kafka.embedded_port", "kafka.embedded_controller_port"),
     ) -> None:
         self.state = state.absolute()
         self.port = port
@@ -223,7 +220,6 @@ class EmbeddedBroker:
         self.classpath = tuple(jar.absolute() for jar in classpath)
         self.heap = heap
         self.settings = dict(settings or {})
-        self.port_settings = port_settings
         archive = _archive_path(self.classpath) if self.classpath else None
         # a JVM that does not match the archive runs without it
         self._archive_option = (f"-XX:SharedArchiveFile={archive}",) if archive and archive.is_file() else ()
@@ -290,8 +286,8 @@ class EmbeddedBroker:
                 raise BrokerRunningError(self.state, find_running_broker(self.state))
             address = folder / "address.json"
             address.unlink(missing_ok=True)
-            for port, setting in zip((self.port, self.controller_port), self.port_settings, strict=True):
-                _check_free(port, setting)
+            _check_free(self.port, "kafka.embedded_port")
+            _check_free(self.controller_port, "kafka.embedded_controller_port")
             properties = folder / "server.properties"
             private_file(properties, self._properties(ensure_password(folder))).replace(properties)
             shutil.rmtree(folder / _TEMPORARY_FOLDER, ignore_errors=True)
@@ -360,7 +356,7 @@ class EmbeddedBroker:
             # relative to the broker's working folder: no path to escape, and the state folder can be moved
             "log.dirs": "data",
         }
-        lines = [f"{key}={_escape_property(value)}" for key, value in {**self.settings, **own}.items()]
+        lines = [f"{key}={value}" for key, value in {**self.settings, **own}.items()]
         # Java takes the last of duplicate keys
         return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
 
@@ -401,18 +397,13 @@ class _RunningBroker(NamedTuple):
 
 def _read_running_broker(state: Path) -> _RunningBroker | None:
     folder = state / "broker"
-    try:
-        with open_regular_file(folder / "lock") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    if read_lock_holder(folder / "lock") is None:
         return None
-    except BlockingIOError:
-        try:
-            address = json.loads(read_small_file(folder / "address.json"))
-            return _RunningBroker(str(address["bootstrap"]), int(address["pid"]))
-        except (FileNotFoundError, ValueError, KeyError):
-            return None  # locked, but not launched yet
-    return None
+    try:
+        address = json.loads(read_small_file(folder / "address.json"))
+        return _RunningBroker(str(address["bootstrap"]), int(address["pid"]))
+    except (FileNotFoundError, ValueError, KeyError):
+        return None  # locked, but not launched yet
 
 
 def _check_free(port: int, setting: str) -> None:
@@ -440,84 +431,22 @@ def _read_cluster_id(folder: Path) -> str:
         return name
 
 
-def _escape_property(value: str) -> str:
-    """Escape a value for java.util.Properties."""
-    return "".join(
-        character if " " <= character <= "~" else "".join(f"\\u{unit:04x}" for unit in _encode_utf16(character))
-        for character in value.replace("\\", "\\\\")
-    )
-
-
-def _encode_utf16(character: str) -> list[int]:
-    raw = character.encode("utf-16-be")
-    return [int.from_bytes(raw[at : at + 2]) for at in range(0, len(raw), 2)]
-
-
 def main() -> int:
     """Archive the broker's classes for the jars of this checkout. If that fails, print a note and return 0."""
     try:
-        archive_classes(list_broker_jars())
+        archive_classes(list_jars("broker"))
     except (BrokerError, JarsError) as error:
         print(f"cannot archive the broker's classes, so the broker starts more slowly: {error}", file=sys.stderr)
     return 0
 
 
-class BrokerOwnership:
-    """Ownership of a state folder's broker: the owner is the Kiln process that stops the broker when it ends.
-
-    The owner locks `STATE/broker/owner`, a file with its process number. The kernel releases the lock when the owner
-    ends, also after SIGKILL. The next Kiln process that takes the lock starts a broker, and owns it.
-    """
-
-    def __init__(self, state: Path) -> None:
-        self._path = state / "broker" / "owner"
-        self._lock: IO[str] | None = None
-
-    @property
-    def is_held(self) -> bool:
-        """True if this process owns the broker."""
-        return self._lock is not None
-
-    def claim(self) -> bool:
-        """Claim the broker if it has no owner.
-
-        Returns:
-            True if this process owns the broker now.
-
-        Raises:
-            OSError: The file cannot be created.
-        """
-        if self._lock is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            lock = self._path.open("a+", encoding="ascii")
-            if not try_lock(lock):
-                lock.close()
-                return False
-            self._lock = lock
-            with suppress(OSError):  # on a full disk: the number only informs users
-                os.ftruncate(lock.fileno(), 0)
-                os.pwrite(lock.fileno(), str(os.getpid()).encode(), 0)
-        return True
-
-    def release(self) -> None:
-        """Give up the broker, if this process owns it."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.close()
+OWNER: Final = "broker"
+"""Lock of the state folder that the Kiln process holds which stops the broker when it ends."""
 
 
 def read_owner(state: Path) -> int | None:
     """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
-    try:
-        with open_regular_file(state / "broker" / "owner") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                number = lock.read(20)
-                return int(number) if number.isdigit() else 0  # the owner may not have written the number yet
-    except FileNotFoundError:
-        return None
-    return None
+    return read_lock_holder(state / "locks" / OWNER)
 
 
 if __name__ == "__main__":

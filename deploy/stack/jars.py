@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 from kiln.conf.process.errors import PrerequisiteError
@@ -38,6 +39,7 @@ IVY_S3 = PROJECT / "conf" / "ivy-s3.xml"
 # Ivy's command line does not read this file by default; users describe their mirrors in it.
 
 STAMP = "complete"
+Conf = Literal["spark", "broker"]
 Progress = Callable[[str], None]
 Resolve = Callable[[Path, Path, Progress], None]  # ivy.xml, folder to fill with <conf>/<jar>, progress
 
@@ -197,13 +199,18 @@ def ensure_jars(
     return root
 
 
-def list_spark_jars(root: Path | None = None) -> list[Path]:
-    """List the jars that Kiln adds to Spark's.
+def list_jars(conf: Conf, root: Path | None = None, ivy_xml: Path = IVY_XML) -> list[Path]:
+    """List the jars that Kiln adds to Spark's, or the class path of the embedded broker.
 
     Raises:
         JarsError: The folder is incomplete.
     """
-    return _list_jars("spark", root)
+    root = default_root() if root is None else root
+    if not is_complete(root, ivy_xml):
+        raise JarsError(
+            f"the jars in {root} are incomplete. Fetch them with make jars, or python -m kiln.deploy.stack.jars"
+        )
+    return [root / conf / name for name in read_pinned_jars(ivy_xml.read_bytes())[conf]]
 
 
 def s3_root(root: Path | None = None) -> Path:
@@ -211,35 +218,9 @@ def s3_root(root: Path | None = None) -> Path:
     return (root or default_root()) / "s3"
 
 
-def list_jars(progress: Progress = _ignore_progress) -> list[Path]:
-    """List the jars that Kiln adds to Spark's, and fetch missing ones.
-
-    Args:
-        progress: Called with lines of text.
-
-    Raises:
-        JarsError: The jars cannot be fetched.
-    """
-    return list_spark_jars(ensure_jars(progress=progress))
-
-
-def list_store_jars(progress: Progress = _ignore_progress) -> list[Path]:
-    """List the jars for an object store, and fetch missing ones, as `list_jars` does for the other jars."""
-    return _list_jars("spark", ensure_jars(s3_root(), progress, IVY_S3), IVY_S3)
-
-
 def spark_archive_path(root: Path | None = None) -> Path:
     """Return the path of the archive of Spark's classes, which may not exist (deploy/run/spark_classes.py)."""
     return (root or default_root()) / "spark" / "classes.jsa"
-
-
-def list_broker_jars(root: Path | None = None) -> list[Path]:
-    """List the class path of the embedded broker.
-
-    Raises:
-        JarsError: The folder is incomplete.
-    """
-    return _list_jars("broker", root)
 
 
 def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
@@ -320,15 +301,6 @@ def _build_stamp(root: Path, ivy_xml: Path) -> dict[str, object]:
         for name in names
     }
     return {"ivy.xml": hashlib.sha256(text).hexdigest(), "files": sizes}
-
-
-def _list_jars(conf: str, root: Path | None, ivy_xml: Path = IVY_XML) -> list[Path]:
-    root = default_root() if root is None else root
-    if not is_complete(root, ivy_xml):
-        raise JarsError(
-            f"the jars in {root} are incomplete. Fetch them with make jars, or python -m kiln.deploy.stack.jars"
-        )
-    return [root / conf / name for name in read_pinned_jars(ivy_xml.read_bytes())[conf]]
 
 
 @contextmanager

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +16,12 @@ from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.files import ensure_password
 from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.conf.process.location import Location
-from kiln.conf.process.state_folder import claim_state_folder
+from kiln.conf.process.state_folder import StateInUseError, lock_state
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import (
+    OWNER,
     BrokerError,
-    BrokerOwnership,
     BrokerRunningError,
     EmbeddedBroker,
     await_broker,
@@ -30,6 +29,7 @@ from kiln.deploy.stack.embedded_broker import (
     stop_running,
 )
 from kiln.deploy.stack.java import JavaError
+from kiln.deploy.stack.ports import is_listening
 from kiln.pipelines.runtime.checkpoint import Checkpoint, read_topic_ids
 from kiln.pipelines.runtime.topics import KafkaTopics, find_mismatches
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
@@ -134,7 +134,6 @@ def ensure_topics(
     partitions: Mapping[str, int],
     retention: Mapping[str, timedelta | None],
     *,
-    replication: int = -1,
     retention_bytes: Mapping[str, int] | None = None,
     client_options: Mapping[str, object] | None = None,
 ) -> list[str]:
@@ -145,7 +144,6 @@ def ensure_topics(
         prefix: Prefix of the topic names.
         partitions: Number of partitions by name in `TOPICS`; the default is 1.
         retention: Retention time by name; the default is forever.
-        replication: Replication factor; -1 for the broker's default.
         retention_bytes: Maximum size by name, shared equally by the partitions; 0 for no limit.
         client_options: kafka-python's options for TLS and SASL.
 
@@ -161,9 +159,6 @@ def ensure_topics(
 
     from kiln.conf.process.kafka_clients import open_client
 
-    unknown = sorted({*partitions, *retention}.difference(TOPICS))
-    if unknown:
-        raise TopicsError(f"unknown topics: {', '.join(unknown)}. Known topics: {', '.join(TOPICS)}")
     names = {f"{prefix}{name}": name for name in TOPICS}
     options = {**(client_options or {}), "bootstrap_servers": [server.strip() for server in bootstrap.split(",")]}
     try:
@@ -175,7 +170,7 @@ def ensure_topics(
                 count = partitions.get(name, 1)
                 partition_bytes = (retention_bytes or {}).get(name, 0) // count
                 configs = build_topic_settings(name, retention.get(name), partition_bytes)
-                new_topics[topic] = {"num_partitions": count, "replication_factor": replication, "configs": configs}
+                new_topics[topic] = {"num_partitions": count, "replication_factor": -1, "configs": configs}
             created = _create_topics(admin, new_topics, bootstrap) if missing else []
             descriptions = {topic["name"]: topic for topic in admin.describe_topics(list(names))}
             missing_rights = [line for topic in descriptions.values() for line in find_missing_rights(topic)]
@@ -275,6 +270,8 @@ class LaunchedBroker:
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
+        self.error = ""
+        """reason why the broker is unavailable; empty if it is available or the reason is unknown"""
 
     def await_ready(self) -> str:
         """Wait until the broker answers, and create Kiln's topics.
@@ -297,16 +294,11 @@ class LaunchedBroker:
             TruncatedTopicError: A topic is older than a checkpoint.
         """
 
-    @property
-    def error(self) -> str:
-        """Reason why the broker is unavailable; empty if it is available or the reason is unknown."""
-        return ""
-
 
 class SupervisedBroker(LaunchedBroker):
     """The embedded broker of a state folder: started if no broker runs, and restarted if it dies.
 
-    One Kiln process at a time owns the broker (`BrokerOwnership`). The owner starts the broker, which ends
+    One Kiln process at a time owns the broker: it holds the lock `OWNER`. The owner starts the broker, which ends
     with the owner, even if the owner is killed. The next Kiln process that checks becomes the owner, and starts the
     broker again. Other processes use the broker and leave it running.
     """
@@ -317,11 +309,11 @@ class SupervisedBroker(LaunchedBroker):
         self._state = settings.state
         self._say = say
         self._durable = settings.durability == "power"
-        self._ownership = BrokerOwnership(settings.state)
+        self._locks = ExitStack()
+        self._is_owner = False
         self._launched = False
         self._embedded: EmbeddedBroker | None = None  # a child of this process
         self._backoff = Backoff()
-        self._error = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._supervise, name="broker", daemon=True)
 
@@ -345,7 +337,7 @@ class SupervisedBroker(LaunchedBroker):
             )
         ensure_password(self._state / "broker")
         if owned:
-            classpath = jars.list_broker_jars(jars.ensure_jars(progress=self._say))
+            classpath = jars.list_jars("broker", jars.ensure_jars(progress=self._say))
             self._say("starting the broker")
             self._start(classpath)
         else:
@@ -365,10 +357,6 @@ class SupervisedBroker(LaunchedBroker):
         if self._embedded is not None:  # the process that started the broker has checked them
             check_topic_ends(self._kafka, self._checkpoints)
 
-    @property
-    def error(self) -> str:
-        return self._error
-
     def stop(self) -> None:
         """Stop the broker, if this process owns it or its owner is gone."""
         self._stop.set()
@@ -378,14 +366,19 @@ class SupervisedBroker(LaunchedBroker):
             self._embedded.stop()
         if self._launched and self._claim():
             stop_running(self._state)
-        self._ownership.release()
+        self._locks.close()
 
     def _claim(self) -> bool:
+        """Become the owner of the broker if it has none, and return true if this process owns it."""
         try:
-            claim_state_folder(self._state)
-            return self._ownership.claim()
+            if not self._is_owner:
+                self._locks.enter_context(lock_state(self._state, OWNER))
+                self._is_owner = True
+        except StateInUseError:
+            pass
         except OSError as error:
             raise BrokerError(f"cannot use the state folder: {error}") from None
+        return self._is_owner
 
     def _start(self, classpath: Iterable[Path]) -> None:
         kafka = self._kafka
@@ -402,27 +395,27 @@ class SupervisedBroker(LaunchedBroker):
 
     def _supervise(self) -> None:
         while not self._stop.wait(_CHECK_EVERY):
-            with suppress(OSError):
-                self._ownership.claim()  # succeeds if the owner has ended
-            if self._error:
+            with suppress(BrokerError):
+                self._claim()  # succeeds if the owner has ended
+            if self.error:
                 self._restart()
             elif find_running_broker(self._state) is None:
                 self._backoff.record_death()
-                self._error = "the broker has ended, and is being restarted"
+                self.error = "the broker has ended, and is being restarted"
 
     def _restart(self) -> None:
         if find_running_broker(self._state) is not None:
-            if is_reachable(self._kafka.servers):
+            if is_listening(self._kafka.servers):
                 self._backoff.reset()
-                self._error = ""
-        elif self._ownership.is_held and self._backoff.is_due:
+                self.error = ""
+        elif self._is_owner and self._backoff.is_due:
             self._backoff.record_death()  # the back-off is reset once the broker answers
             try:
-                self._start(jars.list_broker_jars())
+                self._start(jars.list_jars("broker"))
             except BrokerRunningError:
                 return  # another process has just started it
             except (JavaError, jars.JarsError, BrokerError) as error:
-                self._error = f"the broker has ended, and cannot be restarted: {error}"
+                self.error = f"the broker has ended, and cannot be restarted: {error}"
 
 
 @contextmanager
@@ -481,7 +474,7 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
     """
     with launch_broker(settings, say) as launched:
         kafka = settings.kafka
-        if kafka.embedded or any(map(is_reachable, kafka.server_list())):  # kafka-python tries for half a minute
+        if kafka.embedded or any(map(is_listening, kafka.server_list())):  # kafka-python tries for half a minute
             launched.await_ready()
             try:
                 launched.check_topics()
@@ -537,16 +530,6 @@ def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
                 f"{query} cannot start: {mismatch.description}. Restore the newest copy of the whole state folder, or "
                 "run kiln recover, which lists the repairs"
             )
-
-
-def is_reachable(server: str) -> bool:
-    """Return true if `host:port` accepts connections."""
-    host, _, port = server.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=2).close()
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def make_topics(kafka: Kafka, servers: str) -> None:

@@ -24,8 +24,9 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.logs import LogFile, configure_logs
+from kiln.conf.process.state_folder import read_lock_holder
 from kiln.conf.settings.model import Settings
-from kiln.deploy.stack.jars import PROJECT, list_jars, list_store_jars, spark_archive_path
+from kiln.deploy.stack.jars import IVY_S3, PROJECT, ensure_jars, list_jars, s3_root, spark_archive_path
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.runtime.session import build_s3a_settings, create_session
 from kiln.pipelines.runtime.spark_environment import is_local, isolate_spark
@@ -86,6 +87,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     configure_logs(settings.log.format, settings.log.level, settings.log.levels, driver_log, logging.WARNING)
     if is_local(settings.spark.master):
         isolate_spark()
+    store_jars = list_jars("spark", ensure_jars(s3_root(), ivy_xml=IVY_S3), IVY_S3) if settings.uses_store else ()
     printed = logs / "spark.out"
     with _explain_failed_start(printed), redirect_output(printed), _ignore_hangups():
         spark = create_session(
@@ -93,8 +95,8 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
             master=settings.spark.master,
             driver_memory=settings.spark.driver_memory,
             java_options=f"{settings.spark.java_options} {_build_archive_option()}",
-            jars=list_jars(),
-            appended=[*(list_store_jars() if settings.uses_store else ()), *classes],
+            jars=list_jars("spark", ensure_jars()),
+            appended=[*store_jars, *classes],
             log4j=PROJECT / "conf" / "log4j2-spark.properties",
             logs=logs,
             ui=settings.spark.ui,
@@ -199,22 +201,10 @@ def create_scratch_folder(state: Path) -> Path:
     with (root / _LOCK).open("a") as root_lock:
         fcntl.flock(root_lock, fcntl.LOCK_EX)  # a new folder is not locked at once, and must not look abandoned
         for folder in root.iterdir():
-            if folder.is_dir() and not _is_locked(folder):
+            if folder.is_dir() and read_lock_holder(folder / _LOCK) is None:  # its process was killed
                 shutil.rmtree(folder, ignore_errors=True)
         fresh = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=root))
         lock = (fresh / _LOCK).open("a")
         fcntl.flock(lock, fcntl.LOCK_EX)
         _locks.append(lock)
     return fresh
-
-
-def _is_locked(folder: Path) -> bool:
-    """Return true if the process that uses the folder is alive."""
-    try:
-        with (folder / _LOCK).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:  # the process was killed before it made the lock
-        return False
-    return False

@@ -25,7 +25,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.settings.durations import micros, parse_duration
+from kiln.conf.settings.durations import micros, parse_duration, parse_micros
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import batch_config, create_submitted_session, decode_config
@@ -222,23 +222,6 @@ def cancel_on_signal(spark: SparkSession) -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
 
 
-def parse_time(text: str) -> int:
-    """Parse a time in ISO 8601, in UTC if it has no zone.
-
-    Returns:
-        µs since the epoch.
-
-    Raises:
-        ValueError: The text is no time.
-    """
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError("a time such as 2026-11-01 or 2026-11-01T12:00:00Z") from None
-    at = at if at.tzinfo else at.replace(tzinfo=UTC)
-    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-
-
 def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
     """Parse `frames`, `kafka`, or paths of files.
 
@@ -267,13 +250,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         source, files = parse_source(options.source or ())
         request = BackfillRequest(
             options.run,
-            parse_time(options.low),
-            parse_time(options.high),
+            parse_micros(options.low),
+            parse_micros(options.high),
             source=source,
             files=files,
             window=None if options.window is None else parse_duration(options.window),
             network=options.network,
-            as_of=None if options.as_of is None else parse_time(options.as_of),
+            as_of=None if options.as_of is None else parse_micros(options.as_of),
             engine=options.engine,
         )
         with lock_run(settings.state, check_name(request.name)):

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.state_folder import is_locked, lock_state
+from kiln.conf.process.state_folder import lock_state, read_lock_holder
 from kiln.pipelines.backfill.run_log import (
     BackfillRun,
     RunEvent,
@@ -168,7 +168,7 @@ def _derive_state(state: Path, name: str, events: set[str]) -> State:
         return "dropped"
     if "swapped" in events and "dropping" not in events:
         return "swapped"
-    busy = is_locked(state, _name_lock(name))
+    busy = read_lock_holder(state / "locks" / _name_lock(name)) is not None
     if "dropping" in events:
         return "dropping" if busy else "drop interrupted"
     if "swapping" in events:

@@ -35,8 +35,6 @@ class CaptureFormat:
     and DamagedError"""
     has_lines: bool
     """true if a file consists of lines, and so can be split"""
-    has_times: bool = True
-    """true if a file has times of messages; otherwise `FileSource.default_time` applies"""
 
     def split(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
         """Split a file into parts of about `size` bytes. Without lines, a file is one part; so are some with lines."""
@@ -57,7 +55,6 @@ _ALL: Final = (
         kubo_sub.sniff,
         kubo_sub.read,
         has_lines=True,
-        has_times=False,
     ),
     CaptureFormat(
         pubsub_trace.JSON_NAME,

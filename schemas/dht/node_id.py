@@ -9,6 +9,8 @@ from __future__ import annotations
 import ipaddress
 from typing import Final
 
+from crc32c import crc32c
+
 from kiln.schemas.dht.krpc import ID_SIZE
 
 # BEP 42, Node ID restriction: masks of the bits that the holder of an address cannot vary at will.
@@ -24,26 +26,6 @@ _EXEMPT: Final = [
 ]
 
 
-def _build_crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_CRC: Final = _build_crc_table()
-
-
-def crc32c(data: bytes) -> int:
-    """Compute the CRC-32C (Castagnoli), RFC 3720, appendix B.4."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ _CRC[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
-
-
 def compute_bound_id(ip: bytes, entropy: bytes) -> bytes:
     """Compute the id that BEP 42 allows a packed IP (4 or 16 bytes), with free bits from ``entropy`` (20 bytes).
 
@@ -52,7 +34,7 @@ def compute_bound_id(ip: bytes, entropy: bytes) -> bytes:
     mask = _MASKS[len(ip)]
     masked = bytearray(a & b for a, b in zip(ip, mask, strict=False))
     masked[0] |= (entropy[-1] & 7) << 5
-    prefix = crc32c(bytes(masked)).to_bytes(4, "big")
+    prefix = crc32c(masked).to_bytes(4, "big")
     return prefix[:2] + bytes([prefix[2] & 0xF8 | entropy[2] & 7]) + entropy[3:]
 
 

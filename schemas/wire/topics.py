@@ -119,20 +119,6 @@ def encode_separator_value(raw: bytes) -> str:
     return text
 
 
-def decode_separator_value(value: str) -> bytes:
-    """Decode the bytes of a separator value. Every leading ``0`` is a zero byte.
-
-    Raises:
-        TopicError: The text is no separator value.
-    """
-    if not _is_value(value):
-        raise TopicError(f"{value[:80]!r} is not a separator value: use non-empty lower-case base36 multibase (k…)")
-    digits = value[1:]
-    stripped = digits.lstrip("0")
-    number = int(stripped, 36) if stripped else 0
-    return bytes(len(digits) - len(stripped)) + number.to_bytes((number.bit_length() + 7) // 8, "big")
-
-
 def format_separator(s: Separator) -> str:
     """Format ``key/value``, the ``sep`` of a BATCH_UPDATE.
 

@@ -21,12 +21,20 @@ from kiln.deploy.demo.traffic.generator import (
     count_copies,
     find_verdicts,
 )
-from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger
-from kiln.deploy.demo.traffic.messages import MessageFactory, SyntheticCopy
+from kiln.deploy.demo.traffic.ledger import FrameEntry, Ledger, MessageEntry
+from kiln.deploy.demo.traffic.messages import (
+    MESSAGE_STAGE,
+    SIGNATURE_STAGE,
+    MessageContent,
+    MessageFactory,
+    SyntheticCopy,
+)
 from kiln.deploy.demo.traffic.options import TrafficOptions
 from kiln.deploy.demo.traffic.population import Population
 from kiln.schemas.kafka.frames import FRAME_INVALID, FRAME_MALFORMED, MAX_RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import MISSING_SIGNATURE, Verdict
+from kiln.schemas.wire.topics import format_topic
 
 FRAME_STAGE: Final = "frame"
 
@@ -73,7 +81,7 @@ class BadInputs:
         self._random = Random(f"{options.seed}/{self._label}/{start_ns}")
         self._population = Population(options)
         self._messages = MessageFactory(options, self._population, self._random)
-        if kind == "many_messages" and (size := number * len(self._messages.bare_number(number).publish)) > MAX_RPC:
+        if kind == "many_messages" and (size := number * len(self._bare_number(number).publish)) > MAX_RPC:
             raise ValueError(f"number: an RPC of {number} messages would have {size} bytes, over {MAX_RPC}")
 
     def __iter__(self) -> Iterator[GeneratedFrame]:
@@ -124,7 +132,7 @@ class BadInputs:
                 bad = build_oversized_rpc(random, publish)
             case "many_messages":
                 # The number alone is the data: signed, so many would not fit into an RPC.
-                return self._publish(connection, due, [messages.bare_number(n) for n in range(self._number)])
+                return self._publish(connection, due, [self._bare_number(n) for n in range(self._number)])
             case "wrong_auth":
                 copy = messages.wrong_auth(messages.content("UPDATE", now), spammer, now)
                 return self._publish(connection, due, [copy])
@@ -139,6 +147,21 @@ class BadInputs:
         frame = connection.send(due, "IN", bad.payload, declared_length=bad.declared_length)
         self.ledger.frames.append(build_fault(connection, bad.payload, RPC_STAGE, bad.reason, now))
         return frame
+
+    def _bare_number(self, number: int) -> SyntheticCopy:
+        """Make the shortest message, unsigned, whose data is a number: invalid under any policy."""
+        entry = MessageEntry(
+            network=self._options.network,
+            topic=format_topic(self._options.network, None),
+            outcome="quarantine",
+            stage=MESSAGE_STAGE,
+            reason="not_an_object",
+        )
+        copy = self._messages._unsigned(MessageContent(b"%d" % number, entry))
+        if self._options.policy == "strict":
+            copy.entry.stage, copy.entry.reason = SIGNATURE_STAGE, MISSING_SIGNATURE
+            return copy._replace(verdict=Verdict.AGAINST_POLICY, pinned=Verdict.NOT_CHECKED)
+        return copy
 
     def _publish(self, connection: SyntheticConnection, due: int, copies: list[SyntheticCopy]) -> GeneratedFrame:
         payload = b"".join(copy.publish for copy in copies)

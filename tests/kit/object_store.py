@@ -17,7 +17,7 @@ import pytest
 
 from conftest import free_ports
 from kiln.conf.process.location import Location, parse_location
-from kiln.deploy.ops.status import is_listening
+from kiln.deploy.stack.ports import is_listening
 from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
 from kit.foreign_peer import BUILT, ROOT, built_with_go

@@ -13,7 +13,7 @@ import msgspec
 import pyspark
 
 from conftest import free_ports
-from kiln.deploy.stack.jars import list_store_jars
+from kiln.deploy.stack.jars import IVY_S3, ensure_jars, list_jars, s3_root
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.runtime.session import LOCAL_FILES
 from kit.awaiting import wait_until
@@ -85,7 +85,7 @@ class SparkCluster:
         jars = sorted((dist / "jars").iterdir())
         files: list[str] = []
         if self._stored:
-            jars += list_store_jars()
+            jars += list_jars("spark", ensure_jars(s3_root(), ivy_xml=IVY_S3), IVY_S3)
         else:
             (jar,) = (jar for jar in jars if jar.name.startswith("hadoop-bare-naked-local-fs"))
             files += ["--driver-class-path", str(jar), "--conf", f"spark.executor.extraClassPath={jar}"]

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.spark
 COUNT = """
 import sys
 from pathlib import Path
-from kiln.deploy.stack.jars import list_spark_jars
+from kiln.deploy.stack.jars import list_jars
 from kiln.pipelines.runtime.session import create_session
 spark = create_session(
-    "classes", master="local[1]", driver_memory="512m", java_options=sys.argv[1], jars=list_spark_jars(),
+    "classes", master="local[1]", driver_memory="512m", java_options=sys.argv[1], jars=list_jars("spark"),
     appended=[Path(sys.argv[2])], scratch=Path(sys.argv[2]),
 )
 print(spark.range(7).repartition(2).count())

@@ -19,7 +19,7 @@ ODD = ' two blanks,  a tab\t, back\\slash, "quotes" $HOME = : # ! é 😀 and\na
 RUN = """
 import json, os, socket, struct, sys, threading
 from pathlib import Path
-from kiln.deploy.stack.jars import list_spark_jars
+from kiln.deploy.stack.jars import list_jars
 from kiln.pipelines.runtime.session import create_session
 
 folder, extra = Path(sys.argv[1]), json.loads(sys.stdin.read())
@@ -38,7 +38,7 @@ os.environ["OWNER"] = str(os.getpid()) + "."
 looking = threading.Thread(target=look, daemon=True)
 looking.start()
 spark = create_session(
-    "secrets", master="local[1]", driver_memory="512m", jars=list_spark_jars(), scratch=folder, logs=folder,
+    "secrets", master="local[1]", driver_memory="512m", jars=list_jars("spark"), scratch=folder, logs=folder,
     log4j=Path("conf/log4j2-spark.properties").absolute(), extra=extra,
 )
 rows = spark.range(7).repartition(2).count()

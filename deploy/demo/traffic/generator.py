@@ -22,6 +22,7 @@ from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC, RPC_MALFORMED, RPC_OVERSIZED
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.cid import write_varint
 from kiln.schemas.wire.identity import Verdict
 from kiln.schemas.wire.topic_table import HASH_LENGTH, MAX_BUNDLES, bundle_hash
 from kiln.schemas.wire.topics import format_topic
@@ -98,9 +99,6 @@ class SyntheticConnection:
             remote_address=b"\x04\xc0\x00\x02" + self.id[:1] + b"\x06" + self.id[1:3],
         )
         self.sequence: dict[Direction, int] = {"IN": 0, "OUT": 0}
-
-    def observed_at(self, due_ns: int) -> int:
-        return self._start_ns + due_ns
 
     def send(
         self, due_ns: int, direction: Direction, payload: bytes, verdicts: bytes = b"", declared_length: int = 0
@@ -186,7 +184,7 @@ def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
     restores its length."""
     declared = MAX_RPC + random.randrange(1, 1 << 20)
     filler = declared - len(publish)
-    head = publish + b"\x12" + _varint4(filler - 5)
+    head = publish + b"\x12" + write_varint(filler - 5)  # a varint of four bytes
     return BadRpc(head.ljust(CUT_PAYLOAD, b"\0"), declared, RPC_OVERSIZED)
 
 
@@ -216,11 +214,6 @@ def build_malformed_protobuf(random: Random, most: int) -> bytes:
 
 def _bundles(hashes: list[bytes]) -> bytes:
     return b"".join(field(1, known) for known in hashes)
-
-
-def _varint4(value: int) -> bytes:
-    """Encode a varint of 4 bytes, for lengths from 2 MiB to 256 MiB."""
-    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14 & 0x7F | 0x80, value >> 21))
 
 
 _SECOND: Final = 1_000_000_000

@@ -17,7 +17,7 @@ Outcome = Literal["message", "quarantine"]
 SeparatorSource = Literal["topic", "model"]
 
 
-class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
+class MessageEntry(msgspec.Struct, tag_field="entry", tag="message", kw_only=True):
     """A distinct gossip message with all its copies, except those of OUT frames.
 
     The fields from `era` to `ts` are the contents of the message, with ids in canonical form, and all `None` if the
@@ -27,14 +27,14 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message"):
     is "quarantine", quarantine gets every copy, with `stage` and `reason`.
     """
 
-    message_id: str
+    message_id: str = ""
     network: str
-    origin: str
+    origin: str = ""
     topic: str
-    author: str | None
-    seqno: str | None
-    sha256: str
-    outcome: Outcome
+    author: str | None = None
+    seqno: str | None = None
+    sha256: str = ""
+    outcome: Outcome = "message"
     stage: str | None = None
     reason: str | None = None
     era: str | None = None

@@ -50,25 +50,11 @@ _JSON_STARTS: Final = frozenset(b' \t\r\n{["-0123456789tfn\xef')
 Tally = Literal["good_copies", "forged_copies", "bad_copies"]
 
 
-class MessageContent(msgspec.Struct, frozen=True):
-    """An unsigned message and its expected contents. `fault`: the reason why it cannot be decoded."""
+class MessageContent(NamedTuple):
+    """An unsigned message, and its entry without ids and author. If it cannot be decoded, the entry has the reason."""
 
-    network: str
-    topic: str
     data: bytes
-    fault: str | None = None
-    era: Era | None = None
-    type: MessageType | None = None
-    stream: str | None = None
-    tip: str | None = None
-    model: str | None = None
-    sep: str | None = None
-    batch: str | None = None
-    query_id: str | None = None
-    tips: dict[str, str] | None = None
-    ts: int | None = None
-    separator: Separator | None = None
-    source: SeparatorSource | None = None
+    entry: MessageEntry
 
 
 class SyntheticCopy(NamedTuple):
@@ -132,7 +118,7 @@ class MessageFactory:
             case _:
                 content = self._query()
         if self._random.random() < self._options.other_clients:
-            return msgspec.structs.replace(content, data=self._rewritten(content.data))
+            return content._replace(data=self._rewritten(content.data))
         return content
 
     def announced_again(self, now_ns: int) -> MessageContent:
@@ -186,18 +172,18 @@ class MessageFactory:
         on_own_topic = own is not None and random.random() < options.on_separator_topic
         network, topic = self._place(era, own if on_own_topic else None)
         source: SeparatorSource | None = "topic" if on_own_topic else "model" if model else None
-        return MessageContent(
-            network,
-            topic,
-            write_update(sent, sent_tip, model, era),
+        entry = MessageEntry(
+            network=network,
+            topic=topic,
             era=era,
             type="UPDATE",
             stream=stream.text,
             tip=tip,
             model=model,
-            separator=own if source else None,
-            source=source,
+            separator=SeparatorRecord(own.key, own.value) if own is not None and source else None,
+            separator_source=source,
         )
+        return MessageContent(write_update(sent, sent_tip, model, era), entry)
 
     def _query(self) -> MessageContent:
         era = self._era()
@@ -210,8 +196,8 @@ class MessageFactory:
         aside = stream.separator if stream.text[-1] in "0369" else None
         network, topic = self._place(era, aside)
         self._asked.append(_OpenQuery(stream.text, era, query_id))
-        data = write_query(stream.text, query_id, era)
-        return MessageContent(network, topic, data, era=era, type="QUERY", stream=stream.text, query_id=query_id)
+        entry = MessageEntry(network=network, topic=topic, era=era, type="QUERY", stream=stream.text, query_id=query_id)
+        return MessageContent(write_query(stream.text, query_id, era), entry)
 
     def _response(self) -> MessageContent:
         asked = self._random.choice(self._asked)
@@ -222,7 +208,15 @@ class MessageFactory:
         else:
             data = write_response(asked.query_id, {asked.stream: tip})
         return MessageContent(
-            network, topic, data, era=asked.era, type="RESPONSE", query_id=asked.query_id, tips={asked.stream: tip}
+            data,
+            MessageEntry(
+                network=network,
+                topic=topic,
+                era=asked.era,
+                type="RESPONSE",
+                query_id=asked.query_id,
+                tips={asked.stream: tip},
+            ),
         )
 
     def _keepalive(self, now_ns: int) -> MessageContent:
@@ -231,7 +225,7 @@ class MessageFactory:
         ver = random.choice(_VERSIONS) if shape else None
         data = write_keepalive(ts, ver, random.choice(_KUBO_VERSIONS) if shape == 2 else None)
         network, topic = self._place()
-        return MessageContent(network, topic, data, era="stream", type="KEEPALIVE", ts=ts)
+        return MessageContent(data, MessageEntry(network=network, topic=topic, era="stream", type="KEEPALIVE", ts=ts))
 
     def _batch_update(self) -> MessageContent:
         separator = self._population.pick_separator(self._random.random())
@@ -239,7 +233,8 @@ class MessageFactory:
         network, topic = self._place("stream", separator if self._random.random() < 0.5 else None)
         data = write_batch_update(separator, batch)
         sep = format_separator(separator)
-        return MessageContent(network, topic, data, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
+        entry = MessageEntry(network=network, topic=topic, era="stream", type="BATCH_UPDATE", sep=sep, batch=batch)
+        return MessageContent(data, entry)
 
     def _rewritten(self, data: bytes) -> bytes:
         """Rewrite a message in the form of other clients."""
@@ -258,7 +253,14 @@ class MessageFactory:
     def garbage(self, kind: GarbageKind) -> MessageContent:
         """Make a message with malformed data, of one of the kinds in DATA_GARBAGE."""
         data, reason = self._bad_data(kind)
-        return MessageContent(self._options.network, self._topic, data, fault=reason)
+        entry = MessageEntry(
+            network=self._options.network,
+            topic=self._topic,
+            outcome="quarantine",
+            stage=MESSAGE_STAGE,
+            reason=reason,
+        )
+        return MessageContent(data, entry)
 
     def _bad_data(self, kind: GarbageKind) -> tuple[bytes, str]:
         """Make new bytes that are no message, and the reason why."""
@@ -351,11 +353,12 @@ class MessageFactory:
         """Make a forged copy, with other data and the old signature, and the true copy of one message. They arrive in
         this order."""
         seqno = self._seqno(author, now_ns)
-        seal = _seal(author, _body(author, content.data, seqno, content.topic))
+        seal = _seal(author, _body(author, content.data, seqno, content.entry.topic))
         entry = self._entry(content, author, seqno)
         entry.forged_reason = BAD_SIGNATURE
         altered, true = (
-            field(2, _body(author, data, seqno, content.topic) + seal) for data in (self._plain_update(), content.data)
+            field(2, _body(author, data, seqno, content.entry.topic) + seal)
+            for data in (self._plain_update(), content.data)
         )
         gossip_id = author.peer + seqno
         return (
@@ -368,7 +371,7 @@ class MessageFactory:
     ) -> SyntheticCopy:
         """Make a message in the name of `victim`, whose peer id contains a key, but signed by another author."""
         seqno = self._seqno(victim, now_ns)
-        body = _body(victim, content.data, seqno, content.topic)
+        body = _body(victim, content.data, seqno, content.entry.topic)
         entry = self._entry(content, victim, seqno)
         entry.outcome, entry.stage, entry.reason = "quarantine", SIGNATURE_STAGE, BAD_SIGNATURE
         publish = field(2, body + field(5, signer.signature(body)))
@@ -387,17 +390,9 @@ class MessageFactory:
         pinned = Verdict.AGAINST_POLICY if seen else Verdict.NOT_CHECKED
         return copy._replace(verdict=Verdict.AGAINST_POLICY, tally="bad_copies", pinned=pinned)
 
-    def bare_number(self, number: int) -> SyntheticCopy:
-        """Make the shortest message, unsigned, whose data is a number: invalid under any policy."""
-        copy = self._unsigned(MessageContent(self._options.network, self._topic, b"%d" % number, fault="not_an_object"))
-        if self._options.policy == "strict":
-            copy.entry.stage, copy.entry.reason = SIGNATURE_STAGE, MISSING_SIGNATURE
-            return copy._replace(verdict=Verdict.AGAINST_POLICY, pinned=Verdict.NOT_CHECKED)
-        return copy
-
     def _signed(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
         seqno = self._seqno(author, now_ns)
-        body = _body(author, content.data, seqno, content.topic)
+        body = _body(author, content.data, seqno, content.entry.topic)
         entry = self._entry(content, author, seqno)
         return SyntheticCopy(
             field(2, body + _seal(author, body)), Verdict.VALID, entry, _tally(entry), author.peer + seqno
@@ -405,7 +400,7 @@ class MessageFactory:
 
     def _unsigned(self, content: MessageContent) -> SyntheticCopy:
         entry = self._entry(content)
-        publish = field(2, field(2, content.data) + field(4, content.topic.encode()))
+        publish = field(2, field(2, content.data) + field(4, content.entry.topic.encode()))
         return SyntheticCopy(publish, Verdict.UNSIGNED, entry, _tally(entry), bytes.fromhex(entry.sha256))
 
     def _seqno(self, author: SyntheticAuthor, now_ns: int) -> bytes:
@@ -414,30 +409,14 @@ class MessageFactory:
     def _entry(
         self, content: MessageContent, author: SyntheticAuthor | None = None, seqno: bytes = b""
     ) -> MessageEntry:
-        digest, separator = sha256(content.data).hexdigest(), content.separator
-        return MessageEntry(
+        digest = sha256(content.data).hexdigest()
+        return msgspec.structs.replace(
+            content.entry,
             message_id=f"sha256/{digest}" if author is None else f"{author.text}/{seqno.hex()}",
-            network=content.network,
             origin=self._options.origin,
-            topic=content.topic,
             author=None if author is None else author.text,
             seqno=None if author is None else seqno.hex(),
             sha256=digest,
-            outcome="message" if content.fault is None else "quarantine",
-            stage=None if content.fault is None else MESSAGE_STAGE,
-            reason=content.fault,
-            era=content.era,
-            type=content.type,
-            stream=content.stream,
-            tip=content.tip,
-            model=content.model,
-            sep=content.sep,
-            batch=content.batch,
-            query_id=content.query_id,
-            tips=content.tips,
-            ts=content.ts,
-            separator=None if separator is None else SeparatorRecord(separator.key, separator.value),
-            separator_source=content.source,
         )
 
 
@@ -508,4 +487,4 @@ def generate_contents(
             content = messages.announced_again(now)
         else:
             content = messages.content(random.choices(TYPES, options.mix)[0], now)
-        yield TopicData(content.topic if content.topic in known else network, content.data)
+        yield TopicData(content.entry.topic if content.entry.topic in known else network, content.data)

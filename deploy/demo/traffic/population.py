@@ -24,11 +24,7 @@ from kiln.schemas.wire.topics import Separator, encode_separator_value
 
 KeyType = Literal["ed25519", "secp256k1", "rsa", "ecdsa"]
 
-RSA_BITS = 2048  # the least that libp2p peers accept
 _RSA_EXPONENT = 65537
-_SMALL_PRIMES = [n for n in range(3, 2000, 2) if all(n % d for d in range(3, math.isqrt(n) + 1, 2))]
-# The first 24 primes as bases: an error has a probability of 4^-24, enough for keys that protect nothing.
-_WITNESSES = [2, *_SMALL_PRIMES[:23]]
 # Below the order of both curves, so that any 31 bytes are a private key.
 _SCALAR_BYTES = 31
 
@@ -40,7 +36,7 @@ def derive_bytes(seed: int, *path: str | int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def derive_private_key(seed: int, kind: KeyType, name: str) -> PrivateKey:
-    """Derive the key of `name` from a seed. An RSA key takes about half a second, once per process."""
+    """Derive the key of `name` from a seed; all RSA keys are the same one."""
     material = derive_bytes(seed, "key", kind, name)
     match kind:
         case "ed25519":
@@ -52,47 +48,28 @@ def derive_private_key(seed: int, kind: KeyType, name: str) -> PrivateKey:
             scalar = int.from_bytes(material[:_SCALAR_BYTES]) + 1
             return ec.derive_private_key(scalar, ec.SECP256R1())
         case "rsa":
-            return _rsa_key(material)
+            return _build_rsa_key()
 
 
-def _rsa_key(material: bytes) -> rsa.RSAPrivateKey:
-    p, q = _rsa_prime(material + b"p"), _rsa_prime(material + b"q")
-    if p < q:  # the order modulo which the inverse below is computed
-        p, q = q, p
-    d = pow(_RSA_EXPONENT, -1, math.lcm(p - 1, q - 1))
-    public = rsa.RSAPublicNumbers(_RSA_EXPONENT, p * q)
-    return rsa.RSAPrivateNumbers(p, q, d, d % (p - 1), d % (q - 1), pow(q, -1, p), public).private_key()
+# primes of the one RSA key, which signs for every author of that kind
+_P = int(
+    "f0e97f13f885dcd4909b50cec4bfb52c6865207aa000f7f448e8eb5a4506b6b8f68e3caba188641e61c3c7629c7714e021d1"
+    "bb79d62469b69ad700d0111e1cce0b01ae54a2127d8301f7a3ed868d017ff6ccdc7ab259a1aa570d8a05e8da80a95d358c95"
+    "f437d774ac6567c1a19c64fffdb3b5486262f1f6f0277a7b8a836341",
+    16,
+)
+_Q = int(
+    "e58b40181e43532070f2f84ea0a1382a4f9322aa051060483a016a66a3fb15d6f8c0beedf12049c98910c471bc622801fd57"
+    "7adb476b8f2d6950119eeba3c4f7eab254949a8b652cbbc658b5a045b315cc9749e5d51c62d5a926f36d00245979e9c84667"
+    "5b55fa3f70165eaa3d2487ac0e0e9901153b955af57565641a5953b5",
+    16,
+)
 
 
-def _rsa_prime(material: bytes) -> int:
-    """Find the first suitable prime from a start given by `material`, of exactly half of RSA_BITS."""
-    size = RSA_BITS // 16
-    start = b"".join(sha256(material + bytes([block])).digest() for block in range((size + 31) // 32))[:size]
-    # The two top bits are set, so that the product of two primes has exactly RSA_BITS.
-    candidate = int.from_bytes(start) | (0b11 << (size * 8 - 2)) | 1
-    while not (math.gcd(candidate - 1, _RSA_EXPONENT) == 1 and _is_prime(candidate)):
-        candidate += 2
-    return candidate
-
-
-def _is_prime(n: int) -> bool:
-    """Test large odd n by Miller-Rabin."""
-    if any(n % p == 0 for p in _SMALL_PRIMES):
-        return False
-    twos = ((n - 1) & -(n - 1)).bit_length() - 1
-    odd = (n - 1) >> twos
-    return all(_passes(n, odd, twos, witness) for witness in _WITNESSES)
-
-
-def _passes(n: int, odd: int, twos: int, witness: int) -> bool:
-    x = pow(witness, odd, n)
-    if x in (1, n - 1):
-        return True
-    for _ in range(twos - 1):
-        x = x * x % n
-        if x == n - 1:
-            return True
-    return False
+def _build_rsa_key() -> rsa.RSAPrivateKey:
+    d = pow(_RSA_EXPONENT, -1, math.lcm(_P - 1, _Q - 1))
+    public = rsa.RSAPublicNumbers(_RSA_EXPONENT, _P * _Q)
+    return rsa.RSAPrivateNumbers(_P, _Q, d, d % (_P - 1), d % (_Q - 1), pow(_Q, -1, _P), public).private_key()
 
 
 # One key contains a slash, as CIP-120 allows: the last slash separates key and value.

@@ -19,7 +19,7 @@ from test_upgrade import COMPARED, KEPT, LONG_WINDOW, REPLAYED, STATE, go_on, lo
 
 from conftest import free_ports
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.jars import list_broker_jars
+from kiln.deploy.stack.jars import list_jars
 from kit.log_model import read_log
 
 
@@ -27,12 +27,12 @@ def expect(made: Path) -> dict[str, object]:
     """Return what the present code makes of the kept folder, and of the same captures without a stop."""
     with tempfile.TemporaryDirectory() as folder:
         port, controller_port = free_ports(2)
-        with EmbeddedBroker(unpack(Path(folder)), port, controller_port, list_broker_jars()) as broker:
+        with EmbeddedBroker(unpack(Path(folder)), port, controller_port, list_jars("broker")) as broker:
             log = read_log(broker.address, "kiln.updates")
     gone_on_from = max(stamp for records in log for stamp, _ in records) + 1
     time.sleep(max(0.0, (gone_on_from + LONG_WINDOW) / 1e6 + 1 - time.time()))  # log time is the broker's clock
     with tempfile.TemporaryDirectory() as folder:
-        upgraded = go_on(unpack(Path(folder)), list_broker_jars())
+        upgraded = go_on(unpack(Path(folder)), list_jars("broker"))
         lake = upgraded.kiln.lake
         return {
             "tables": {table: summary(lake, table) for table in COMPARED},

@@ -29,7 +29,7 @@ from kiln.deploy.cli.console import PlainConsole, escape_text
 from kiln.deploy.cli.options import answers
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
 from kiln.deploy.run.application import RunOutcome
-from kiln.deploy.run.screen import LineView, LiveView, format_line
+from kiln.deploy.run.screen import LineView, format_line, open_view
 from kiln.deploy.run.summary import render_summary
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.wire.cid import cid_text, compute_cid
@@ -214,7 +214,7 @@ def test_the_screen_obeys_no_peer(size: tuple[int, int], monkeypatch: pytest.Mon
     out = io.StringIO()
     console = console_on(out, monkeypatch)
     console.size = size
-    with LiveView(console) as view:
+    with open_view(console) as view:
         view.say(EVIL)
         view.show(snapshot())
     shown = safe(out.getvalue())

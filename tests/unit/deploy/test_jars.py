@@ -154,7 +154,7 @@ def test_every_pinned_jar_has_a_checksum_and_no_other(ivy_xml: Path) -> None:
 
 def test_incomplete_folder_says_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(JarsError, match="make jars"):
-        jars.list_spark_jars(tmp_path)
+        jars.list_jars("spark", tmp_path)
 
 
 @pytest.mark.parametrize("revision", ["latest.integration", "1.+", "[1.0,2.0)", ""])

@@ -137,7 +137,7 @@ def test_a_table_that_cannot_be_read_does_not_keep_the_others_from_care(state: P
 def ended(child: PeriodicProcess) -> None:
     def no_more() -> bool:
         child.check()
-        return not child.running
+        return child._process is None
 
     wait_until(no_more, "the child's end", 60)
 
@@ -146,21 +146,21 @@ def test_kiln_run_cares_for_the_tables_in_a_child_process(state: Path) -> None:
     lake = fill(state)
     clock = [0.0]
     care = MaintenanceProcess(Settings(state=state), lambda: clock[0])
-    care.child.check()
-    assert not care.child.running, "not before its time"
+    care.check()
+    assert care._process is None, "not before its time"
     clock[0] += 600
-    care.child.check()
-    ended(care.child)
-    assert (care.error, files(lake), count(lake)) == ("", 1, 10)
+    care.check()
+    ended(care)
+    assert (care.errors, files(lake), count(lake)) == ([], 1, 10)
     with lock_state(state, "maintain"):
         clock[0] += 600
-        care.child.check()
-        ended(care.child)
-    assert "cannot lock maintain: process " in care.error
+        care.check()
+        ended(care)
+    assert "cannot lock maintain: process " in care.errors[0]
     clock[0] += 600
-    care.child.check()
-    care.child.stop()
-    assert not care.child.running
+    care.check()
+    care.stop()
+    assert care._process is None
 
 
 def test_nobody_cares_where_the_settings_say_never(state: Path) -> None:
@@ -168,5 +168,5 @@ def test_nobody_cares_where_the_settings_say_never(state: Path) -> None:
     clock = [0.0]
     care = MaintenanceProcess(Settings(state=state, maintenance=Maintenance(interval=timedelta())), lambda: clock[0])
     clock[0] += 1e9
-    care.child.check()
-    assert not care.child.running
+    care.check()
+    assert care._process is None

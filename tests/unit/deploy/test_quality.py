@@ -295,21 +295,21 @@ def test_a_run_checks_when_the_pause_is_over_and_tells_what_is_not_met(tmp_path:
     append(lake, "copies", [row | {"verdict": "good", "message_index": 1_000}])
     clock = [0.0]
     checks = QualityChecks(Settings(state=tmp_path / "state"), lambda: clock[0])
-    checks.child.check()
-    assert not checks.child.running
+    checks.check()
+    assert checks._process is None
     clock[0] = 601.0
 
     def checked() -> bool:
-        checks.child.check()
-        return not checks.child.running
+        checks.check()
+        return checks._process is None
 
-    checks.child.check()
-    assert checks.child.running
+    checks.check()
+    assert checks._process is not None
     wait_until(checked, "the end of the check", 120)
     assert [words.split(":")[:3] for words in checks.errors] == [
         ["quality", " copies", " expect_column_values_to_be_in_set"]
     ]
-    checks.child.stop()
+    checks.stop()
 
 
 def test_data_docs_name_what_failed_and_fetch_nothing(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kiln.conf.settings.model import Ipfs, Settings
+from kiln.deploy.ops.run_monitor import Monitor
 from kiln.deploy.ops.snapshot import Snapshot
 from kiln.deploy.ops.snapshot_builder import TopicCounts
 from kiln.deploy.run import application
 from kiln.deploy.run.application import RunOutcome
-from kiln.deploy.run.network import build_demo_settings
+from kiln.deploy.run.network import LiveNetwork, build_demo_settings
 from kiln.deploy.run.screen import View
 from kiln.deploy.run.summary import describe_unread
+from kiln.deploy.stack.kafka_broker import LaunchedBroker
 from kiln.deploy.stack.spark import JvmEndedError
 from kiln.pipelines.runtime.passed_versions import CAUGHT_UP_FILE
 from kiln.pipelines.runtime.progress import QueryProgress
@@ -114,10 +116,6 @@ class World:
 
     def check(self) -> None: ...
 
-    def check_children(self) -> None: ...
-
-    def stop_children(self) -> None: ...
-
     def show(self, snapshot: Snapshot) -> None:
         self.shown.append(snapshot)
 
@@ -125,14 +123,6 @@ class World:
 
     def say(self, words: str) -> None:
         self.said.append(words)
-
-
-class Companions:
-    def __init__(self, world: World) -> None:
-        self.live = self.monitor = world
-        self.errors: list[str] = []
-        self.last_check = None
-        self.check_children = self.stop_children = world.check_children
 
 
 @pytest.fixture
@@ -161,7 +151,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
             ("archive",),
             None if catch_up else timedelta(milliseconds=20),
             catch_up,
-            cast(application._Companions, Companions(world)),
+            cast(LaunchedBroker, world),
+            cast(LiveNetwork, world),
+            cast(Monitor, world),
+            (),
             time.monotonic(),
         )
         return made.execute(threading.Event() if stop is None else stop)

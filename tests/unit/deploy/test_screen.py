@@ -36,7 +36,7 @@ from kiln.deploy.ops.formatting import (
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
 from kiln.deploy.query.ask import query_lake
 from kiln.deploy.run.application import RunOutcome
-from kiln.deploy.run.screen import LineView, LiveView, format_line, open_view, render_screen
+from kiln.deploy.run.screen import LineView, LiveView, SnapshotScreen, format_line, open_view
 from kiln.deploy.run.summary import read_row_counts, render_summary, suggest_queries
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.query_status import QueryPhase, QueryState
@@ -111,7 +111,7 @@ OVERLAY = OverlayStatus(
 
 def picture(snapshot: Snapshot, width: int, height: int) -> list[str]:
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True, color_system=None)
-    console.print(render_screen(snapshot), end="")
+    console.print(SnapshotScreen(snapshot), end="")
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().split("\n")
 
@@ -260,9 +260,8 @@ def test_the_line_has_it_all_in_one_line() -> None:
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at_once() -> None:
     console = Console(file=io.StringIO(), width=80)
-    view = open_view(console)
-    assert isinstance(view, LineView)
-    with view:
+    with open_view(console) as view:
+        assert isinstance(view, LineView)
         for tenth in range(120):
             errors = ["sink: disk is full"] if tenth > 60 else []
             view.show(replace(FULL, elapsed=timedelta(seconds=tenth / 10), errors=errors))
@@ -273,9 +272,8 @@ def test_without_a_terminal_there_is_a_line_every_five_seconds_and_each_error_at
 
 def test_the_live_screen_leaves_the_terminal_as_it_was() -> None:
     console = Console(file=io.StringIO(), width=80, height=24, force_terminal=True, _environ={"TERM": "xterm"})
-    view = open_view(console)
-    assert isinstance(view, LiveView)
-    with contextlib.suppress(ZeroDivisionError), view:
+    with contextlib.suppress(ZeroDivisionError), open_view(console) as view:
+        assert isinstance(view, LiveView)
         view.say("starting the broker")
         view.show(FULL)
         raise ZeroDivisionError

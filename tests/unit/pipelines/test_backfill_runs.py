@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from kiln.conf.settings.durations import parse_micros
 from kiln.conf.settings.reading import load_settings
-from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time, save_request_streams
+from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, save_request_streams
 from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, StoppedError, run
 from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
 from kiln.pipelines.backfill.terms import (
@@ -131,10 +132,10 @@ def test_names_that_no_run_can_have(name: str) -> None:
 
 
 def test_times_and_sources_of_a_command_line() -> None:
-    assert parse_time("1970-01-02") == 86_400_000_000
-    assert parse_time("1970-01-01T01:00:00+01:00") == 0
+    assert parse_micros("1970-01-02") == 86_400_000_000
+    assert parse_micros("1970-01-01T01:00:00+01:00") == 0
     with pytest.raises(ValueError, match="a time such as"):
-        parse_time("tomorrow")
+        parse_micros("tomorrow")
     assert parse_source(()) == ("frames", ())
     assert parse_source(["kafka"]) == ("kafka", ())
     assert parse_source(["a", "b"]) == ("files", (Path("a"), Path("b")))

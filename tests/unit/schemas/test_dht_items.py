@@ -51,7 +51,7 @@ from kiln.schemas.dht.krpc import (
     KrpcResponse,
     write_message,
 )
-from kiln.schemas.dht.node_id import compute_bound_id, compute_distance, count_shared_bits, crc32c, is_bound, is_exempt
+from kiln.schemas.dht.node_id import compute_bound_id, compute_distance, count_shared_bits, is_bound, is_exempt
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_bytes, compute_cid
 from kiln.schemas.wire.topics import Separator
@@ -240,10 +240,6 @@ def test_addresses_without_global_scope_are_exempt() -> None:
     assert is_exempt(b"\x00" * 15 + b"\x01")
     assert not is_exempt(bytes([172, 32, 0, 1]))
     assert not is_exempt(bytes.fromhex("20010db8000000000000000000000001"))
-
-
-def test_crc32c_of_the_check_string() -> None:
-    assert crc32c(b"123456789") == 0xE3069283  # RFC 3720, appendix B.4, and every catalogue of CRCs
 
 
 def test_distance_is_xor() -> None:
