@@ -19,10 +19,18 @@ from kiln.pipelines.archive.rows import (
     decode_data,
 )
 from kiln.pipelines.backfill.copies import LASTING, REPLAY, SOURCE, UPDATE, RunTarget, build_quarantine_row, read_copy
-from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
+from kiln.pipelines.backfill.deduplication import (
+    NOWHERE,
+    FirstCopySelector,
+    FramePosition,
+    match_signed,
+    match_unsigned,
+)
 from kiln.pipelines.backfill.merged_rows import (
+    MERGED_ROWS,
     OUTPUT_RANK,
     MergedRow,
+    MergedRowBuffer,
     StageOutput,
     read_groups,
     select_merged,
@@ -30,7 +38,6 @@ from kiln.pipelines.backfill.merged_rows import (
 from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.user_decoder import MessageDecoder
-from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
 from kiln.schemas.kafka.records import Origin
 
@@ -46,11 +53,9 @@ RUN_UPDATE = 3
 LIVE_UPDATE = 4
 """Rank of an update in the live tables: partition and offset are from `kiln.updates`, `data` is the update's `log_time`
 as text."""
-CANDIDATES = "kind string, network string, stream string, data binary"
-CANDIDATE = "candidate"
-"""The kind of a row that holds an `UpdateMessage`."""
-STAGE_OUTPUT = "output"
-"""The kind of a row that holds a `StageOutput`."""
+CANDIDATE = 5
+"""Rank of an UPDATE that may be a new update, after the known rows of its stream: `at` is the event time, `data` an
+`UpdateMessage`."""
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -82,20 +87,22 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     """true if this chunk selects a copy of the message, so that the message was not announced before"""
     live: LiveUpdate | None
 
+    @property
+    def stamp(self) -> LiveUpdate:
+        """Times and log position of the row of `updates`: those of the live row if there is one."""
+        return self.live or LiveUpdate(self.observed_at, self.observed_at, NOWHERE, self.observed_at)
 
-def decode_candidate(data: bytes) -> UpdateMessage:
-    """Decode the column `data` of a row of kind CANDIDATE."""
-    return _CANDIDATE_DECODER.decode(data)
-
-
-_CANDIDATE_DECODER = msgspec.msgpack.Decoder(UpdateMessage)
+    @property
+    def event_time(self) -> int:
+        return min(self.stamp.observed_at, self.stamp.log_time)
 
 
 def select_messages(
     rows: DataFrame, chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
 ) -> DataFrame:
-    """Select the copies to keep from grouped MERGED_ROWS, and return CANDIDATES. Tasks write `messages` to files."""
-    return rows.mapInArrow(_select_partition(chunk, config, signed_horizon, target), CANDIDATES)
+    """Select the copies to keep from grouped MERGED_ROWS, and return the candidates for updates as MERGED_ROWS, by
+    stream. Tasks write `messages` to files."""
+    return rows.mapInArrow(_select_partition(chunk, config, signed_horizon, target), MERGED_ROWS)
 
 
 # ---------------------------------------------------------------- known messages and updates
@@ -145,14 +152,14 @@ def _select_partition(
         inside, outside = TableFiles(target.run, "messages"), TableFiles(target.beyond, "messages")
         faults = TableFiles(target.run, "quarantine")
         decoder = MessageDecoder(config.decoder) if config.decoder else None
-        out = RowBuffer(_CANDIDATE_SCHEMA)
+        out = MergedRowBuffer()
         for group in read_groups(batches):
             message = _MessageGroup(chunk, signed, unsigned)
             for row in group:
                 if row.rank == OUTPUT_RANK:
-                    out.add((STAGE_OUTPUT, None, None, row.data))
-                    continue
-                message.add(row)
+                    yield from out.add(row)
+                else:
+                    message.add(row)
             for message_row in message.select_rows():
                 is_inside = message_row.observed_at in target.span
                 if decoder is not None:
@@ -164,19 +171,13 @@ def _select_partition(
                             faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(message_row.data))
             for candidate in message.list_candidates(target.span):
-                data = msgspec.msgpack.encode(candidate)
-                if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
-                    yield from out.drain()
-        result = StageOutput([*inside.close(), *faults.close()], outside.close())
-        out.add((STAGE_OUTPUT, None, None, msgspec.msgpack.encode(result)))
-        yield from out.drain()
+                head = (candidate.network, candidate.stream, CANDIDATE, candidate.event_time, *candidate.position)
+                yield from out.add(MergedRow(*head, data=msgspec.msgpack.encode(candidate)))
+        yield from out.finish(StageOutput([*inside.close(), *faults.close()], outside.close()))
 
     return rows
 
 
-_CANDIDATE_SCHEMA = pa.schema(
-    [("kind", pa.string()), ("network", pa.string()), ("stream", pa.string()), ("data", pa.binary())]
-)
 _CopyMatcher = Callable[[int, int], bool]
 
 

@@ -7,9 +7,10 @@ chunk, and the live tables as of the start of the run. So it gives the same rows
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Final
 
 import msgspec
@@ -24,7 +25,6 @@ from kiln.pipelines.backfill.copies import RunTarget
 from kiln.pipelines.backfill.frame_files import plan_tasks
 from kiln.pipelines.backfill.frames import FrameFilter
 from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
-from kiln.pipelines.backfill.messages import STAGE_OUTPUT
 from kiln.pipelines.backfill.run_log import (
     RUN_TABLES,
     BackfillRun,
@@ -53,12 +53,13 @@ from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import (
     PlainFile,
-    TimeBounds,
+    build_condition,
     count_rows_at_most,
     create_empty,
     list_plain_files,
     read_rows,
 )
+from kiln.pipelines.delta.time_bounds import TimeBounds
 from kiln.pipelines.runtime.kafka import Broker, read_range
 from kiln.pipelines.updates.separators import SeparatorConfig
 
@@ -384,18 +385,12 @@ class _ChunkRunner:
 
     def _read_step(self, number: int, read_rows_of_step: Callable[[], DataFrame]) -> None:
         self._check_topic()
-        rows = merged = read_rows_of_step()
-        try:
-            if number:
-                rows = rows.persist(StorageLevel.DISK_ONLY)
-                versions = self._versions_after("reading", number - 1)
-                written = self._read_own("frames", versions, self._terms.read_span.low)
-                merged = rows.unionByName(semi_join(frames.mark_run_frames(written), rows))
-            outputs = _collect_outputs(frames.write_frames(group_rows(merged), self._target))
+        versions = self._versions_after("reading", number - 1) if number else {}
+        marks = frames.mark_run_frames(self._read_own("frames", versions, self._terms.read_span.low))
+        with _group_with_marks(read_rows_of_step(), marks, has_few_marks=not number) as groups:
+            outputs = _collect_outputs(frames.write_frames(groups, self._target))
             self._check_topic()  # the records may be of a topic that was re-created meanwhile
             self._commit("reading", number, outputs)
-        finally:
-            rows.unpersist()
 
     def _check_topic(self) -> None:
         saved_id = self._inputs.topic_id
@@ -466,30 +461,29 @@ class _ChunkRunner:
         terms, target, signed_horizon = self._terms, self._target, self._terms.signed_horizon
         versions = self._versions_after("decoding", number - 1) if number else {}
         near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
-        rows = self._decode_frames(chunk)
+        live_messages, own_messages = self._read_live_messages(near), self._read_own("messages", versions, near.low)
         live_updates = self._read_live("updates", near.low, near.high)
-        live_messages = self._read_live_messages(near)
-        marks = messages.mark_live_messages(live_messages).unionByName(messages.mark_live_updates(live_updates))
-        announcements = updates.mark_announcements(live_messages, chunk.low)
-        if number:
-            own_messages = self._read_own("messages", versions, near.low)
-            marks = marks.unionByName(messages.mark_run_messages(own_messages))
-            marks = marks.unionByName(messages.mark_run_updates(self._read_own("updates", versions, near.low)))
-            announcements = announcements.unionByName(updates.mark_announcements(own_messages, chunk.low))
-        has_few_marks = self._has_few_marks(near, versions)
-        if not has_few_marks:
-            rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
-            marks = semi_join(marks, rows)
-        groups = group_rows(rows.unionByName(marks))
-        candidates = messages.select_messages(groups, chunk, terms.decoding, signed_horizon, target)
-        candidates = candidates.persist(StorageLevel.DISK_ONLY)
-        try:
-            outputs = _collect_outputs(candidates.where(F.col("kind") == STAGE_OUTPUT).select("data"))
-            outputs += self._write_updates(candidates, announcements, live_updates, versions, near, has_few_marks)
-            self._commit("decoding", number, outputs, chunk)
-        finally:
-            candidates.unpersist()
-            rows.unpersist()
+        own_updates = self._read_own("updates", versions, near.low)
+        of_messages = (
+            messages.mark_live_messages(live_messages),
+            messages.mark_live_updates(live_updates),
+            messages.mark_run_messages(own_messages),
+            messages.mark_run_updates(own_updates),
+        )
+        of_streams = (
+            updates.mark_known_streams(self._read_live("streams")),
+            updates.mark_updates(live_updates, updates.LIVE_UPDATE),
+            updates.mark_updates(own_updates, updates.RUN_UPDATE),
+            updates.mark_announcements(live_messages, chunk.low),
+            updates.mark_announcements(own_messages, chunk.low),
+        )
+        separating = SeparatorConfig(fetch=terms.fetch, believe=not terms.update_filter.only_verified)
+        few = self._has_few_marks(near, versions)
+        with _group_with_marks(self._decode_frames(chunk), *of_messages, has_few_marks=few) as copies_and_marks:
+            candidates = messages.select_messages(copies_and_marks, chunk, terms.decoding, signed_horizon, target)
+            with _group_with_marks(candidates, *of_streams, has_few_marks=few) as streams:
+                outputs = _collect_outputs(updates.write_updates(streams, separating, signed_horizon, target))
+        self._commit("decoding", number, outputs, chunk)
 
     def _decode_frames(self, chunk: TimeRange) -> DataFrame:
         decoding, target, files = self._terms.decoding, self._target, self._list_frame_files(chunk)
@@ -508,15 +502,16 @@ class _ChunkRunner:
         return published_lines.has_log_lines(self._read_frames(self._terms.read_span))
 
     def _has_few_marks(self, near: TimeRange, versions: Mapping[str, int]) -> bool:
-        """Return true if the live tables and the run have at most as many messages and updates near a chunk as a chunk
-        has frames. It is then cheaper to shuffle all these rows with the chunk's copies than to select the rows of the
-        same groups."""
+        """Return true if the verified streams, and the messages and updates near a chunk, are at most as many as the
+        frames of a chunk. It is then cheaper to shuffle all these rows with the chunk's copies than to select the rows
+        of the same groups."""
         live, times = self._inputs.live, TimeBounds("observed_at", *near)
+        bounds = {"messages": times, "updates": times, "streams": TimeBounds()}
         count = sum(
-            count_rows_at_most(self._resources.lake, table, live[table], times) for table in ("messages", "updates")
+            count_rows_at_most(self._resources.lake, table, live[table], bounds[table])
+            for table in live.keys() & bounds.keys()
         )
-        if versions:
-            count += sum(self._count_own(table, versions, near.low) for table in ("messages", "updates"))
+        count += sum(self._count_own(table, versions, near.low) for table in ("messages", "updates"))
         return count <= self._inputs.chunk
 
     def _read_live_messages(self, near: TimeRange) -> DataFrame:
@@ -524,34 +519,8 @@ class _ChunkRunner:
         the live tables contain other copies."""
         live_messages = self._read_live("messages", near.low, near.high)
         if self._terms.source == "files":
-            within = TimeBounds("observed_at", self._terms.span.low, self._terms.span.high)
-            live_messages = live_messages.where(~within.condition)
+            live_messages = live_messages.where(~build_condition(TimeBounds("observed_at", *self._terms.span)))
         return live_messages
-
-    def _write_updates(
-        self,
-        candidates: DataFrame,
-        announcements: DataFrame,
-        live_updates: DataFrame,
-        versions: Mapping[str, int],
-        near: TimeRange,
-        has_few_marks: bool,
-    ) -> list[StageOutput]:
-        known = updates.select_known_streams(self._read_live("streams"))
-        believe = not self._terms.update_filter.only_verified
-        config = SeparatorConfig(fetch=self._terms.fetch, believe=believe)
-        rows = updates.assign_separators(candidates, known, config)
-        try:
-            marks = updates.mark_live_updates(live_updates, known).unionByName(announcements)
-            if versions:
-                marks = marks.unionByName(updates.mark_run_updates(self._read_own("updates", versions, near.low)))
-            if not has_few_marks:
-                rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
-                marks = semi_join(marks, rows)
-            groups = group_rows(rows.unionByName(marks))
-            return _collect_outputs(updates.write_updates(groups, self._terms.signed_horizon, self._target))
-        finally:
-            rows.unpersist()
 
     # ---------------------------------------------------------------- batches
 
@@ -580,6 +549,19 @@ class _ChunkRunner:
 def build_stopped_error(name: str) -> StoppedError:
     """Build the error of a run that was stopped."""
     return StoppedError(f"run {name} was stopped. Its finished chunks are stored: type the same command to continue")
+
+
+@contextmanager
+def _group_with_marks(rows: DataFrame, *marks: DataFrame, has_few_marks: bool) -> Iterator[DataFrame]:
+    """Shuffle MERGED_ROWS with the marks of the same groups; with all marks if these are few."""
+    merged = reduce(DataFrame.unionByName, marks)
+    if not has_few_marks:
+        rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
+        merged = semi_join(merged, rows)
+    try:
+        yield group_rows(rows.unionByName(merged))
+    finally:
+        rows.unpersist()
 
 
 def _collect_outputs(rows: DataFrame) -> list[StageOutput]:
