@@ -86,9 +86,18 @@ class BackfillRun:
         return live if isinstance(live, dict) else {}
 
     @property
+    def swap_versions(self) -> Mapping[str, int]:
+        """Versions of live tables when the swap began, by table; empty if no swap was begun."""
+        details = next((event.details for event in reversed(self.events) if event.event == "swapping"), {})
+        return {table: version for table, version in details.items() if isinstance(version, int)}
+
+    @property
     def live_versions(self) -> Mapping[str, int]:
-        """Versions of live tables that the run still reads, by table."""
-        return {} if self.is_done else self.begun_versions
+        """Versions of live tables that the run, or its unfinished swap, still reads, by table."""
+        if self.is_done:
+            is_swapped = any(event.event == "swapped" for event in self.events)
+            return {} if is_swapped else self.swap_versions
+        return self.begun_versions
 
     @property
     def own_versions(self) -> Mapping[str, int]:
