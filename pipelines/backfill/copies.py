@@ -7,10 +7,10 @@ core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -21,11 +21,10 @@ from pyspark.sql import functions as F
 from kiln.pipelines.archive.core_samples import turn_off_at_difference
 from kiln.pipelines.archive.record_decoder import PartFiles
 from kiln.pipelines.archive.rows import (
-    DecodedRecord,
     MessageRow,
     build_fault_records,
     build_message_row,
-    decode_parts,
+    decode_record,
     reject_message,
 )
 from kiln.pipelines.backfill.deduplication import FramePosition
@@ -39,20 +38,18 @@ from kiln.pipelines.decode.decoder import (
     MessageRef,
     RejectedMessage,
     reject_failed,
-    reject_unreadable,
 )
 from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
 from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.native.core import Core, can_decode
+from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, take_records
 from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine
 from kiln.pipelines.runtime.row_packing import pack
 from kiln.pipelines.sink.rows import QuarantineRow
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.kafka.frames import find_frame_fault
-from kiln.schemas.kafka.records import Origin, QuarantineRecord
+from kiln.schemas.kafka.records import QuarantineRecord
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
@@ -62,8 +59,15 @@ COPY = 5
 """Rank of a copy, after those of known messages: `data` is a packed row of `messages`."""
 
 UPDATE, REPLAY, LASTING, SOURCE, REPEAT = 1, 2, 4, 8, 16
-"""Bits of `note`. `data` of a REPEAT is a `CopyReference` to a SOURCE of the same message: most copies repeat one that
-their task has decoded, and travel without its content."""
+"""Bits of `note`. Most copies repeat a SOURCE, an equal copy that their task has decoded. The `data` of a REPEAT is the
+position of its SOURCE, and its own columns _OF_COPY."""
+
+_OF_COPY: Final = (
+    *("origin", "topic_source", "verdict", "remote_peer", "observed_at"),
+    *("kafka_partition", "kafka_offset", "message_index"),
+)
+"""Columns of `messages` in which copies of equal data and topic differ."""
+_list_own: Final = attrgetter(*_OF_COPY)
 
 _OWN_FIELDS: Final = frozenset(
     ("observed_at", "sequence", "payload", "verdicts", "kafka_partition", "kafka_offset", "kafka_timestamp")
@@ -129,67 +133,95 @@ class CopyDecoder:
     def decode(self, batch: pa.RecordBatch) -> _Batches:
         """Decode rows of `frames`, in the order of the table with times in µs. Yields MERGED_ROWS."""
         self._frames += batch.num_rows
-        if not can_decode(self._config, batch.num_rows):
-            yield from self._decode_in_python(_list_frames(batch))
-            return
-        self._core = self._core or Core(self._config)
+        uses_core = can_decode(self._config, batch.num_rows)
+        if uses_core and self._core is None:
+            self._core = Core(self._config)
         at = batch.column("observed_at")
-        is_inside = pc.and_(pc.greater_equal(at, self._span.low), pc.less(at, self._span.high))
-        for mask, write_parts in ((is_inside, True), (pc.invert(is_inside), False)):
-            some = batch.filter(mask)
-            if some.num_rows:
-                yield from self._decode_by_core(self._core, some, write_parts)
+        inside = pc.and_(pc.greater_equal(at, self._span.low), pc.less(at, self._span.high))
+        for mask, is_inside in ((inside, True), (pc.invert(inside), False)):
+            records = self._build_records(batch.filter(mask), is_inside)
+            core = self._core.archive(records) if uses_core and self._core is not None else ()
+            yield from self._decode_records(records, core, is_inside)
 
     def finish(self) -> _Batches:
         """Close the files. Yields the last rows, with the result of the task."""
         files = self._parts.close() + self._faults.close()
         yield from self._out.finish(StageOutput(files, frames=self._frames))
 
-    def _decode_in_python(self, rows: Sequence[FrameRow]) -> _Batches:
-        for row in rows:
-            inside = row.observed_at in self._span
-            record = _decode_row(self._decoder, row)
-            for item in record.items:
-                merged = _merge_copy(item) if isinstance(item, DecodedMessage) else item
-                if not isinstance(merged, RejectedMessage):
-                    yield from self._out.add(merged)
-                elif inside:
-                    for fault in build_fault_records(merged):
-                        self._faults.add(build_quarantine_row(merged.ref, fault), len(fault.data))
-            if inside:
-                self._parts.add(record)
+    def _build_records(self, batch: pa.RecordBatch, is_inside: bool) -> pa.RecordBatch:
+        """Build the records of `kiln.frames` for these rows. A row that makes no Frame becomes a fault."""
+        heads: dict[tuple[object, ...], bytes] = {}  # the fields that frames of one connection share, serialized
+        values: list[bytes | None] = []
+        for row in map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)):
+            try:
+                shared = _list_shared(row)
+                if shared not in heads:
+                    heads[shared] = _serialize_shared(row)
+                own = Frame(
+                    observed_at=row.observed_at * 1000,
+                    sequence=row.sequence,
+                    payload=row.payload,
+                    verdicts=row.verdicts,
+                )
+                values.append(heads[shared] + own.SerializeToString())
+            except PROCESSING_ERRORS as error:  # pure: the row alone has caused this
+                values.append(None)
+                ref = MessageRef(row.kafka_partition, row.kafka_offset, None)
+                self._add_fault(reject_failed("archive", error, ref, row.payload, row.observed_at), is_inside)
+        columns = {
+            "partition": batch.column("kafka_partition"),
+            "offset": batch.column("kafka_offset"),
+            "stamp": batch.column("observed_at"),
+            "value": pa.array(values, pa.binary()),
+        }
+        return pa.RecordBatch.from_pydict(columns).filter(columns["value"].is_valid())
 
-    def _decode_by_core(self, core: Core, batch: pa.RecordBatch, write_parts: bool) -> _Batches:
-        frames = _list_frames(batch)
-        records = _build_records(batch, frames)
-        for rows in core.archive(records):
+    def _add_fault(self, fault: RejectedMessage, is_inside: bool) -> None:
+        if is_inside:
+            for record in build_fault_records(fault):
+                self._faults.add(build_quarantine_row(fault.ref, record), len(record.data))
+
+    def _decode_records(self, records: pa.RecordBatch, core: Iterable[CoreRows], is_inside: bool) -> _Batches:
+        first = 0
+        for rows in core:
             if turn_off_at_difference(rows, records, self._decoder) or not find_engine().is_native:
-                yield from self._decode_in_python(frames[rows.first :])
-                return
-            yield from self._decode_in_python([frames[row] for row in rows.left])
-            tables = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
-            if tables:
-                if write_parts:
+                break
+            yield from self._decode_in_python(take_records(records, rows.left), is_inside)
+            if rows.tables:
+                tables = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
+                if is_inside:
                     self._parts.gather(tables)
                 yield from self._merge_copies(tables["messages"])
+            first = rows.end
+        yield from self._decode_in_python(take_records(records, range(first, records.num_rows)), is_inside)
+
+    def _decode_in_python(self, records: Iterable[RecordRow], is_inside: bool) -> _Batches:
+        for record in records:
+            decoded = decode_record(self._decoder, record.partition, record.offset, record.stamp, record.value)
+            for item in decoded.items:
+                merged = self._merge_copy(item) if isinstance(item, DecodedMessage) else item
+                if isinstance(merged, RejectedMessage):
+                    self._add_fault(merged, is_inside)
+                else:
+                    yield from self._out.add(merged)
+            if is_inside:
+                self._parts.add(decoded)
+
+    def _merge_copy(self, item: DecodedMessage) -> MergedRow | RejectedMessage:
+        try:
+            row = build_message_row(item)
+            note, data = self._pack_copy(row)
+        except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
+            return reject_message(item, error)
+        position = FramePosition(row.kafka_partition, row.kafka_offset, row.message_index or 0)
+        return MergedRow(row.network, row.message_id, COPY, row.observed_at, *position, note, data)
 
     def _merge_copies(self, messages: pa.RecordBatch) -> _Batches:
         """Convert rows of `messages`, as the core builds them, to MERGED_ROWS."""
         at = messages.column("observed_at").cast(pa.int64())
         columns = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
-        notes, packed = [], []
-        for row in map(MessageRow._make, zip(*(column.to_pylist() for column in columns.columns), strict=True)):
-            note = UPDATE if row.type == "UPDATE" else 0
-            note |= REPLAY if row.origin == "REPLAY" else 0
-            note |= LASTING if row.verdict == _VALID and is_lasting(row.message_id, True) else 0
-            source = self._sources.setdefault((row.network, row.message_id), row)
-            if source is row:
-                note |= SOURCE
-                self._source_bytes += len(row.data) + _ROW_BYTES
-            elif (source.data, source.topic) == (row.data, row.topic):
-                note |= REPEAT
-            notes.append(note)
-            packed.append(pack(_refer(row, source) if note & REPEAT else row))
+        rows = map(MessageRow._make, zip(*(column.to_pylist() for column in columns.columns), strict=True))
+        notes, packed = zip(*map(self._pack_copy, rows), strict=True) if messages.num_rows else ((), ())
         merged = pa.RecordBatch.from_arrays(
             [
                 messages.column("network"),
@@ -206,119 +238,38 @@ class CopyDecoder:
         )
         for start in range(0, merged.num_rows, _ROWS):
             yield merged.slice(start, _ROWS)
+
+    def _pack_copy(self, row: MessageRow) -> tuple[int, bytes]:
+        """Return the bits and the data of a copy."""
+        note = UPDATE if row.type == "UPDATE" else 0
+        note |= REPLAY if row.origin == "REPLAY" else 0
+        note |= LASTING if row.verdict == _VALID and is_lasting(row.message_id, True) else 0
         if self._source_bytes > _SOURCE_BYTES:
             self._sources, self._source_bytes = {}, 0
-
-
-class CopyReference(NamedTuple):
-    """The columns of `messages` in which a copy differs from another copy of equal content, and the position of that
-    copy."""
-
-    source: tuple[int, int, int]
-    origin: Origin
-    topic_source: str
-    verdict: str
-    remote_peer: str
-    observed_at: int
-    kafka_partition: int
-    kafka_offset: int
-    message_index: int | None
-
-
-def _refer(row: MessageRow, source: MessageRow) -> CopyReference:
-    return CopyReference(
-        (source.kafka_partition, source.kafka_offset, source.message_index or 0),
-        row.origin,
-        row.topic_source,
-        row.verdict,
-        row.remote_peer,
-        row.observed_at,
-        row.kafka_partition,
-        row.kafka_offset,
-        row.message_index,
-    )
+        source = self._sources.setdefault((row.network, row.message_id), row)
+        if source is row:
+            self._source_bytes += len(row.data) + _ROW_BYTES
+            return note | SOURCE, pack(row)
+        if (source.data, source.topic) == (row.data, row.topic):
+            position = source.kafka_partition, source.kafka_offset, source.message_index or 0
+            return note | REPEAT, pack((position, _list_own(row)))
+        return note, pack(row)
 
 
 _MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
-_REFERENCE_DECODER = msgspec.msgpack.Decoder(CopyReference)
+_REPEAT_DECODER = msgspec.msgpack.Decoder(tuple[FramePosition, tuple[str | int | None, ...]])
 
 
 def read_copy(copy: MergedRow, sources: Mapping[FramePosition, bytes]) -> MessageRow:
     """Read the row of a copy. `sources`: data of the copies with the bit SOURCE."""
     if not copy.note & REPEAT:
         return _MESSAGE_DECODER.decode(copy.data)
-    reference = _REFERENCE_DECODER.decode(copy.data)
-    source = _MESSAGE_DECODER.decode(sources[FramePosition(*reference.source)])
-    return source._replace(
-        origin=reference.origin,
-        topic_source=reference.topic_source,
-        verdict=reference.verdict,
-        remote_peer=reference.remote_peer,
-        observed_at=reference.observed_at,
-        kafka_partition=reference.kafka_partition,
-        kafka_offset=reference.kafka_offset,
-        message_index=reference.message_index,
-    )
-
-
-def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:
-    return list(map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
-
-
-def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.RecordBatch:
-    """Build the records of `kiln.frames` for these rows. A row that makes no Frame has no value, so that Python reports
-    the row."""
-    heads: dict[tuple[object, ...], bytes] = {}  # the fields that frames of one connection share, serialized
-    values: list[bytes | None] = []
-    for row in frames:
-        try:
-            shared = _list_shared(row)
-            if shared not in heads:
-                heads[shared] = _serialize_shared(row)
-            own = Frame(
-                observed_at=row.observed_at * 1000, sequence=row.sequence, payload=row.payload, verdicts=row.verdicts
-            )
-            values.append(heads[shared] + own.SerializeToString())
-        except PROCESSING_ERRORS:
-            values.append(None)
-    columns = {
-        "partition": batch.column("kafka_partition"),
-        "offset": batch.column("kafka_offset"),
-        "stamp": batch.column("observed_at"),
-        "value": pa.array(values, pa.binary()),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+    position, own = _REPEAT_DECODER.decode(copy.data)
+    return _MESSAGE_DECODER.decode(sources[position])._replace(**dict(zip(_OF_COPY, own, strict=True)))
 
 
 def _serialize_shared(row: FrameRow) -> bytes:
     return parse_frame_row(row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")).SerializeToString()
-
-
-def _decode_row(decoder: FrameDecoder, row: FrameRow) -> DecodedRecord:
-    """Decode a frame into its messages, its faults and the rows of its parts, or reject the frame on failure."""
-    try:
-        frame = parse_frame_row(row)
-        fault = find_frame_fault(frame)
-        if fault is not None:  # the row was written by a version of Kiln that accepted more
-            data = frame.SerializeToString()
-            rejected = reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at)
-            return DecodedRecord([rejected])
-        return decode_parts(decoder, frame, row.kafka_partition, row.kafka_offset)
-    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
-        position = MessageRef(row.kafka_partition, row.kafka_offset, None)
-        return DecodedRecord([reject_failed("archive", error, position, row.payload, row.observed_at)])
-
-
-def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
-    try:
-        row = pack(build_message_row(item))
-    except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
-        return reject_message(item, error)
-    note = UPDATE if item.content.type == "UPDATE" else 0
-    note |= REPLAY if item.origin == "REPLAY" else 0
-    note |= LASTING if item.verdict is Verdict.VALID and is_lasting(item.message_id, True) else 0
-    place = item.ref.partition, item.ref.offset, item.ref.position or 0
-    return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
 
 def build_quarantine_row(ref: MessageRef, record: QuarantineRecord) -> QuarantineRow:

@@ -265,6 +265,7 @@ def test_the_counts_are_those_of_multisets(
     run = BackfillRun("r", FROM, TO, {"source": "frames"})
     made = drawn_update if table == "updates" else drawn_message
     for each, drawn in ((lake, live), (lake.locate_run("r"), run_s)):
+        each.create([table])
         for rows in filter(None, (drawn[::2], drawn[1::2])):  # files of their own
             append(each, table, map(made, rows))
 
