@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -102,7 +101,7 @@ def run(
     settings = settings_of(config, state)
     from kiln.conf.settings.keys import suggest_key
     from kiln.deploy.run.backfill import ProgressFormatter, describe_outcome, run_backfill
-    from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, parse_time
+    from kiln.pipelines.app.backfill_run import build_terms, parse_source, parse_time
     from kiln.pipelines.backfill.run import RunProgress, encode_outcome
 
     def time_of(option: str, text: str) -> int:
@@ -124,12 +123,13 @@ def run(
     for path in paths:
         if str(path) != "-" and not path.exists():
             raise UsageError(f"{path}: no such file or folder{suggest_key(str(path), ('frames', 'kafka'))}")
-    request = BackfillRequest(
+    terms = build_terms(
+        settings,
         name,
         begin,
         end,
         source=kind,
-        files=tuple(map(Path, paths)),
+        files=paths,
         window=None if window is None else length_of(window, "--window"),
         network=network,
         as_of=None if as_of is None else time_of("--as-of", as_of),
@@ -144,7 +144,7 @@ def run(
             if not out.is_terminal:
                 out.print(words, soft_wrap=True)
 
-        outcome = run_backfill(settings, request, note_once(out), report)
+        outcome = run_backfill(settings, terms, note_once(out), report)
     if as_json:
         print(json.dumps(encode_outcome(outcome)))
     else:

@@ -187,6 +187,8 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
         append_event(lake, terms.name, "begun", resources.now(), range_from=low, range_to=high, details=details)
         backfill_run = find_run(lake, terms.name)
         assert backfill_run is not None
+    if backfill_run.is_done:
+        return build_repeated_outcome(backfill_run)
     return _ChunkRunner(backfill_run, terms, resources).run_to_end()
 
 
@@ -213,6 +215,11 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     return backfill_run
 
 
+def build_repeated_outcome(run: BackfillRun) -> RunOutcome:
+    """Build the outcome of a call for a run that was done before."""
+    return RunOutcome(run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True)
+
+
 def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
     """Count the rows that chunks of a run wrote, by table."""
     rows: Counter[str] = Counter()
@@ -233,7 +240,7 @@ def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
 
 class _ChunkRunner:
     def __init__(self, run: BackfillRun, terms: RunTerms, resources: RunResources) -> None:
-        self._run, self._terms, self._resources = run, terms, resources
+        self._terms, self._resources = terms, resources
         self._inputs = msgspec.convert(run.details["inputs"], RunInputs)
         self._lake = resources.lake.locate_run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
@@ -246,24 +253,15 @@ class _ChunkRunner:
 
     def run_to_end(self) -> RunOutcome:
         """Execute the steps that are left."""
-        was_done = self._run.is_done
-        if not was_done:
-            self._lake.create(RUN_TABLES)
-            self._beyond.create(BEYOND_TABLES)
-            if self._terms.source != "frames":
-                self._read_inputs()
-            self._decode()
-            self._batch()
-            append_event(
-                self._resources.lake,
-                self._terms.name,
-                "done",
-                self._resources.now(),
-                details={"rows": self._count_rows()},
-            )
+        self._lake.create(RUN_TABLES)
+        self._beyond.create(BEYOND_TABLES)
+        if self._terms.source != "frames":
+            self._read_inputs()
+        self._decode()
+        self._batch()
         rows, outside = self._count_rows(), merge_outside(self._done.values())
-        written, frames_read, lost = self._rows_written, self._frames, self._inputs.lost
-        return RunOutcome(self._terms.name, rows, written, frames_read, lost, outside, was_done)
+        append_event(self._resources.lake, self._terms.name, "done", self._resources.now(), details={"rows": rows})
+        return RunOutcome(self._terms.name, rows, self._rows_written, self._frames, self._inputs.lost, outside)
 
     def _count_rows(self) -> dict[str, int]:
         return count_rows(self._done.values())
