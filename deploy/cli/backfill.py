@@ -45,6 +45,8 @@ _COLORS: Mapping[str, str] = {
     "swap interrupted": "red",
     "done": "green",
     "swapped": "green",
+    "dropping": "cyan",
+    "drop interrupted": "red",
     "dropped": "dim",
 }
 
@@ -254,13 +256,13 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
     require_extras("lake")
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.run_log import check_name
-    from kiln.pipelines.backfill.runs import NoRunError, drop_run, get_run_unless_dropped, lock_run
+    from kiln.pipelines.backfill.runs import NoRunError, drop_run, get_newest_run, lock_run
     from kiln.pipelines.backfill.sources import delete_streams
 
     lake, out = lake_of(settings), notes()
     streams = settings.state / "backfill" / check_name(name)
     try:
-        get_run_unless_dropped(lake, name)
+        get_newest_run(lake, name)
     except NoRunError:
         if not streams.is_dir():
             raise
@@ -289,13 +291,14 @@ def _encode_runs(runs: Sequence[RunSummary]) -> str:
                 "name": run.name,
                 "from": _encode_time(run.range_from),
                 "to": _encode_time(run.range_to),
-                "source": run.source,
-                "state": run.state,
-                "rows": run.rows,
-                "begun_at": _encode_time(run.begun_at),
-                "last_at": _encode_time(run.last_at),
+                "source": run.details.get("source", ""),
+                "state": summary.state,
+                "rows": summary.rows,
+                "begun_at": _encode_time(run.events[0].happened_at),
+                "last_at": _encode_time(run.events[-1].happened_at),
             }
-            for run in runs
+            for summary in runs
+            for run in (summary.run,)
         ],
         indent=1,
     )
@@ -308,12 +311,15 @@ def _render_runs(runs: Sequence[RunSummary]) -> Text:
     if not runs:
         return Text("no runs yet. To start one: kiln backfill run --from T --to T --run NAME")
     text = Text()
-    for run in runs:
-        rows = ", ".join(f"{name} {count:,}" for name, count in run.rows.items() if count)
-        text.append(run.name, "bold").append("  ").append(run.state, _COLORS[run.state])
-        text.append(f"  {_format_time(run.range_from)} to {_format_time(run.range_to)}, from {run.source}\n")
-        text.append(f"  started {_format_time(run.begun_at)}, last progress {_format_time(run.last_at)}\n", "dim")
-        if run.state != "dropped":
+    for summary in runs:
+        run, state = summary.run, summary.state
+        rows = ", ".join(f"{name} {count:,}" for name, count in summary.rows.items() if count)
+        text.append(run.name, "bold").append("  ").append(state, _COLORS[state])
+        source = run.details.get("source", "")
+        text.append(f"  {_format_time(run.range_from)} to {_format_time(run.range_to)}, from {source}\n")
+        begun, last = run.events[0].happened_at, run.events[-1].happened_at
+        text.append(f"  started {_format_time(begun)}, last progress {_format_time(last)}\n", "dim")
+        if state != "dropped":
             text.append(f"  {rows or 'no rows'}\n", "dim")
     text.rstrip()
     return text
@@ -405,11 +411,11 @@ def describe_difference(difference: RowDifference) -> str:
     return f"{key}: only {'live' if difference.run is None else 'the run'} has it{f' ({values})' if values else ''}"
 
 
-def _encode_time(micros: int | None) -> object:
+def _encode_time(micros: int) -> object:
     from kiln.deploy.query.answer import encode_value
 
-    return None if micros is None else encode_value(_EPOCH + timedelta(microseconds=micros))
+    return encode_value(_EPOCH + timedelta(microseconds=micros))
 
 
-def _format_time(micros: int | None) -> str:
-    return "-" if micros is None else f"{_EPOCH + timedelta(microseconds=micros):%Y-%m-%d %H:%M:%S}"
+def _format_time(micros: int) -> str:
+    return f"{_EPOCH + timedelta(microseconds=micros):%Y-%m-%d %H:%M:%S}"

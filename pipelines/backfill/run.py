@@ -203,7 +203,7 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     if backfill_run is None:
         check_new_name(terms.name)
         return None
-    if backfill_run.is_dropping:
+    if backfill_run.had("dropping"):
         raise RunError(describe_unfinished_drop(terms.name))
     span = TimeRange(backfill_run.range_from, backfill_run.range_to)
     differences = describe_differences(backfill_run.details, span, terms)

@@ -65,13 +65,12 @@ def swap_run(
         SwapError: The run is not done, the live tables contain messages that the run lacks, a table is older than the
             run, or other writers prevented a step from being committed.
     """
-    events = [event.event for event in run.events]
-    if "swapped" in events:
+    if run.had("swapped"):
         return None
     _check_done(run)
     _check_ages(lake, run)
     with open_comparison(lake, run) as comparison:
-        if "swapping" not in events:
+        if not run.is_swapping:
             _check_late_frames(comparison, run)
             if not replace:
                 _check_coverage(comparison, run)
