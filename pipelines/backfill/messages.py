@@ -39,7 +39,7 @@ from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.files import TableFiles
-from kiln.schemas.kafka.records import Origin
+from kiln.pipelines.runtime.row_packing import pack
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -68,29 +68,22 @@ class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An UPDATE that may be a new update: its first copy in the chunk, and its row in the live table. Times are µs."""
+    """An UPDATE that may be a new update."""
 
-    network: str
-    origin: Origin
-    message_id: str
-    author: str | None
-    topic: str
-    model: str | None
-    stream: str
-    tip: str
-    observed_at: int
-    position: FramePosition
-    data: bytes
+    row: MessageRow
+    """its first copy in the chunk"""
     reports_faults: bool
     """true if this chunk writes the message, and so quarantines its faults"""
     is_first: bool
     """true if this chunk selects a copy of the message, so that the message was not announced before"""
     live: LiveUpdate | None
+    """its row in the live table"""
 
     @property
     def stamp(self) -> LiveUpdate:
         """Times and log position of the row of `updates`: those of the live row if there is one."""
-        return self.live or LiveUpdate(self.observed_at, self.observed_at, NOWHERE, self.observed_at)
+        at = self.row.observed_at
+        return self.live or LiveUpdate(at, at, NOWHERE, at)
 
     @property
     def event_time(self) -> int:
@@ -171,8 +164,10 @@ def _select_partition(
                             faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(message_row.data))
             for candidate in message.list_candidates(target.span):
-                head = (candidate.network, candidate.stream, CANDIDATE, candidate.event_time, *candidate.position)
-                yield from out.add(MergedRow(*head, data=msgspec.msgpack.encode(candidate)))
+                row = candidate.row
+                head = row.network, row.stream or "", CANDIDATE, candidate.event_time
+                position = row.kafka_partition, row.kafka_offset, row.message_index or 0
+                yield from out.add(MergedRow(*head, *position, data=pack(candidate)))
         yield from out.finish(StageOutput([*inside.close(), *faults.close()], outside.close()))
 
     return rows
@@ -238,20 +233,5 @@ class _MessageGroup:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = read_copy(copy, self._sources)
-            yield UpdateMessage(
-                network=copy.network,
-                origin=update.origin,
-                message_id=copy.name,
-                author=update.from_peer,
-                topic=update.topic,
-                model=update.model,
-                stream=update.stream or "",
-                tip=update.tip or "",
-                observed_at=copy.at,
-                position=FramePosition(copy.partition, copy.offset, copy.position),
-                data=update.data,
-                reports_faults=bool(self._kept) and copy.at in span,
-                is_first=bool(self._kept),
-                live=live,
-            )
+            is_first = bool(self._kept)
+            yield UpdateMessage(read_copy(copy, self._sources), is_first and copy.at in span, is_first, live)

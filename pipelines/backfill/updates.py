@@ -9,8 +9,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from kiln.pipelines.archive.rows import MessageRow
 from kiln.pipelines.backfill.copies import RunTarget, build_quarantine_row
-from kiln.pipelines.backfill.deduplication import StreamHistory, UpdateCandidate
+from kiln.pipelines.backfill.deduplication import StreamHistory
 from kiln.pipelines.backfill.merged_rows import (
     OUTPUT_RANK,
     STAGE_OUTPUTS,
@@ -19,7 +20,7 @@ from kiln.pipelines.backfill.merged_rows import (
     read_groups,
     select_merged,
 )
-from kiln.pipelines.backfill.messages import CANDIDATE, UpdateMessage
+from kiln.pipelines.backfill.messages import CANDIDATE, LiveUpdate, UpdateMessage
 from kiln.pipelines.decode.decoder import MessageRef
 from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.delta.files import TableFiles
@@ -33,7 +34,7 @@ from kiln.pipelines.updates.separators import (
     resolve_separator,
 )
 from kiln.schemas.kafka.records import SeparatorRecord
-from kiln.schemas.wire.topics import Separator, parse_topic
+from kiln.schemas.wire.topics import parse_topic
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -113,47 +114,50 @@ def _write_partition(
                         tip_times.setdefault(tip, []).append(row.at)
                     continue
                 message = decoder.decode(row.data)
-                result = _resolve_separator(message, known, separating)
+                copy, result = message.row, _resolve_separator(message.row, stream, known, separating)
                 if result.source is None and separating.fetch and message.live is None:
                     continue
-                if result.contradicted is not None and result.separator is not None and message.reports_faults:
-                    fault = build_false_claim(result.contradicted, result.separator, message.data, message.observed_at)
-                    faults.add(build_quarantine_row(MessageRef(*message.position), fault))
-                if not history.offer(_build_candidate(message, result.separator)):
+                separator = result.separator
+                if result.contradicted is not None and separator is not None and message.reports_faults:
+                    fault = build_false_claim(result.contradicted, separator, copy.data, copy.observed_at)
+                    ref = MessageRef(copy.kafka_partition, copy.kafka_offset, copy.message_index)
+                    faults.add(build_quarantine_row(ref, fault))
+                tip, stamp, is_live = copy.tip or "", message.stamp, message.live is not None
+                author = copy.from_peer if message.is_first and is_lasting(copy.message_id, True) else None
+                if not history.offer(row.at, copy.origin, separator, tip, author, is_live=is_live):
                     continue
-                (inside if row.at in target.span else outside).add(_build_row(message, result))
-                observed_at, times = message.stamp.observed_at, tip_times.setdefault(message.tip, [])
-                if observed_at in target.span and not any(abs(row.at - at) < signed_horizon for at in times):
+                (inside if row.at in target.span else outside).add(_build_row(copy, result, stamp))
+                times = tip_times.setdefault(tip, [])
+                if stamp.observed_at in target.span and not any(abs(row.at - at) < signed_horizon for at in times):
                     times.append(row.at)
-                    tips.add(TipsRow(message.network, message.stream, message.tip, "update", None, observed_at))
+                    tips.add(TipsRow(*stream, tip, "update", None, stamp.observed_at))
         yield encode_outputs(*outputs, StageOutput(inside.close() + tips.close() + faults.close(), outside.close()))
 
     return rows
 
 
-def _resolve_separator(message: UpdateMessage, known: KnownSeparators, separating: SeparatorConfig) -> SeparatedUpdate:
-    topic = parse_topic(message.topic)
-    claims = build_claims(None if topic is None else topic.separator, message.model)
-    return resolve_separator(claims, (message.network, message.stream), known, separating)
+def _resolve_separator(
+    copy: MessageRow, stream: tuple[str, str], known: KnownSeparators, separating: SeparatorConfig
+) -> SeparatedUpdate:
+    topic = parse_topic(copy.topic)
+    claims = build_claims(None if topic is None else topic.separator, copy.model)
+    return resolve_separator(claims, stream, known, separating)
 
 
-def _build_candidate(message: UpdateMessage, separator: Separator | None) -> UpdateCandidate:
-    author = message.author if message.is_first and is_lasting(message.message_id, True) else None
-    is_live = message.live is not None
-    return UpdateCandidate(message.event_time, message.origin, separator, message.tip, author, is_live)
-
-
-def _build_row(message: UpdateMessage, result: SeparatedUpdate) -> UpdatesRow:
+def _build_row(copy: MessageRow, result: SeparatedUpdate, stamp: LiveUpdate) -> UpdatesRow:
     key, value = result.separator or (None, None)
     return UpdatesRow(
-        network=message.network,
-        origin=message.origin,
-        message_id=message.message_id,
-        from_peer=message.author,
+        network=copy.network,
+        origin=copy.origin,
+        message_id=copy.message_id,
+        from_peer=copy.from_peer,
         separator_key=key,
         separator_value=value,
         separator_source=result.source,
-        stream=message.stream,
-        tip=message.tip,
-        **msgspec.structs.asdict(message.stamp),
+        stream=copy.stream or "",
+        tip=copy.tip or "",
+        observed_at=stamp.observed_at,
+        log_time=stamp.log_time,
+        log_partition=stamp.log_partition,
+        log_offset=stamp.log_offset,
     )
