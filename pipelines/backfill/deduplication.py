@@ -42,7 +42,7 @@ class FirstCopySelector(Generic[T]):
         """
         self._is_same = is_same
         self._kept: list[int] = []  # sorted, as the next list
-        self._awaited: list[int] = []  # of copies that live chose and that were not offered yet
+        self._awaited: list[int] = []  # times of the live tables' copies that were not offered yet
         self._live_choices: dict[FramePosition, int] = {}
         self._fallbacks: dict[int, T] = {}
 
@@ -70,8 +70,8 @@ class FirstCopySelector(Generic[T]):
         return True
 
     def list_fallbacks(self) -> Iterable[T]:
-        """Return the first copy of each message whose live copy was not offered, because it is no longer a valid
-        copy."""
+        """Return the first copy of each message whose copy in the live tables was not offered, because the decoder now
+        rejects that copy."""
         return self._fallbacks.values()
 
     def _find_same(self, times: list[int], at: int) -> int | None:

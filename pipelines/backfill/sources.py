@@ -192,7 +192,8 @@ def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
 
 
 def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) -> Iterator[FilePart]:
-    """Yield one part for each member. Tasks for parts of a member would decompress all that precedes their part."""
+    """Yield one part for each member. Members are not divided, because a task would have to decompress everything that
+    precedes its part."""
     formats = {capture.member.number: capture.format for capture in captures if capture.member is not None}
     with _open(path) as raw, _translate_archive_errors(path):
         archive_time = os.fstat(raw.fileno()).st_mtime_ns
@@ -210,10 +211,14 @@ def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) ->
 
 
 def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged: bool = False) -> None:
-    """Check that a file can be decompressed to its end. The reader of captures reads what comes before the damage.
+    """Check that a file can be decompressed to its end. Kiln's capture files are not checked, because their reader
+    returns the records that precede the damage.
 
     Args:
-        is_damaged: The file is a member of an archive that cannot be extracted to its end.
+        name: Name of the file in the error.
+        capture_format: Format of the file.
+        file: The file, which need not be compressed.
+        is_damaged: True if the file is a member of an archive, and the archive could not be read to the member's end.
 
     Raises:
         InputError: The file cannot be decompressed to its end.
@@ -245,7 +250,7 @@ def open_parts(parts: Sequence[FilePart]) -> Iterator[tuple[FilePart, BinaryIO]]
 
     Raises:
         OSError: A file cannot be read.
-        ArchiveError: An archive cannot be read, which was readable before.
+        ArchiveError: An archive that was readable when the run began cannot be read.
     """
     for path, group in groupby(sorted(parts, key=_locate), key=lambda part: part.path):
         of_path = list(group)
@@ -286,11 +291,9 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     return tuple(_save_stream(path, folder) if path == STDIN or _is_stream(path) else path for path in files)
 
 
-def delete_streams(folder: Path) -> bool:
-    """Delete the saved files of a run that no longer needs them, and return true if there were any."""
-    exists = folder.is_dir()
+def delete_streams(folder: Path) -> None:
+    """Delete the saved files of a run that no longer needs them."""
     shutil.rmtree(folder, ignore_errors=True)
-    return exists
 
 
 def _save_stream(path: Path, folder: Path) -> Path:

@@ -226,14 +226,14 @@ class _RunSwap:
         added = [f"FROM run_{table}"]
         if table == "updates":
             only_live = f"({snapshot.select(files)}) AS l ANTI JOIN run_updates AS same USING ({key})"
-            if step == "updates":
+            if step == "updates":  # batches and tips still refer to live updates that the run lacks
                 of_tip = "ANTI JOIN run_updates AS same_tip USING (network, stream, tip)"
                 added.append(f"FROM {only_live} {of_tip} WHERE {condition}")
             else:
                 rest = f"SELECT ({key}) FROM {only_live} WHERE {condition}"
                 condition, added = f"({key}) IN ({rest})", []
                 files = [file for file in files if self._has_rows(f"({snapshot.select([file])}) WHERE {condition}")]
-        elif table == "quarantine":  # claims that a genesis contradicts are added only
+        elif table == "quarantine":  # of claims that a genesis contradicts, no row is removed
             run_rows = self._comparison.open(self._comparison.run_lake, table).select()
             same = " AND ".join(f"l.{name} IS NOT DISTINCT FROM r.{name}" for name in _CLAIM)
             claims = f"FROM ({run_rows}) AS r ANTI JOIN ({all_rows}) AS l ON {same}"
@@ -241,8 +241,11 @@ class _RunSwap:
         return files, [f"FROM ({snapshot.select(files)}) WHERE ({condition}) IS NOT TRUE", *added]
 
     def _select_removed(self, table: str, snapshot: TableSnapshot) -> tuple[Collection[str], str]:
-        """Select the live rows that were in the range when the swap began: files that hold all of them, and the
-        condition by which these rows differ from the other rows of the files."""
+        """Select the live rows that were in the range when the swap began.
+
+        Returns:
+            The files that may have such rows, and the condition that only these rows of the files meet.
+        """
         inside = self._comparison.range_condition(table)
         then = self._comparison.open_version(table, self._before.get(table))
         if then is None or set(snapshot.all_files).issuperset(then.files):
