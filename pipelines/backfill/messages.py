@@ -7,6 +7,8 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -18,7 +20,15 @@ from kiln.pipelines.archive.rows import (
     build_fault_records,
     decode_data,
 )
-from kiln.pipelines.backfill.copies import LASTING, REPLAY, SOURCE, UPDATE, RunTarget, build_quarantine_row, read_copy
+from kiln.pipelines.backfill.copies import (
+    REPLAY,
+    UPDATE,
+    CopyColumns,
+    RunTarget,
+    build_quarantine_row,
+    decode_copies,
+    read_copy,
+)
 from kiln.pipelines.backfill.deduplication import (
     NOWHERE,
     FirstCopySelector,
@@ -37,9 +47,11 @@ from kiln.pipelines.backfill.merged_rows import (
 )
 from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.decode.user_decoder import MessageDecoder
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.runtime.row_packing import pack
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -148,11 +160,11 @@ def _select_partition(
         out = MergedRowBuffer()
         for group in read_groups(batches):
             message = _MessageGroup(chunk, signed, unsigned)
-            for row in group:
-                if row.rank == OUTPUT_RANK:
-                    yield from out.add(row)
+            for merged in group:
+                if merged.rank == OUTPUT_RANK:
+                    yield from out.add(merged)
                 else:
-                    message.add(row)
+                    message.add(merged)
             for message_row in message.select_rows():
                 is_inside = message_row.observed_at in target.span
                 if decoder is not None:
@@ -176,6 +188,24 @@ def _select_partition(
 _CopyMatcher = Callable[[int, int], bool]
 
 
+class _Copy(NamedTuple):
+    """A copy of a message."""
+
+    at: int
+    position: FramePosition
+    columns: CopyColumns
+    equal_row: msgspec.Raw
+
+    @property
+    def origin(self) -> int:
+        return REPLAY if self.columns.origin == "REPLAY" else 0
+
+
+_VALID: Final = VERDICT_NAMES[Verdict.VALID]
+_get_order: Final = itemgetter(0, 1)
+"""Copies are in the order of event times, and then of positions."""
+
+
 class _MessageGroup:
     """The rows of one message: first the known rows, then its copies."""
 
@@ -183,13 +213,13 @@ class _MessageGroup:
         self._chunk = chunk
         self._matchers = {True: signed, False: unsigned}
         self._known: list[MergedRow] = []
-        self._selector: FirstCopySelector[MergedRow] | None = None
         self._run_origins: set[int] = set()
         self._live_updates: dict[int, MergedRow] = {}
-        self._first_copies: dict[int, MergedRow] = {}
-        """first copy of an UPDATE, by origin"""
-        self._kept: list[MergedRow] = []
-        self._sources: dict[FramePosition, bytes] = {}
+        self._copies: list[_Copy] = []
+        self._updates: list[_Copy] = []
+        """the copies of content that is an UPDATE"""
+        self._kept: list[_Copy] = []
+        self._rows: dict[FramePosition, MessageRow] = {}
 
     def add(self, row: MergedRow) -> None:
         """Add the next row."""
@@ -200,18 +230,32 @@ class _MessageGroup:
         elif row.rank == LIVE_UPDATE:
             self._live_updates[row.note] = row
         else:
-            if self._selector is None:
-                self._selector = self._build_selector(bool(row.note & LASTING))
-            position = FramePosition(row.partition, row.offset, row.position)
-            if row.note & SOURCE:
-                self._sources[position] = row.data
-            if self._selector.offer(row.at, position, row):
-                self._kept.append(row)
+            equal = decode_copies(row.data)
+            for columns in equal.copies:
+                position = FramePosition(columns.kafka_partition, columns.kafka_offset, columns.message_index or 0)
+                self._copies.append(_Copy(columns.observed_at, position, columns, equal.row))
             if row.note & UPDATE:
-                self._first_copies.setdefault(row.note & REPLAY, row)
+                self._updates += self._copies[-len(equal.copies) :]
 
-    def _build_selector(self, signed: bool) -> FirstCopySelector[MergedRow]:
-        selector = FirstCopySelector[MergedRow](self._matchers[signed])
+    def select_rows(self) -> Iterator[MessageRow]:
+        """Select copies, and yield the rows of `messages` to write."""
+        if self._copies:
+            self._copies.sort(key=_get_order)
+            selector = self._build_selector(self._copies[0])
+            self._kept = [copy for copy in self._copies if selector.offer(copy.at, copy.position, copy)]
+            self._kept += selector.list_fallbacks()
+        for copy in self._kept:
+            yield self._read(copy)
+
+    def _read(self, copy: _Copy) -> MessageRow:
+        row = self._rows.get(copy.position)
+        if row is None:
+            self._rows[copy.position] = row = read_copy(copy.equal_row, copy.columns)
+        return row
+
+    def _build_selector(self, first: _Copy) -> FirstCopySelector[_Copy]:
+        signed = first.columns.verdict == _VALID and is_lasting(self._read(first).message_id, True)
+        selector = FirstCopySelector[_Copy](self._matchers[signed])
         for known in self._known:
             if known.rank == LIVE_MESSAGE and known.at in self._chunk:
                 selector.add_live_choice(known.at, FramePosition(known.partition, known.offset, known.position))
@@ -219,19 +263,15 @@ class _MessageGroup:
                 selector.add_known(known.at)
         return selector
 
-    def select_rows(self) -> Iterator[MessageRow]:
-        """Yield the rows of `messages` to write."""
-        if self._selector is not None:
-            self._kept += self._selector.list_fallbacks()
-        for copy in self._kept:
-            yield read_copy(copy, self._sources)
-
     def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
-        """Yield the UPDATE of each origin, unless the run has the update already."""
-        for origin, copy in self._first_copies.items():
+        """Yield the UPDATE of each origin, unless the run has the update already. Call `select_rows` first."""
+        first_copies: dict[int, _Copy] = {}
+        for copy in sorted(self._updates, key=_get_order):
+            first_copies.setdefault(copy.origin, copy)
+        is_first = bool(self._kept)
+        for origin, copy in first_copies.items():
             if origin in self._run_origins:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            is_first = bool(self._kept)
-            yield UpdateMessage(read_copy(copy, self._sources), is_first and copy.at in span, is_first, live)
+            yield UpdateMessage(self._read(copy), is_first and copy.at in span, is_first, live)

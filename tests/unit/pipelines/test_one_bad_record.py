@@ -358,7 +358,7 @@ def test_a_backfill_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None
         history_copies.CopyDecoder(config, RunTarget(lake, lake, TimeRange(0, 1))),
     )
     found = [
-        copies._merge_copy(item)
+        copies._hold(item)
         for at, frame in enumerate(UPDATES)
         for item in decoder.decode_frame(frame, 3, 77 + at)
         if isinstance(item, decode.DecodedMessage)
