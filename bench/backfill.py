@@ -16,8 +16,9 @@ from bench.processes import Usage
 from bench.report import Aim, Finding, Note, Ratio, Series
 from bench.runs import Extent, Side, in_turn
 from kiln.conf.settings.model import Settings
-from kiln.pipelines.app.backfill_run import BackfillRequest, Engine, backfill, build_terms
+from kiln.pipelines.app.backfill_run import Engine, backfill, build_terms
 from kiln.pipelines.backfill.run import RunOutcome, RunProgress
+from kiln.pipelines.backfill.terms import RunTerms
 from kiln.pipelines.decode.frame_row import build_frame_row
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -60,8 +61,8 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
     def decoded_by(engine: Engine) -> Side:
         def run_of_all(run: int) -> float:
-            request = BackfillRequest(f"{engine}-{run}", history.low, history.until(count), engine=engine)
-            seconds, outcome = _run(ground, settings, request)
+            terms = build_terms(settings, f"{engine}-{run}", history.low, history.until(count), engine=engine)
+            seconds, outcome = _run(ground, settings, terms)
             rows.update(outcome.rows)
             return count / seconds
 
@@ -112,8 +113,8 @@ def measure_growth(ground: Ground, extent: Extent) -> Finding:
                 memory[size].setdefault(kind, []).append(mb)
 
         def cost(run: int) -> float:
-            request = BackfillRequest(f"{size}-{run}", history.low, history.until(size))
-            return 1e6 * _run(ground, settings, request, look)[0] / size
+            terms = build_terms(settings, f"{size}-{run}", history.low, history.until(size))
+            return 1e6 * _run(ground, settings, terms, look)[0] / size
 
         return cost
 
@@ -135,13 +136,13 @@ def measure_growth(ground: Ground, extent: Extent) -> Finding:
 
 
 def _run(
-    ground: Ground, settings: Settings, request: BackfillRequest, report: Callable[[RunProgress], None] = lambda _: None
+    ground: Ground, settings: Settings, terms: RunTerms, report: Callable[[RunProgress], None] = lambda _: None
 ) -> tuple[float, RunOutcome]:
     """Makes a run and removes what it wrote; the seconds that the run took."""
     started = time.perf_counter()
-    outcome = backfill(ground.spark, settings, build_terms(settings, request), lambda: False, report)
+    outcome = backfill(ground.spark, settings, terms, lambda: False, report)
     seconds = time.perf_counter() - started
-    shutil.rmtree(Lake.from_location(settings.lake_root).locate_run(request.name).path)
+    shutil.rmtree(Lake.from_location(settings.lake_root).locate_run(terms.name).path)
     return seconds, outcome
 
 

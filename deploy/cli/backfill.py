@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -47,6 +46,8 @@ _COLORS: Mapping[str, str] = {
     "swap interrupted": "red",
     "done": "green",
     "swapped": "green",
+    "dropping": "cyan",
+    "drop interrupted": "red",
     "dropped": "dim",
 }
 
@@ -103,7 +104,7 @@ def run(
     settings = settings_of(config, state)
     from kiln.conf.settings.keys import suggest_key
     from kiln.deploy.run.backfill import ProgressFormatter, describe_outcome, run_backfill
-    from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source
+    from kiln.pipelines.app.backfill_run import build_terms, parse_source
     from kiln.pipelines.backfill.run import RunProgress, encode_outcome
 
     begin, end = micros_of(low, "--from"), micros_of(high, "--to")
@@ -119,12 +120,13 @@ def run(
     for path in paths:
         if str(path) != "-" and not path.exists():
             raise UsageError(f"{path}: no such file or folder{suggest_key(str(path), ('frames', 'kafka'))}")
-    request = BackfillRequest(
+    terms = build_terms(
+        settings,
         name,
         begin,
         end,
         source=kind,
-        files=tuple(map(Path, paths)),
+        files=paths,
         window=None if window is None else length_of(window, "--window"),
         network=network,
         as_of=None if as_of is None else micros_of(as_of, "--as-of"),
@@ -139,7 +141,7 @@ def run(
             if not out.is_terminal:
                 out.print(words, soft_wrap=True)
 
-        outcome = run_backfill(settings, request, note_once(out), report)
+        outcome = run_backfill(settings, terms, note_once(out), report)
     if as_json:
         print(json.dumps(encode_outcome(outcome)))
     else:
@@ -160,13 +162,14 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
                 "name": run.name,
                 "from": _encode_time(run.range_from),
                 "to": _encode_time(run.range_to),
-                "source": run.source,
-                "state": run.state,
-                "rows": run.rows,
-                "begun_at": _encode_time(run.begun_at),
-                "last_at": _encode_time(run.last_at),
+                "source": run.details.get("source", ""),
+                "state": summary.state,
+                "rows": summary.rows,
+                "begun_at": _encode_time(run.events[0].happened_at),
+                "last_at": _encode_time(run.events[-1].happened_at),
             }
-            for run in runs
+            for summary in runs
+            for run in (summary.run,)
         ]
         print(json.dumps(objects, indent=1))
     else:
@@ -262,13 +265,13 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
     require_extras("lake")
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.run_log import check_name
-    from kiln.pipelines.backfill.runs import NoRunError, drop_run, get_run_unless_dropped, lock_run
+    from kiln.pipelines.backfill.runs import NoRunError, drop_run, get_newest_run, lock_run
     from kiln.pipelines.backfill.sources import delete_streams
 
     lake, out = lake_of(settings), notes()
     streams = settings.state / "backfill" / check_name(name)
     try:
-        get_run_unless_dropped(lake, name)
+        get_newest_run(lake, name)
     except NoRunError:
         if not streams.is_dir():
             raise
@@ -296,12 +299,15 @@ def _render_runs(runs: Sequence[RunSummary]) -> Text:
     if not runs:
         return Text("no runs yet. To start one: kiln backfill run --from T --to T --run NAME")
     text = Text()
-    for run in runs:
-        rows = ", ".join(f"{name} {count:,}" for name, count in run.rows.items() if count)
-        text.append(run.name, "bold").append("  ").append(run.state, _COLORS[run.state])
-        text.append(f"  {_format_time(run.range_from)} to {_format_time(run.range_to)}, from {run.source}\n")
-        text.append(f"  started {_format_time(run.begun_at)}, last progress {_format_time(run.last_at)}\n", "dim")
-        if run.state != "dropped":
+    for summary in runs:
+        run, state = summary.run, summary.state
+        rows = ", ".join(f"{name} {count:,}" for name, count in summary.rows.items() if count)
+        text.append(run.name, "bold").append("  ").append(state, _COLORS[state])
+        source = run.details.get("source", "")
+        text.append(f"  {_format_time(run.range_from)} to {_format_time(run.range_to)}, from {source}\n")
+        begun, last = run.events[0].happened_at, run.events[-1].happened_at
+        text.append(f"  started {_format_time(begun)}, last progress {_format_time(last)}\n", "dim")
+        if state != "dropped":
             text.append(f"  {rows or 'no rows'}\n", "dim")
     text.rstrip()
     return text
@@ -391,11 +397,11 @@ def describe_difference(difference: RowDifference) -> str:
     return f"{key}: only {'live' if difference.run is None else 'the run'} has it{f' ({values})' if values else ''}"
 
 
-def _encode_time(micros: int | None) -> object:
+def _encode_time(micros: int) -> object:
     from kiln.deploy.query.answer import encode_value
 
-    return None if micros is None else encode_value(_EPOCH + timedelta(microseconds=micros))
+    return encode_value(_EPOCH + timedelta(microseconds=micros))
 
 
-def _format_time(micros: int | None) -> str:
-    return "-" if micros is None else f"{_EPOCH + timedelta(microseconds=micros):%Y-%m-%d %H:%M:%S}"
+def _format_time(micros: int) -> str:
+    return f"{_EPOCH + timedelta(microseconds=micros):%Y-%m-%d %H:%M:%S}"

@@ -1,4 +1,4 @@
-"""Setup of a backfill run from the settings and a request: its terms, its inputs, and the services that it uses."""
+"""Setup of a backfill run from the settings: its terms, its inputs, and the services that it uses."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
@@ -38,6 +38,7 @@ from kiln.pipelines.backfill.run import (
     RunProgress,
     RunResources,
     StoppedError,
+    build_repeated_outcome,
     build_stopped_error,
     encode_outcome,
     find_matching_run,
@@ -56,6 +57,7 @@ from kiln.pipelines.backfill.sources import (
 from kiln.pipelines.backfill.terms import RunTerms, Source, TimeRange
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.runtime.kafka import Broker
+from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.printable import printable_lines
 
@@ -65,25 +67,90 @@ _CANCEL_EVERY: Final = 0.5  # s
 Engine = Literal["core", "python"]
 
 
-@dataclass(frozen=True)
-class BackfillRequest:
-    """Options of a run. Times are µs."""
+def build_terms(
+    settings: Settings,
+    name: str,
+    low: int,
+    high: int,
+    *,
+    source: Source = "frames",
+    files: Sequence[Path] = (),
+    window: timedelta | None = None,
+    network: str | None = None,
+    as_of: int | None = None,
+    engine: Engine = "core",
+) -> RunTerms:
+    """Build the terms of a run.
 
-    name: str
-    low: int
-    high: int
-    source: Source = "frames"
-    files: tuple[Path, ...] = ()
-    window: timedelta | None = None
-    """`batch.window` of the settings by default"""
-    network: str | None = None
-    as_of: int | None = None
-    engine: Engine = "core"
-    """decoder of frames: the native core where it is built, or only Python"""
+    Args:
+        settings: The settings.
+        name: Name of the run.
+        low: Begin of the range, µs.
+        high: End of the range, exclusive, µs.
+        source: Source of the frames.
+        files: Paths, where the source is files.
+        window: Window length; `batch.window` of the settings by default.
+        network: As in `RunTerms`.
+        as_of: As in `RunTerms`.
+        engine: Decoder of frames: the native core where it is built, or only Python.
+
+    Raises:
+        BundleError: The topic bundles of the settings contradict the table `bundles`.
+    """
+    batches = batch_config(settings)
+    return RunTerms(
+        name=name,
+        span=TimeRange(low, high),
+        decoding=replace(decode_config(settings), native_core=engine == "core"),
+        window=batches.window if window is None else micros(window),
+        grace=batches.grace,
+        source=source,
+        files=tuple(map(str, files)),
+        network=network,
+        as_of=as_of,
+        block_limit=batches.block_limit,
+        update_filter=batches.update_filter,
+        fetch=settings.fetches,
+        signed_horizon=micros(settings.dedupe.signed_ttl),
+        chunk=settings.backfill.frames_per_chunk,
+    )
 
 
-def save_request_streams(settings: Settings, request: BackfillRequest) -> BackfillRequest:
-    """Save standard input and pipes of a request in the state folder, and return the request with the saved files.
+def execute(
+    settings: Settings,
+    terms: RunTerms,
+    open_spark: Callable[[], AbstractContextManager[SparkSession]],
+    say: Callable[[str], None],
+    report: Callable[[RunProgress], None],
+) -> RunOutcome:
+    """Execute a run, or resume it if it was interrupted. A lock admits only one process per run.
+
+    Args:
+        settings: The settings.
+        terms: Terms of the run.
+        open_spark: Starts Spark, unless the run is done or cannot begin.
+        say: Called with progress messages.
+        report: Called with the progress of the run.
+
+    Raises:
+        KilnError: A problem that the user can fix, or a signal.
+    """
+    lake = Lake.from_location(settings.lake_root)
+    with lock_run(settings.state, check_name(terms.name)):
+        terms = save_input(settings, terms)
+        run = find_matching_run(terms, lake)
+        if run is not None and run.is_done:
+            delete_streams(settings.state / "backfill" / run.name)
+            return build_repeated_outcome(run)
+        check_tables(lake, settings.checkpoints_root)
+        if run is None and terms.files:
+            _check_files(settings, terms, say)
+        with open_spark() as spark, cancel_on_signal(spark) as is_stopped:
+            return backfill(spark, settings, terms, is_stopped, report)
+
+
+def save_input(settings: Settings, terms: RunTerms) -> RunTerms:
+    """Save standard input and pipes of a run in the state folder, and return the terms with the saved files.
 
     Raises:
         InputError: A stream cannot be read or saved.
@@ -91,52 +158,24 @@ def save_request_streams(settings: Settings, request: BackfillRequest) -> Backfi
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise StoppedError(f"run {request.name} was stopped before it began. Its saved input is deleted")
+        raise StoppedError(f"run {terms.name} was stopped before it began. Its saved input is deleted")
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:
-        return replace(request, files=save_streams(request.files, settings.state / "backfill" / request.name))
+        files = save_streams([Path(file) for file in terms.files], settings.state / "backfill" / terms.name)
+        return replace(terms, files=tuple(str(file.absolute()) for file in files))
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def check_files(settings: Settings, terms: RunTerms, say: Callable[[str], None]) -> None:
-    """Report the files that are skipped, before Spark starts. On an error, the saved streams are deleted.
-
-    Raises:
-        InputError: A named file cannot be read, or there is no file to read.
-    """
+def _check_files(settings: Settings, terms: RunTerms, say: Callable[[str], None]) -> None:
+    """Report the files that are skipped, before Spark starts. On an error, the saved streams are deleted."""
     try:
         for skipped in find_captures(terms.files, say)[1]:
             say(printable_lines(skipped))
     except InputError:
         delete_streams(settings.state / "backfill" / terms.name)
         raise
-
-
-def build_terms(settings: Settings, request: BackfillRequest) -> RunTerms:
-    """Build the terms of a run.
-
-    Raises:
-        BundleError: The topic bundles of the settings contradict the table `bundles`.
-    """
-    batches = batch_config(settings)
-    return RunTerms(
-        name=request.name,
-        span=TimeRange(request.low, request.high),
-        decoding=replace(decode_config(settings), native_core=request.engine == "core"),
-        window=batches.window if request.window is None else micros(request.window),
-        grace=batches.grace,
-        source=request.source,
-        files=tuple(str(path.absolute()) for path in request.files),
-        network=request.network,
-        as_of=request.as_of,
-        block_limit=batches.block_limit,
-        update_filter=batches.update_filter,
-        fetch=settings.fetches,
-        signed_horizon=micros(settings.dedupe.signed_ttl),
-        chunk=settings.backfill.frames_per_chunk,
-    )
 
 
 def backfill(
@@ -248,7 +287,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = load_settings()
         source, files = parse_source(options.source or ())
-        request = BackfillRequest(
+        terms = build_terms(
+            settings,
             options.run,
             parse_micros(options.low),
             parse_micros(options.high),
@@ -259,8 +299,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             as_of=None if options.as_of is None else parse_micros(options.as_of),
             engine=options.engine,
         )
-        with lock_run(settings.state, check_name(request.name)):
-            outcome = _execute(settings, save_request_streams(settings, request))
+        outcome = execute(
+            settings,
+            terms,
+            lambda: _open_submitted_session(settings),
+            lambda words: print(words, file=sys.stderr),
+            lambda at: print(json.dumps({"step": at.step, "done": at.done, "of": at.total}), flush=True),
+        )
     except (KilnError, ValueError) as error:
         return _report_failure(options.run, str(error), error.exit_code if isinstance(error, KilnError) else 2)
     except (Py4JJavaError, PySparkException) as error:
@@ -275,18 +320,11 @@ def _report_failure(run: str, failure: str, status: int) -> int:
     return status
 
 
-def _execute(settings: Settings, request: BackfillRequest) -> RunOutcome:
-    terms = build_terms(settings, request)
-    if terms.files and find_matching_run(terms, Lake.from_location(settings.lake_root)) is None:
-        check_files(settings, terms, lambda words: print(printable_lines(words), file=sys.stderr))
+@contextmanager
+def _open_submitted_session(settings: Settings) -> Iterator[SparkSession]:
     spark = create_submitted_session("kiln-backfill", settings)
-
-    def report(progress: RunProgress) -> None:
-        print(json.dumps({"step": progress.step, "done": progress.done, "of": progress.total}), flush=True)
-
     try:
-        with cancel_on_signal(spark) as is_stopped:
-            return backfill(spark, settings, terms, is_stopped, report)
+        yield spark
     except (KilnError, Py4JJavaError, PySparkException):
         spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, not Spark's shutdown messages
         raise

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from kiln.pipelines.backfill.merged_rows import STAGE_OUTPUTS, StageOutput, encode_outputs
-from kiln.pipelines.backfill.separator_windows import LiveBatch, SeparatorWindows
+from kiln.pipelines.backfill.separator_windows import SeparatorWindows
 from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.batch.batching import BatchConfig, build_batch_records
 from kiln.pipelines.batch.offset_range import UpdateFilter, WindowKey
@@ -94,12 +94,11 @@ def _build_partition(batching: BatchConfig, span: TimeRange, lake: Lake) -> Call
             for closed in _close_windows(windows, group):
                 if closed.window.opened_at in span:
                     for record in build_batch_records(closed, batching.block_limit):
-                        emitted_at = windows.find_emitted_at(record.opened_at, record.batch_cid)
+                        emitted_at = windows.take_emitted_at(record.opened_at, record.batch_cid)
                         for table, _, row in build_batch_rows(
                             record, record.closed_at if emitted_at is None else emitted_at
                         ):
                             files[table].add(row, len(record.block) if table == "batches" else 0)
-                windows.forget(closed.window.opened_at)
         yield encode_outputs(StageOutput([file for table_files in files.values() for file in table_files.close()]))
 
     return rows
@@ -120,7 +119,7 @@ class _WindowRow(NamedTuple):
 def _close_windows(windows: SeparatorWindows, rows: Iterator[tuple[object, ...]]) -> Iterator[ClosedWindow]:
     for row in map(_WindowRow._make, (cells[len(_SEPARATOR_COLUMNS) :] for cells in rows)):
         if row.rank == _BATCH:
-            windows.add_live_batch(row.at, row.observed_at, LiveBatch(row.tip, row.offset))
+            windows.add_live_batch(row.at, row.observed_at, row.tip, row.offset)
         else:
             yield from windows.add_update(row.observed_at, row.at, row.stream, cid_bytes(row.tip))
     yield from windows.close()

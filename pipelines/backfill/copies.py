@@ -1,5 +1,5 @@
-"""Decoding of a chunk's frames into `copies`, `subscriptions`, `controls` and `quarantine`, and into one row for each
-good copy of a message. `messages.py` selects from these rows.
+"""Decoding of a chunk's frames into `copies`, `subscriptions`, `controls` and `quarantine`, and into rows that hold the
+good copies of messages. `messages.py` selects from these copies.
 
 The native core decodes what it can, as in the query `archive`; Python decodes the rest, and everything if there is no
 core.
@@ -7,7 +7,7 @@ core.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -21,16 +21,14 @@ from pyspark.sql import functions as F
 from kiln.pipelines.archive.core_samples import turn_off_at_difference
 from kiln.pipelines.archive.record_decoder import PartFiles
 from kiln.pipelines.archive.rows import (
-    DecodedRecord,
     MessageRow,
     build_fault_records,
     build_message_row,
-    decode_parts,
+    decode_record,
     reject_message,
 )
-from kiln.pipelines.backfill.deduplication import FramePosition
 from kiln.pipelines.backfill.frame_files import FrameTasks
-from kiln.pipelines.backfill.merged_rows import MERGED_ROWS, MERGED_SCHEMA, MergedRow, MergedRowBuffer, StageOutput
+from kiln.pipelines.backfill.merged_rows import MERGED_ROWS, MergedRow, MergedRowBuffer, StageOutput
 from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import (
     DecodeConfig,
@@ -39,42 +37,62 @@ from kiln.pipelines.decode.decoder import (
     MessageRef,
     RejectedMessage,
     reject_failed,
-    reject_unreadable,
 )
 from kiln.pipelines.decode.frame_row import FrameRow, parse_frame_row
-from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.native.core import Core, can_decode
+from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, take_records
 from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine
 from kiln.pipelines.runtime.row_packing import pack
 from kiln.pipelines.sink.rows import QuarantineRow
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.kafka.frames import find_frame_fault
 from kiln.schemas.kafka.records import Origin, QuarantineRecord
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _Batches = Iterator[pa.RecordBatch]
 
-COPY = 5
-"""Rank of a copy, after those of known messages: `data` is a packed row of `messages`."""
+COPIES = 5
+"""Rank of copies, after those of known messages: `data` is an `EqualCopies`. The row has the time and position of the
+first of them, and `note` is UPDATE or 0."""
 
-UPDATE, REPLAY, LASTING, SOURCE, REPEAT = 1, 2, 4, 8, 16
-"""Bits of `note`. `data` of a REPEAT is a `CopyReference` to a SOURCE of the same message: most copies repeat one that
-their task has decoded, and travel without its content."""
+UPDATE, REPLAY = 1, 2
+"""Bits of `note`."""
+
+
+class CopyColumns(NamedTuple):
+    """The columns of `messages` in which copies of equal content differ. Times are µs."""
+
+    origin: Origin
+    topic_source: str
+    verdict: str
+    remote_peer: str
+    observed_at: int
+    kafka_partition: int
+    kafka_offset: int
+    message_index: int | None
+
+
+class EqualCopies(msgspec.Struct, frozen=True, array_like=True):
+    """Copies of a message with equal content, all from one task. Most copies are repeats, so their content goes through
+    the shuffle once."""
+
+    row: msgspec.Raw
+    """packed row of `messages` of one of the copies"""
+    copies: list[CopyColumns]
+
 
 _OWN_FIELDS: Final = frozenset(
     ("observed_at", "sequence", "payload", "verdicts", "kafka_partition", "kafka_offset", "kafka_timestamp")
 )
 """Columns of `frames` that differ between the frames of one direction of a connection."""
 _list_shared: Final = attrgetter(*(name for name in FrameRow._fields if name not in _OWN_FIELDS))
-_ROWS = 5_000  # of a record batch
-_SOURCE_BYTES: Final = 32 << 20
-"""Approximate bytes of the messages that a task compares later copies with."""
+_HELD_BYTES: Final = 32 << 20
+"""Approximate bytes of the copies that a task holds before it emits them."""
 _ROW_BYTES: Final = 1_000  # of a row without its data
-_VALID = VERDICT_NAMES[Verdict.VALID]
+_COPY_BYTES: Final = 300
+_CONTENT: Final = ("network", "message_id", "from_peer", "seqno", "topic", "data")
+"""Columns of `messages` that copies of equal content share. The other columns follow from these and CopyColumns."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +105,7 @@ class RunTarget:
 
 
 def decode_files(spark: SparkSession, reading: FrameTasks, config: DecodeConfig, target: RunTarget) -> DataFrame:
-    """Decode rows of the table `frames` into MERGED_ROWS, one for each good copy of a message.
+    """Decode rows of the table `frames` into MERGED_ROWS that hold the good copies of messages.
 
     Each task reads its part of the files, and writes rows of `copies` and `quarantine` to files.
     """
@@ -123,202 +141,155 @@ class CopyDecoder:
         self._parts, self._faults = PartFiles(target.run), TableFiles(target.run, "quarantine")
         self._out, self._decoder, self._frames = MergedRowBuffer(), FrameDecoder(config), 0
         self._core: Core | None = None
-        self._sources: dict[tuple[str, str], MessageRow] = {}
-        self._source_bytes = 0
+        self._held: dict[tuple[object, ...], _HeldCopies] = {}  # by _CONTENT
+        self._held_bytes = 0
 
     def decode(self, batch: pa.RecordBatch) -> _Batches:
         """Decode rows of `frames`, in the order of the table with times in µs. Yields MERGED_ROWS."""
         self._frames += batch.num_rows
-        if not can_decode(self._config, batch.num_rows):
-            yield from self._decode_in_python(_list_frames(batch))
-            return
-        self._core = self._core or Core(self._config)
+        uses_core = can_decode(self._config, batch.num_rows)
+        if uses_core and self._core is None:
+            self._core = Core(self._config)
         at = batch.column("observed_at")
-        is_inside = pc.and_(pc.greater_equal(at, self._span.low), pc.less(at, self._span.high))
-        for mask, write_parts in ((is_inside, True), (pc.invert(is_inside), False)):
-            some = batch.filter(mask)
-            if some.num_rows:
-                yield from self._decode_by_core(self._core, some, write_parts)
+        inside = pc.and_(pc.greater_equal(at, self._span.low), pc.less(at, self._span.high))
+        for mask, is_inside in ((inside, True), (pc.invert(inside), False)):
+            records = self._build_records(batch.filter(mask), is_inside)
+            core = self._core.archive(records) if uses_core and self._core is not None else ()
+            self._decode_records(records, core, is_inside)
+        if self._held_bytes > _HELD_BYTES:
+            yield from self._emit_held()
 
     def finish(self) -> _Batches:
         """Close the files. Yields the last rows, with the result of the task."""
+        yield from self._emit_held()
         files = self._parts.close() + self._faults.close()
         yield from self._out.finish(StageOutput(files, frames=self._frames))
 
-    def _decode_in_python(self, rows: Sequence[FrameRow]) -> _Batches:
-        for row in rows:
-            inside = row.observed_at in self._span
-            record = _decode_row(self._decoder, row)
-            for item in record.items:
-                merged = _merge_copy(item) if isinstance(item, DecodedMessage) else item
-                if not isinstance(merged, RejectedMessage):
-                    yield from self._out.add(merged)
-                elif inside:
-                    for fault in build_fault_records(merged):
-                        self._faults.add(build_quarantine_row(merged.ref, fault), len(fault.data))
-            if inside:
-                self._parts.add(record)
+    def _build_records(self, batch: pa.RecordBatch, is_inside: bool) -> pa.RecordBatch:
+        """Build the records of `kiln.frames` for these rows. A row that makes no Frame becomes a fault."""
+        heads: dict[tuple[object, ...], bytes] = {}  # the fields that frames of one connection share, serialized
+        values: list[bytes | None] = []
+        for row in map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)):
+            try:
+                shared = _list_shared(row)
+                if shared not in heads:
+                    heads[shared] = _serialize_shared(row)
+                own = Frame(
+                    observed_at=row.observed_at * 1000,
+                    sequence=row.sequence,
+                    payload=row.payload,
+                    verdicts=row.verdicts,
+                )
+                values.append(heads[shared] + own.SerializeToString())
+            except PROCESSING_ERRORS as error:  # pure: the row alone has caused this
+                values.append(None)
+                ref = MessageRef(row.kafka_partition, row.kafka_offset, None)
+                self._add_fault(reject_failed("archive", error, ref, row.payload, row.observed_at), is_inside)
+        columns = {
+            "partition": batch.column("kafka_partition"),
+            "offset": batch.column("kafka_offset"),
+            "stamp": batch.column("observed_at"),
+            "value": pa.array(values, pa.binary()),
+        }
+        return pa.RecordBatch.from_pydict(columns).filter(columns["value"].is_valid())
 
-    def _decode_by_core(self, core: Core, batch: pa.RecordBatch, write_parts: bool) -> _Batches:
-        frames = _list_frames(batch)
-        records = _build_records(batch, frames)
-        for rows in core.archive(records):
+    def _add_fault(self, fault: RejectedMessage, is_inside: bool) -> None:
+        if is_inside:
+            for record in build_fault_records(fault):
+                self._faults.add(build_quarantine_row(fault.ref, record), len(record.data))
+
+    def _decode_records(self, records: pa.RecordBatch, core: Iterable[CoreRows], is_inside: bool) -> None:
+        first = 0
+        for rows in core:
             if turn_off_at_difference(rows, records, self._decoder) or not find_engine().is_native:
-                yield from self._decode_in_python(frames[rows.first :])
-                return
-            yield from self._decode_in_python([frames[row] for row in rows.left])
-            tables = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
-            if tables:
-                if write_parts:
+                break
+            self._decode_in_python(take_records(records, rows.left), is_inside)
+            if rows.tables:
+                tables = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
+                if is_inside:
                     self._parts.gather(tables)
-                yield from self._merge_copies(tables["messages"])
+                self._hold_rows(tables["messages"])
+            first = rows.end
+        self._decode_in_python(take_records(records, range(first, records.num_rows)), is_inside)
 
-    def _merge_copies(self, messages: pa.RecordBatch) -> _Batches:
-        """Convert rows of `messages`, as the core builds them, to MERGED_ROWS."""
-        at = messages.column("observed_at").cast(pa.int64())
-        columns = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
-        notes, packed = [], []
-        for row in map(MessageRow._make, zip(*(column.to_pylist() for column in columns.columns), strict=True)):
-            note = UPDATE if row.type == "UPDATE" else 0
-            note |= REPLAY if row.origin == "REPLAY" else 0
-            note |= LASTING if row.verdict == _VALID and is_lasting(row.message_id, True) else 0
-            source = self._sources.setdefault((row.network, row.message_id), row)
-            if source is row:
-                note |= SOURCE
-                self._source_bytes += len(row.data) + _ROW_BYTES
-            elif (source.data, source.topic) == (row.data, row.topic):
-                note |= REPEAT
-            notes.append(note)
-            packed.append(pack(_refer(row, source) if note & REPEAT else row))
-        merged = pa.RecordBatch.from_arrays(
-            [
-                messages.column("network"),
-                messages.column("message_id"),
-                pa.repeat(pa.scalar(COPY, pa.int32()), messages.num_rows),
-                at,
-                messages.column("kafka_partition"),
-                messages.column("kafka_offset"),
-                pc.fill_null(messages.column("message_index"), 0),
-                pa.array(notes, pa.int32()),
-                pa.array(packed, pa.binary()),
-            ],
-            schema=MERGED_SCHEMA,
-        )
-        for start in range(0, merged.num_rows, _ROWS):
-            yield merged.slice(start, _ROWS)
-        if self._source_bytes > _SOURCE_BYTES:
-            self._sources, self._source_bytes = {}, 0
+    def _decode_in_python(self, records: Iterable[RecordRow], is_inside: bool) -> None:
+        for record in records:
+            decoded = decode_record(self._decoder, record.partition, record.offset, record.stamp, record.value)
+            for item in decoded.items:
+                fault = self._hold(item) if isinstance(item, DecodedMessage) else item
+                if fault is not None:
+                    self._add_fault(fault, is_inside)
+            if is_inside:
+                self._parts.add(decoded)
 
-
-class CopyReference(NamedTuple):
-    """The columns of `messages` in which a copy differs from another copy of equal content, and the position of that
-    copy."""
-
-    source: tuple[int, int, int]
-    origin: Origin
-    topic_source: str
-    verdict: str
-    remote_peer: str
-    observed_at: int
-    kafka_partition: int
-    kafka_offset: int
-    message_index: int | None
-
-
-def _refer(row: MessageRow, source: MessageRow) -> CopyReference:
-    return CopyReference(
-        (source.kafka_partition, source.kafka_offset, source.message_index or 0),
-        row.origin,
-        row.topic_source,
-        row.verdict,
-        row.remote_peer,
-        row.observed_at,
-        row.kafka_partition,
-        row.kafka_offset,
-        row.message_index,
-    )
-
-
-_MESSAGE_DECODER = msgspec.msgpack.Decoder(MessageRow)
-_REFERENCE_DECODER = msgspec.msgpack.Decoder(CopyReference)
-
-
-def read_copy(copy: MergedRow, sources: Mapping[FramePosition, bytes]) -> MessageRow:
-    """Read the row of a copy. `sources`: data of the copies with the bit SOURCE."""
-    if not copy.note & REPEAT:
-        return _MESSAGE_DECODER.decode(copy.data)
-    reference = _REFERENCE_DECODER.decode(copy.data)
-    source = _MESSAGE_DECODER.decode(sources[FramePosition(*reference.source)])
-    return source._replace(
-        origin=reference.origin,
-        topic_source=reference.topic_source,
-        verdict=reference.verdict,
-        remote_peer=reference.remote_peer,
-        observed_at=reference.observed_at,
-        kafka_partition=reference.kafka_partition,
-        kafka_offset=reference.kafka_offset,
-        message_index=reference.message_index,
-    )
-
-
-def _list_frames(batch: pa.RecordBatch) -> list[FrameRow]:
-    return list(map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)))
-
-
-def _build_records(batch: pa.RecordBatch, frames: Sequence[FrameRow]) -> pa.RecordBatch:
-    """Build the records of `kiln.frames` for these rows. A row that makes no Frame has no value, so that Python reports
-    the row."""
-    heads: dict[tuple[object, ...], bytes] = {}  # the fields that frames of one connection share, serialized
-    values: list[bytes | None] = []
-    for row in frames:
+    def _hold(self, item: DecodedMessage) -> RejectedMessage | None:
+        """Hold a copy, or return its fault."""
         try:
-            shared = _list_shared(row)
-            if shared not in heads:
-                heads[shared] = _serialize_shared(row)
-            own = Frame(
-                observed_at=row.observed_at * 1000, sequence=row.sequence, payload=row.payload, verdicts=row.verdicts
-            )
-            values.append(heads[shared] + own.SerializeToString())
-        except PROCESSING_ERRORS:
-            values.append(None)
-    columns = {
-        "partition": batch.column("kafka_partition"),
-        "offset": batch.column("kafka_offset"),
-        "stamp": batch.column("observed_at"),
-        "value": pa.array(values, pa.binary()),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+            row = build_message_row(item)
+            held = _HeldCopies(row)
+        except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
+            return reject_message(item, error)
+        self._held.setdefault(_list_content(row), held).copies.append(CopyColumns(*_list_own(row)))
+        self._held_bytes += len(row.data) + _ROW_BYTES
+        return None
+
+    def _hold_rows(self, messages: pa.RecordBatch) -> None:
+        """Hold the rows of `messages` that the core has built."""
+        at = messages.column("observed_at").cast(pa.int64())
+        messages = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
+        contents = list(_list_rows(messages, _CONTENT))
+        first = {content: number for number, content in enumerate(contents) if content not in self._held}
+        rows = messages.take(pa.array(first.values(), pa.int32()))
+        for content, row in zip(first, map(MessageRow._make, _list_rows(rows, rows.schema.names)), strict=True):
+            self._held[content] = _HeldCopies(row)
+        for content, copy in zip(contents, _list_rows(messages, CopyColumns._fields), strict=True):
+            self._held[content].copies.append(CopyColumns._make(copy))
+        self._held_bytes += rows.nbytes + _ROW_BYTES * len(first) + _COPY_BYTES * len(contents)
+
+    def _emit_held(self) -> _Batches:
+        for held in self._held.values():
+            first = held.copies[0]
+            place = first.observed_at, first.kafka_partition, first.kafka_offset, first.message_index or 0
+            data = pack(EqualCopies(held.row, held.copies))
+            yield from self._out.add(MergedRow(held.network, held.message_id, COPIES, *place, held.note, data))
+        self._held, self._held_bytes = {}, 0
+
+
+class _HeldCopies:
+    """Copies that a task will emit as `EqualCopies`."""
+
+    __slots__ = ("copies", "message_id", "network", "note", "row")
+
+    def __init__(self, row: MessageRow) -> None:
+        self.network, self.message_id = row.network, row.message_id
+        self.note = UPDATE if row.type == "UPDATE" else 0
+        self.row = msgspec.Raw(pack(row))
+        self.copies: list[CopyColumns] = []
+
+
+def _list_rows(batch: pa.RecordBatch, names: Iterable[str]) -> Iterator[tuple[object, ...]]:
+    return zip(*(batch.column(name).to_pylist() for name in names), strict=True)
+
+
+_list_content: Final = attrgetter(*_CONTENT)
+_list_own: Final = attrgetter(*CopyColumns._fields)
+_COPIES_DECODER: Final = msgspec.msgpack.Decoder(EqualCopies)
+_MESSAGE_DECODER: Final = msgspec.msgpack.Decoder(MessageRow)
+
+
+def decode_copies(data: bytes) -> EqualCopies:
+    """Decode the column `data` of a row of rank COPIES."""
+    return _COPIES_DECODER.decode(data)
+
+
+def read_copy(row: msgspec.Raw, copy: CopyColumns) -> MessageRow:
+    """Build the row of `messages` of a copy. `row`: that of an equal copy, packed."""
+    equal = _MESSAGE_DECODER.decode(row)
+    return equal if _list_own(equal) == copy else equal._replace(**copy._asdict())
 
 
 def _serialize_shared(row: FrameRow) -> bytes:
     return parse_frame_row(row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")).SerializeToString()
-
-
-def _decode_row(decoder: FrameDecoder, row: FrameRow) -> DecodedRecord:
-    """Decode a frame into its messages, its faults and the rows of its parts, or reject the frame on failure."""
-    try:
-        frame = parse_frame_row(row)
-        fault = find_frame_fault(frame)
-        if fault is not None:  # the row was written by a version of Kiln that accepted more
-            data = frame.SerializeToString()
-            rejected = reject_unreadable(fault, data, row.kafka_partition, row.kafka_offset, row.observed_at)
-            return DecodedRecord([rejected])
-        return decode_parts(decoder, frame, row.kafka_partition, row.kafka_offset)
-    except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
-        position = MessageRef(row.kafka_partition, row.kafka_offset, None)
-        return DecodedRecord([reject_failed("archive", error, position, row.payload, row.observed_at)])
-
-
-def _merge_copy(item: DecodedMessage) -> MergedRow | RejectedMessage:
-    try:
-        row = pack(build_message_row(item))
-    except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
-        return reject_message(item, error)
-    note = UPDATE if item.content.type == "UPDATE" else 0
-    note |= REPLAY if item.origin == "REPLAY" else 0
-    note |= LASTING if item.verdict is Verdict.VALID and is_lasting(item.message_id, True) else 0
-    place = item.ref.partition, item.ref.offset, item.ref.position or 0
-    return MergedRow(item.network, item.message_id, COPY, item.observed_at, *place, note, row)
 
 
 def build_quarantine_row(ref: MessageRef, record: QuarantineRecord) -> QuarantineRow:

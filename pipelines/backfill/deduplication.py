@@ -42,7 +42,7 @@ class FirstCopySelector(Generic[T]):
         """
         self._is_same = is_same
         self._kept: list[int] = []  # sorted, as the next list
-        self._awaited: list[int] = []  # of copies that live chose and that were not offered yet
+        self._awaited: list[int] = []  # times of the live tables' copies that were not offered yet
         self._live_choices: dict[FramePosition, int] = {}
         self._fallbacks: dict[int, T] = {}
 
@@ -70,8 +70,8 @@ class FirstCopySelector(Generic[T]):
         return True
 
     def list_fallbacks(self) -> Iterable[T]:
-        """Return the first copy of each message whose live copy was not offered, because it is no longer a valid
-        copy."""
+        """Return the first copy of each message whose copy in the live tables was not offered, because the decoder now
+        rejects that copy."""
         return self._fallbacks.values()
 
     def _find_same(self, times: list[int], at: int) -> int | None:
@@ -92,20 +92,6 @@ def match_unsigned(horizon: int) -> Callable[[int, int], bool]:
     """
     half = horizon // 2
     return lambda one, other: one // horizon == other // horizon or (one + half) // horizon == (other + half) // horizon
-
-
-class UpdateCandidate(NamedTuple):
-    """The facts that, in addition to the stream of its group, decide whether an UPDATE is new."""
-
-    event_time: int
-    """µs"""
-    origin: str
-    separator: Hashable | None
-    tip: str
-    author: str | None
-    """None if the message has no author, or was announced before this copy"""
-    is_live: bool
-    """true if the live table `updates` contains it"""
 
 
 class StreamHistory:
@@ -131,25 +117,34 @@ class StreamHistory:
         if last is None or last.at <= at:
             self._last[origin, author] = LastTip(tip, at)
 
-    def offer(self, candidate: UpdateCandidate) -> bool:
+    def offer(
+        self, at: int, origin: str, separator: Hashable | None, tip: str, author: str | None, *, is_live: bool
+    ) -> bool:
         """Offer the next candidate, and return true if it is an update.
 
         A candidate in the live table is always an update. Any other candidate is a repeat if an update precedes it, or
         a live update follows it, within the horizon. An announcement without separator repeats an update with any
         separator.
+
+        Args:
+            at: Event time, µs.
+            origin: Origin of the message.
+            separator: Separator of the stream, if it has one.
+            tip: CID of the tip.
+            author: `None` if the message has no author, or was announced before this copy.
+            is_live: True if the live table `updates` contains the candidate.
         """
-        origin, author, at = candidate.origin, candidate.author, candidate.event_time
-        by_separator = self._updates.get((origin, candidate.tip), {})
-        if candidate.separator is None:
+        by_separator = self._updates.get((origin, tip), {})
+        if separator is None:
             times = [time for time in map(self._find_newest, by_separator.values(), repeat(at)) if time is not None]
             updated_at = max(times, default=None)
         else:
-            updated_at = self._find_newest(by_separator.get(candidate.separator, []), at)
-        announced = LastTip(candidate.tip, at)
+            updated_at = self._find_newest(by_separator.get(separator, []), at)
+        announced = LastTip(tip, at)
         last = None if author is None else self._last.get((origin, author))
-        is_new = candidate.is_live or is_update(announced, updated_at, last)
-        if is_new and not candidate.is_live:
-            self.add_update(origin, candidate.separator, candidate.tip, at)
+        is_new = is_live or is_update(announced, updated_at, last)
+        if is_new and not is_live:
+            self.add_update(origin, separator, tip, at)
         if author is not None:
             self._last[origin, author] = announced
         return is_new

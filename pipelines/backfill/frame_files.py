@@ -25,7 +25,7 @@ _TIMES: Final = {"observed_at", "kafka_timestamp"}
 
 
 class _FileSlice(NamedTuple):
-    """One of so many parts of a file, by row groups."""
+    """Part `number` of the `parts` into which the row groups of a file are divided."""
 
     file: Location
     number: int
@@ -34,7 +34,8 @@ class _FileSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameTasks:
-    """Slices of files by task. The rows observed in `span` are read, and of `network` unless that is `None`."""
+    """The slices of files that each task reads. A task returns the rows that were observed in `span`, and only those of
+    `network` unless `network` is `None`."""
 
     tasks: Sequence[Sequence[_FileSlice]]
     span: TimeRange
@@ -60,7 +61,7 @@ class FrameTasks:
 
 
 def plan_tasks(files: Sequence[PlainFile], at_least: int, span: TimeRange, network: str | None) -> FrameTasks:
-    """Divide files among tasks, in order: `at_least` tasks if there are as many slices."""
+    """Divide files among tasks, in order: at least `at_least` tasks, but no more than there are slices."""
     slices = []
     for file in files:
         count = max(1, -(-file.size // _SLICE_BYTES))

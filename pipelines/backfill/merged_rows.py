@@ -1,6 +1,6 @@
 """Rows of several sources, merged by a shuffle that brings the rows of a group together, in order.
 
-A task reads one group after another, so the driver holds no group and a task few rows at a time.
+A task reads one group after another, so that the driver holds no rows and a task only a few.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ MERGED_ROWS: Final = (
     "network string, name string, rank int, at bigint, partition int, offset bigint, position int, note int, "
     "data binary"
 )
-"""A group is a network and a name. Its rows are sorted by `rank`, their kind, and then by the five columns after it."""
+"""Rows with one network and name are a group. They are sorted by `rank`, which is the kind of a row, and then by the
+five columns after it. A *mark* is such a row of what a table of the run or of the lake has already."""
 
 _TYPES: Final = dict(column.split() for column in MERGED_ROWS.split(", "))
 _ORDER: Final = ("network", "name", "rank", "at", "partition", "offset", "position", "note")
@@ -145,9 +146,9 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[MergedRow]:
 
 
 def semi_join(marks: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return those `marks` whose group has a row in `rows`; all are MERGED_ROWS.
+    """Return the marks whose group has a row in `rows`.
 
-    Marks span days and rows one chunk, so this keeps the input of a task proportional to the chunk.
+    Marks cover days, and `rows` one chunk. So the input of a task depends on the size of the chunk.
     """
     group = F.xxhash64("network", "name")
     ids = rows.where(F.col("rank") != OUTPUT_RANK).select(group.alias("id")).distinct()

@@ -7,6 +7,8 @@ together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
+from typing import Final, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -18,21 +20,38 @@ from kiln.pipelines.archive.rows import (
     build_fault_records,
     decode_data,
 )
-from kiln.pipelines.backfill.copies import LASTING, REPLAY, SOURCE, UPDATE, RunTarget, build_quarantine_row, read_copy
-from kiln.pipelines.backfill.deduplication import FirstCopySelector, FramePosition, match_signed, match_unsigned
+from kiln.pipelines.backfill.copies import (
+    REPLAY,
+    UPDATE,
+    CopyColumns,
+    RunTarget,
+    build_quarantine_row,
+    decode_copies,
+    read_copy,
+)
+from kiln.pipelines.backfill.deduplication import (
+    NOWHERE,
+    FirstCopySelector,
+    FramePosition,
+    match_signed,
+    match_unsigned,
+)
 from kiln.pipelines.backfill.merged_rows import (
+    MERGED_ROWS,
     OUTPUT_RANK,
     MergedRow,
+    MergedRowBuffer,
     StageOutput,
     read_groups,
     select_merged,
 )
 from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.decode.decoder import DecodeConfig
+from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.decode.user_decoder import MessageDecoder
-from kiln.pipelines.delta.arrow_rows import RowBuffer
 from kiln.pipelines.delta.files import TableFiles
-from kiln.schemas.kafka.records import Origin
+from kiln.pipelines.runtime.row_packing import pack
+from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -46,11 +65,9 @@ RUN_UPDATE = 3
 LIVE_UPDATE = 4
 """Rank of an update in the live tables: partition and offset are from `kiln.updates`, `data` is the update's `log_time`
 as text."""
-CANDIDATES = "kind string, network string, stream string, data binary"
-CANDIDATE = "candidate"
-"""The kind of a row that holds an `UpdateMessage`."""
-STAGE_OUTPUT = "output"
-"""The kind of a row that holds a `StageOutput`."""
+CANDIDATE = 5
+"""Rank of an UPDATE that may be a new update, after the known rows of its stream: `at` is the event time, `data` an
+`UpdateMessage`."""
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
@@ -63,39 +80,34 @@ class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An UPDATE that may be a new update: its first copy in the chunk, and its row in the live table. Times are µs."""
+    """An UPDATE that may be a new update."""
 
-    network: str
-    origin: Origin
-    message_id: str
-    author: str | None
-    topic: str
-    model: str | None
-    stream: str
-    tip: str
-    observed_at: int
-    position: FramePosition
-    data: bytes
+    row: MessageRow
+    """its first copy in the chunk"""
     reports_faults: bool
     """true if this chunk writes the message, and so quarantines its faults"""
     is_first: bool
     """true if this chunk selects a copy of the message, so that the message was not announced before"""
     live: LiveUpdate | None
+    """its row in the live table"""
 
+    @property
+    def stamp(self) -> LiveUpdate:
+        """Times and log position of the row of `updates`: those of the live row if there is one."""
+        at = self.row.observed_at
+        return self.live or LiveUpdate(at, at, NOWHERE, at)
 
-def decode_candidate(data: bytes) -> UpdateMessage:
-    """Decode the column `data` of a row of kind CANDIDATE."""
-    return _CANDIDATE_DECODER.decode(data)
-
-
-_CANDIDATE_DECODER = msgspec.msgpack.Decoder(UpdateMessage)
+    @property
+    def event_time(self) -> int:
+        return min(self.stamp.observed_at, self.stamp.log_time)
 
 
 def select_messages(
     rows: DataFrame, chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
 ) -> DataFrame:
-    """Select the copies to keep from grouped MERGED_ROWS, and return CANDIDATES. Tasks write `messages` to files."""
-    return rows.mapInArrow(_select_partition(chunk, config, signed_horizon, target), CANDIDATES)
+    """Select the copies to keep from grouped MERGED_ROWS, and return the candidates for updates as MERGED_ROWS, by
+    stream. Tasks write `messages` to files."""
+    return rows.mapInArrow(_select_partition(chunk, config, signed_horizon, target), MERGED_ROWS)
 
 
 # ---------------------------------------------------------------- known messages and updates
@@ -145,14 +157,14 @@ def _select_partition(
         inside, outside = TableFiles(target.run, "messages"), TableFiles(target.beyond, "messages")
         faults = TableFiles(target.run, "quarantine")
         decoder = MessageDecoder(config.decoder) if config.decoder else None
-        out = RowBuffer(_CANDIDATE_SCHEMA)
+        out = MergedRowBuffer()
         for group in read_groups(batches):
             message = _MessageGroup(chunk, signed, unsigned)
-            for row in group:
-                if row.rank == OUTPUT_RANK:
-                    out.add((STAGE_OUTPUT, None, None, row.data))
-                    continue
-                message.add(row)
+            for merged in group:
+                if merged.rank == OUTPUT_RANK:
+                    yield from out.add(merged)
+                else:
+                    message.add(merged)
             for message_row in message.select_rows():
                 is_inside = message_row.observed_at in target.span
                 if decoder is not None:
@@ -164,20 +176,34 @@ def _select_partition(
                             faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(message_row.data))
             for candidate in message.list_candidates(target.span):
-                data = msgspec.msgpack.encode(candidate)
-                if out.add((CANDIDATE, candidate.network, candidate.stream, data), len(data)):
-                    yield from out.drain()
-        result = StageOutput([*inside.close(), *faults.close()], outside.close())
-        out.add((STAGE_OUTPUT, None, None, msgspec.msgpack.encode(result)))
-        yield from out.drain()
+                row = candidate.row
+                head = row.network, row.stream or "", CANDIDATE, candidate.event_time
+                position = row.kafka_partition, row.kafka_offset, row.message_index or 0
+                yield from out.add(MergedRow(*head, *position, data=pack(candidate)))
+        yield from out.finish(StageOutput([*inside.close(), *faults.close()], outside.close()))
 
     return rows
 
 
-_CANDIDATE_SCHEMA = pa.schema(
-    [("kind", pa.string()), ("network", pa.string()), ("stream", pa.string()), ("data", pa.binary())]
-)
 _CopyMatcher = Callable[[int, int], bool]
+
+
+class _Copy(NamedTuple):
+    """A copy of a message."""
+
+    at: int
+    position: FramePosition
+    columns: CopyColumns
+    equal_row: msgspec.Raw
+
+    @property
+    def origin(self) -> int:
+        return REPLAY if self.columns.origin == "REPLAY" else 0
+
+
+_VALID: Final = VERDICT_NAMES[Verdict.VALID]
+_get_order: Final = itemgetter(0, 1)
+"""Copies are in the order of event times, and then of positions."""
 
 
 class _MessageGroup:
@@ -187,13 +213,13 @@ class _MessageGroup:
         self._chunk = chunk
         self._matchers = {True: signed, False: unsigned}
         self._known: list[MergedRow] = []
-        self._selector: FirstCopySelector[MergedRow] | None = None
         self._run_origins: set[int] = set()
         self._live_updates: dict[int, MergedRow] = {}
-        self._first_copies: dict[int, MergedRow] = {}
-        """first copy of an UPDATE, by origin"""
-        self._kept: list[MergedRow] = []
-        self._sources: dict[FramePosition, bytes] = {}
+        self._copies: list[_Copy] = []
+        self._updates: list[_Copy] = []
+        """the copies of content that is an UPDATE"""
+        self._kept: list[_Copy] = []
+        self._rows: dict[FramePosition, MessageRow] = {}
 
     def add(self, row: MergedRow) -> None:
         """Add the next row."""
@@ -204,18 +230,32 @@ class _MessageGroup:
         elif row.rank == LIVE_UPDATE:
             self._live_updates[row.note] = row
         else:
-            if self._selector is None:
-                self._selector = self._build_selector(bool(row.note & LASTING))
-            position = FramePosition(row.partition, row.offset, row.position)
-            if row.note & SOURCE:
-                self._sources[position] = row.data
-            if self._selector.offer(row.at, position, row):
-                self._kept.append(row)
+            equal = decode_copies(row.data)
+            for columns in equal.copies:
+                position = FramePosition(columns.kafka_partition, columns.kafka_offset, columns.message_index or 0)
+                self._copies.append(_Copy(columns.observed_at, position, columns, equal.row))
             if row.note & UPDATE:
-                self._first_copies.setdefault(row.note & REPLAY, row)
+                self._updates += self._copies[-len(equal.copies) :]
 
-    def _build_selector(self, signed: bool) -> FirstCopySelector[MergedRow]:
-        selector = FirstCopySelector[MergedRow](self._matchers[signed])
+    def select_rows(self) -> Iterator[MessageRow]:
+        """Select copies, and yield the rows of `messages` to write."""
+        if self._copies:
+            self._copies.sort(key=_get_order)
+            selector = self._build_selector(self._copies[0])
+            self._kept = [copy for copy in self._copies if selector.offer(copy.at, copy.position, copy)]
+            self._kept += selector.list_fallbacks()
+        for copy in self._kept:
+            yield self._read(copy)
+
+    def _read(self, copy: _Copy) -> MessageRow:
+        row = self._rows.get(copy.position)
+        if row is None:
+            self._rows[copy.position] = row = read_copy(copy.equal_row, copy.columns)
+        return row
+
+    def _build_selector(self, first: _Copy) -> FirstCopySelector[_Copy]:
+        signed = first.columns.verdict == _VALID and is_lasting(self._read(first).message_id, True)
+        selector = FirstCopySelector[_Copy](self._matchers[signed])
         for known in self._known:
             if known.rank == LIVE_MESSAGE and known.at in self._chunk:
                 selector.add_live_choice(known.at, FramePosition(known.partition, known.offset, known.position))
@@ -223,34 +263,15 @@ class _MessageGroup:
                 selector.add_known(known.at)
         return selector
 
-    def select_rows(self) -> Iterator[MessageRow]:
-        """Yield the rows of `messages` to write."""
-        if self._selector is not None:
-            self._kept += self._selector.list_fallbacks()
-        for copy in self._kept:
-            yield read_copy(copy, self._sources)
-
     def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
-        """Yield the UPDATE of each origin, unless the run has the update already."""
-        for origin, copy in self._first_copies.items():
+        """Yield the UPDATE of each origin, unless the run has the update already. Call `select_rows` first."""
+        first_copies: dict[int, _Copy] = {}
+        for copy in sorted(self._updates, key=_get_order):
+            first_copies.setdefault(copy.origin, copy)
+        is_first = bool(self._kept)
+        for origin, copy in first_copies.items():
             if origin in self._run_origins:
                 continue
             row = self._live_updates.get(origin)
             live = None if row is None else LiveUpdate(row.at, int(row.data), row.partition, row.offset)
-            update = read_copy(copy, self._sources)
-            yield UpdateMessage(
-                network=copy.network,
-                origin=update.origin,
-                message_id=copy.name,
-                author=update.from_peer,
-                topic=update.topic,
-                model=update.model,
-                stream=update.stream or "",
-                tip=update.tip or "",
-                observed_at=copy.at,
-                position=FramePosition(copy.partition, copy.offset, copy.position),
-                data=update.data,
-                reports_faults=bool(self._kept) and copy.at in span,
-                is_first=bool(self._kept),
-                live=live,
-            )
+            yield UpdateMessage(self._read(copy), is_first and copy.at in span, is_first, live)

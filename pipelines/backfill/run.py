@@ -7,9 +7,10 @@ chunk, and the live tables as of the start of the run. So it gives the same rows
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Final
 
 import msgspec
@@ -24,7 +25,6 @@ from kiln.pipelines.backfill.copies import RunTarget
 from kiln.pipelines.backfill.frame_files import plan_tasks
 from kiln.pipelines.backfill.frames import FrameFilter
 from kiln.pipelines.backfill.merged_rows import OutsideFrames, StageOutput, group_rows, semi_join
-from kiln.pipelines.backfill.messages import STAGE_OUTPUT
 from kiln.pipelines.backfill.run_log import (
     RUN_TABLES,
     BackfillRun,
@@ -53,12 +53,13 @@ from kiln.pipelines.delta.files import DataFile, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.delta.tables import (
     PlainFile,
-    TimeBounds,
+    build_condition,
     count_rows_at_most,
     create_empty,
     list_plain_files,
     read_rows,
 )
+from kiln.pipelines.delta.time_bounds import TimeBounds
 from kiln.pipelines.runtime.kafka import Broker, read_range
 from kiln.pipelines.updates.separators import SeparatorConfig
 
@@ -68,6 +69,7 @@ BEYOND_TABLES: Final = ("frames", "messages", "updates")
 """Tables of rows outside the range, which the run reads at its edges."""
 
 _QUANTILE_ERROR = 0.01
+_TableVersion = tuple[Lake, int]
 
 
 class RunError(KilnError):
@@ -186,6 +188,8 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
         append_event(lake, terms.name, "begun", resources.now(), range_from=low, range_to=high, details=details)
         backfill_run = find_run(lake, terms.name)
         assert backfill_run is not None
+    if backfill_run.is_done:
+        return build_repeated_outcome(backfill_run)
     return _ChunkRunner(backfill_run, terms, resources).run_to_end()
 
 
@@ -200,7 +204,7 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     if backfill_run is None:
         check_new_name(terms.name)
         return None
-    if backfill_run.is_dropping:
+    if backfill_run.had("dropping"):
         raise RunError(describe_unfinished_drop(terms.name))
     span = TimeRange(backfill_run.range_from, backfill_run.range_to)
     differences = describe_differences(backfill_run.details, span, terms)
@@ -210,6 +214,11 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
             f"run first: kiln backfill drop {terms.name}"
         )
     return backfill_run
+
+
+def build_repeated_outcome(run: BackfillRun) -> RunOutcome:
+    """Build the outcome of a call for a run that was done before."""
+    return RunOutcome(run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True)
 
 
 def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
@@ -232,79 +241,54 @@ def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
 
 class _ChunkRunner:
     def __init__(self, run: BackfillRun, terms: RunTerms, resources: RunResources) -> None:
-        self._run, self._terms, self._resources = run, terms, resources
+        self._terms, self._resources = terms, resources
         self._inputs = msgspec.convert(run.details["inputs"], RunInputs)
         self._lake = resources.lake.locate_run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
         self._target = RunTarget(self._lake, self._beyond, terms.span)
-        self._lakes = {lake.path: lake for lake in (self._lake, self._beyond)}
-        self._commits = {path: DeltaRsCommits(lake, durable=resources.durable) for path, lake in self._lakes.items()}
+        self._commits = [(lake, DeltaRsCommits(lake, durable=resources.durable)) for lake in (self._lake, self._beyond)]
         self._query = f"backfill:{terms.name}"
         self._done = {(str(chunk.details["step"]), int(str(chunk.details["number"]))): chunk for chunk in run.chunks}
         self._rows_written = self._frames = 0
 
     def run_to_end(self) -> RunOutcome:
         """Execute the steps that are left."""
-        was_done = self._run.is_done
-        if not was_done:
-            self._lake.create(RUN_TABLES)
-            self._beyond.create(BEYOND_TABLES)
-            if self._terms.source != "frames":
-                self._read_inputs()
-            self._decode()
-            self._batch()
-            append_event(
-                self._resources.lake,
-                self._terms.name,
-                "done",
-                self._resources.now(),
-                details={"rows": self._count_rows()},
-            )
-        rows, outside = self._count_rows(), merge_outside(self._done.values())
-        written, frames_read, lost = self._rows_written, self._frames, self._inputs.lost
-        return RunOutcome(self._terms.name, rows, written, frames_read, lost, outside, was_done)
-
-    def _count_rows(self) -> dict[str, int]:
-        return count_rows(self._done.values())
+        self._lake.create(RUN_TABLES)
+        self._beyond.create(BEYOND_TABLES)
+        if self._terms.source != "frames":
+            self._read_inputs()
+        self._decode()
+        self._batch()
+        rows, outside = count_rows(self._done.values()), merge_outside(self._done.values())
+        append_event(self._resources.lake, self._terms.name, "done", self._resources.now(), details={"rows": rows})
+        return RunOutcome(self._terms.name, rows, self._rows_written, self._frames, self._inputs.lost, outside)
 
     # ---------------------------------------------------------------- tables
 
-    def _read_live(
-        self, table: str, low: int | None = None, high: int | None = None, by: str = "observed_at"
-    ) -> DataFrame:
-        """Read a live table as of the start of the run, between two times of column `by`."""
-        version = self._inputs.live.get(table)
-        if version is None:  # of streams: nothing was known
-            return create_empty(self._resources.spark, table)
-        return read_rows(self._resources.spark, self._resources.lake, table, version, TimeBounds(by, low, high))
+    def _find_live(self, table: str) -> list[_TableVersion]:
+        """Find a live table as of the start of the run. There is no table `streams` if no stream was known."""
+        return [(self._resources.lake, version) for name, version in self._inputs.live.items() if name == table]
 
-    def _read_own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> DataFrame:
-        """Read a table of the run, with its rows outside the range."""
-        times = TimeBounds("observed_at", low, high)
-        both = [
-            read_rows(self._resources.spark, lake, table, versions.get(f"{prefix}{table}", 0), times)
-            for prefix, lake in (("", self._lake), ("beyond/", self._beyond))
-        ]
-        return both[0].unionByName(both[1])
+    def _find_own(self, table: str, step: str) -> list[_TableVersion]:
+        """Find a table of the run after the newest chunk of a step, and the table of its rows outside the range."""
+        done = [number for name, number in self._done if name == step]
+        versions = self._done[step, max(done)].details["versions"] if done else {}
+        assert isinstance(versions, dict)
+        return [(self._lake, versions.get(table, 0)), (self._beyond, versions.get(f"beyond/{table}", 0))]
 
-    def _count_own(self, table: str, versions: Mapping[str, int], low: int, high: int | None = None) -> int:
-        """Compute an upper bound of the number of rows that `_read_own` returns."""
-        times = TimeBounds("observed_at", low, high)
-        return sum(
-            count_rows_at_most(lake, table, versions.get(f"{prefix}{table}", 0), times)
-            for prefix, lake in (("", self._lake), ("beyond/", self._beyond))
-        )
+    def _find_frames(self) -> list[_TableVersion]:
+        return self._find_live("frames") if self._terms.source == "frames" else self._find_own("frames", "reading")
+
+    def _read(self, table: str, versions: Sequence[_TableVersion], times: TimeBounds) -> DataFrame:
+        spark = self._resources.spark
+        rows = [read_rows(spark, lake, table, version, times) for lake, version in versions]
+        return reduce(DataFrame.unionByName, rows) if rows else create_empty(spark, table)
 
     def _read_versions(self) -> dict[str, int]:
         """Read the current versions of all tables of the run."""
         return {name: self._lake.open(name).version() for name in RUN_TABLES} | {
             f"beyond/{name}": self._beyond.open(name).version() for name in BEYOND_TABLES
         }
-
-    def _versions_after(self, step: str, number: int) -> Mapping[str, int]:
-        versions = self._done[step, number].details["versions"]
-        assert isinstance(versions, dict)
-        return versions
 
     # ---------------------------------------------------------------- chunks
 
@@ -317,21 +301,19 @@ class _ChunkRunner:
         more_details: Mapping[str, object] = {},
     ) -> None:
         """Commit the files of a chunk, table by table, and then log the chunk."""
-        files_by_table: dict[tuple[str, str], list[DataFile]] = {}
-        outside = OutsideFrames()
+        files: list[tuple[Lake, DataFile]] = []
+        outside, rows = OutsideFrames(), Counter[str]()
         for output in outputs:
+            files += [(self._lake, file) for file in output.files] + [(self._beyond, file) for file in output.beyond]
+            for file in output.files:
+                rows[file.table] += file.rows
             outside = outside.merge(output.outside)
-            for lake, files in ((self._lake, output.files), (self._beyond, output.beyond)):
-                for file in files:
-                    files_by_table.setdefault((lake.path, file.table), []).append(file)
             self._frames += output.frames
-        rows = Counter[str]()
-        order = {table: index for index, table in enumerate(RUN_TABLES)}  # tips of batches before the batches
-        for (path, table), files in sorted(files_by_table.items(), key=lambda item: (order[item[0][1]], item[0][0])):
-            if not self._commits[path].commit(table, files, WriteId(self._query, number, step)):
-                delete_files(self._lakes[path], files)
-            if path == self._lake.path:
-                rows[table] += sum(file.rows for file in files)
+        for table in RUN_TABLES:  # tips of batches before the batches
+            for lake, commits in self._commits:
+                of_table = [file for of_lake, file in files if of_lake is lake and file.table == table]
+                if of_table and not commits.commit(table, of_table, WriteId(self._query, number, step)):
+                    delete_files(lake, of_table)
         details = {"step": step, "number": number, "rows": rows, "versions": self._read_versions(), **more_details}
         if outside.frames:
             details["outside"] = msgspec.to_builtins(outside)
@@ -343,23 +325,28 @@ class _ChunkRunner:
         self._done[step, number] = RunEvent(name, "chunk", at, low, high, rows.total(), details)
         self._rows_written += rows.total()
 
-    def _check_stopped(self) -> None:
-        if self._resources.is_stopped():
-            raise build_stopped_error(self._terms.name)
-
-    def _report(self, step: str, done: int, total: int, done_until: int | None = None) -> None:
-        self._resources.report(RunProgress(step, done, total, done_until, self._frames, self._rows_written))
+    def _list_pending(self, step: str, total: int, chunks: Sequence[TimeRange] = ()) -> Iterator[int]:
+        """Yield the numbers of the chunks of a step that are left, and report the progress."""
+        for number in range(total):
+            at = chunks[number].low if chunks else None
+            self._resources.report(RunProgress(step, number, total, at, self._frames, self._rows_written))
+            if (step, number) in self._done:
+                continue
+            if self._resources.is_stopped():
+                raise build_stopped_error(self._terms.name)
+            yield number
 
     # ---------------------------------------------------------------- frames out of Kafka or files
 
     def _read_inputs(self) -> None:
-        readers = self._list_readers()
-        for number, read_rows_of_step in enumerate(readers):
-            self._report("reading", number, len(readers))
-            if ("reading", number) in self._done:
-                continue
-            self._check_stopped()
-            self._read_step(number, read_rows_of_step)
+        readers, times = self._list_readers(), TimeBounds("observed_at", self._terms.read_span.low)
+        for number in self._list_pending("reading", len(readers)):
+            self._check_topic()
+            marks = frames.mark_run_frames(self._read("frames", self._find_own("frames", "reading"), times))
+            with _group_with_marks(readers[number](), marks, has_few_marks=not number) as groups:
+                outputs = _collect_outputs(frames.write_frames(groups, self._target))
+                self._check_topic()  # the records may be of a topic that was re-created meanwhile
+                self._commit("reading", number, outputs)
 
     def _list_readers(self) -> list[Callable[[], DataFrame]]:
         terms, spark = self._terms, self._resources.spark
@@ -382,21 +369,6 @@ class _ChunkRunner:
         records = read_range(self._resources.spark, self._resources.broker, "frames", {topic: first}, {topic: ends})
         return frames.read_kafka_frames(records, wanted, self._target)
 
-    def _read_step(self, number: int, read_rows_of_step: Callable[[], DataFrame]) -> None:
-        self._check_topic()
-        rows = merged = read_rows_of_step()
-        try:
-            if number:
-                rows = rows.persist(StorageLevel.DISK_ONLY)
-                versions = self._versions_after("reading", number - 1)
-                written = self._read_own("frames", versions, self._terms.read_span.low)
-                merged = rows.unionByName(semi_join(frames.mark_run_frames(written), rows))
-            outputs = _collect_outputs(frames.write_frames(group_rows(merged), self._target))
-            self._check_topic()  # the records may be of a topic that was re-created meanwhile
-            self._commit("reading", number, outputs)
-        finally:
-            rows.unpersist()
-
     def _check_topic(self) -> None:
         saved_id = self._inputs.topic_id
         current_id = self._resources.topic_id() if saved_id else ""
@@ -410,86 +382,73 @@ class _ChunkRunner:
 
     # ---------------------------------------------------------------- messages and updates
 
+    @property
+    def _network(self) -> str | None:
+        """Network of the frames to select; with other sources than `frames`, the run has only frames that it wants."""
+        return self._terms.network if self._terms.source == "frames" else None
+
     def _read_frames(self, span: TimeRange) -> DataFrame:
-        if self._terms.source == "frames":
-            rows = self._read_live("frames", span.low, span.high)
-            return rows if self._terms.network is None else rows.where(F.col("network") == self._terms.network)
-        return self._read_own("frames", self._versions_after_reading(), span.low, span.high)
+        rows = self._read("frames", self._find_frames(), TimeBounds("observed_at", *span))
+        return rows if self._network is None else rows.where(F.col("network") == self._network)
 
     def _list_frame_files(self, span: TimeRange) -> list[PlainFile] | None:
         """List the files that hold the rows of `_read_frames`, or return `None` if Spark must read them."""
-        times = TimeBounds("observed_at", *span)
-        if self._terms.source == "frames":
-            return list_plain_files(self._resources.lake, "frames", self._inputs.live["frames"], times)
-        versions = self._versions_after_reading()
-        own = list_plain_files(self._lake, "frames", versions.get("frames", 0), times)
-        beyond = list_plain_files(self._beyond, "frames", versions.get("beyond/frames", 0), times)
-        return None if own is None or beyond is None else own + beyond
-
-    def _versions_after_reading(self) -> Mapping[str, int]:
-        last = max((number for step, number in self._done if step == "reading"), default=None)
-        return {} if last is None else self._versions_after("reading", last)
-
-    def _count_frames(self, span: TimeRange) -> int:
-        """Compute an upper bound of the number of frames that `_read_frames` returns."""
-        if self._terms.source == "frames":
-            times = TimeBounds("observed_at", *span)
-            return count_rows_at_most(self._resources.lake, "frames", self._inputs.live["frames"], times)
-        return self._count_own("frames", self._versions_after_reading(), span.low, span.high)
+        times, listed = TimeBounds("observed_at", *span), list[PlainFile]()
+        for lake, version in self._find_frames():
+            files = list_plain_files(lake, "frames", version, times)
+            if files is None:
+                return None
+            listed += files
+        return listed
 
     def _decode(self) -> None:
         chunks = self._plan_chunks()
-        for number, chunk in enumerate(chunks):
-            self._report("decoding", number, len(chunks), chunk.low)
-            if ("decoding", number) in self._done:
-                continue
-            self._check_stopped()
-            self._decode_chunk(number, chunk)
+        for number in self._list_pending("decoding", len(chunks), chunks):
+            self._decode_chunk(number, chunks[number])
 
     def _plan_chunks(self) -> list[TimeRange]:
         """Split the range and its margins into chunks of about equal numbers of frames."""
         if ("planning", 0) not in self._done:
             edges: list[int] = []
-            if self._count_frames(self._terms.read_span) > self._inputs.chunk:
+            times = TimeBounds("observed_at", *self._terms.read_span)
+            if _count_rows("frames", self._find_frames(), times) > self._inputs.chunk:
                 inside = self._read_frames(self._terms.read_span).select(
                     F.unix_micros("observed_at").cast("double").alias("at")
                 )
                 count = count_pieces(inside.count(), self._inputs.chunk)
                 quantiles = [number / count for number in range(1, count)]
-                times = inside.approxQuantile("at", quantiles, _QUANTILE_ERROR) if quantiles else []
-                edges = [int(at) for at in times]
+                edges = [int(at) for at in inside.approxQuantile("at", quantiles, _QUANTILE_ERROR)] if quantiles else []
             self._commit("planning", 0, (), more_details={"edges": edges})
         edges = msgspec.convert(self._done["planning", 0].details["edges"], list[int])
         return split_range(self._terms.read_span, edges)
 
     def _decode_chunk(self, number: int, chunk: TimeRange) -> None:
         terms, target, signed_horizon = self._terms, self._target, self._terms.signed_horizon
-        versions = self._versions_after("decoding", number - 1) if number else {}
-        near = TimeRange(chunk.low - signed_horizon, chunk.high + signed_horizon)
-        rows = self._decode_frames(chunk)
-        live_updates = self._read_live("updates", near.low, near.high)
+        near = TimeBounds("observed_at", chunk.low - signed_horizon, chunk.high + signed_horizon)
         live_messages = self._read_live_messages(near)
-        marks = messages.mark_live_messages(live_messages).unionByName(messages.mark_live_updates(live_updates))
-        announcements = updates.mark_announcements(live_messages, chunk.low)
-        if number:
-            own_messages = self._read_own("messages", versions, near.low)
-            marks = marks.unionByName(messages.mark_run_messages(own_messages))
-            marks = marks.unionByName(messages.mark_run_updates(self._read_own("updates", versions, near.low)))
-            announcements = announcements.unionByName(updates.mark_announcements(own_messages, chunk.low))
-        has_few_marks = self._has_few_marks(near, versions)
-        if not has_few_marks:
-            rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
-            marks = semi_join(marks, rows)
-        groups = group_rows(rows.unionByName(marks))
-        candidates = messages.select_messages(groups, chunk, terms.decoding, signed_horizon, target)
-        candidates = candidates.persist(StorageLevel.DISK_ONLY)
-        try:
-            outputs = _collect_outputs(candidates.where(F.col("kind") == STAGE_OUTPUT).select("data"))
-            outputs += self._write_updates(candidates, announcements, live_updates, versions, near, has_few_marks)
-            self._commit("decoding", number, outputs, chunk)
-        finally:
-            candidates.unpersist()
-            rows.unpersist()
+        own_messages = self._read("messages", self._find_own("messages", "decoding"), near)
+        live_updates = self._read("updates", self._find_live("updates"), near)
+        own_updates = self._read("updates", self._find_own("updates", "decoding"), near)
+        of_messages = (
+            messages.mark_live_messages(live_messages),
+            messages.mark_live_updates(live_updates),
+            messages.mark_run_messages(own_messages),
+            messages.mark_run_updates(own_updates),
+        )
+        of_streams = (
+            updates.mark_known_streams(self._read("streams", self._find_live("streams"), TimeBounds())),
+            updates.mark_updates(live_updates, updates.LIVE_UPDATE),
+            updates.mark_updates(own_updates, updates.RUN_UPDATE),
+            updates.mark_announcements(live_messages, chunk.low),
+            updates.mark_announcements(own_messages, chunk.low),
+        )
+        separating = SeparatorConfig(fetch=terms.fetch, believe=not terms.update_filter.only_verified)
+        few = self._has_few_marks(near)
+        with _group_with_marks(self._decode_frames(chunk), *of_messages, has_few_marks=few) as copies_and_marks:
+            candidates = messages.select_messages(copies_and_marks, chunk, terms.decoding, signed_horizon, target)
+            with _group_with_marks(candidates, *of_streams, has_few_marks=few) as streams:
+                outputs = _collect_outputs(updates.write_updates(streams, separating, signed_horizon, target))
+        self._commit("decoding", number, outputs, chunk)
 
     def _decode_frames(self, chunk: TimeRange) -> DataFrame:
         decoding, target, files = self._terms.decoding, self._target, self._list_frame_files(chunk)
@@ -499,87 +458,72 @@ class _ChunkRunner:
             return copies.decode_rows(
                 published_lines.set_seqnos(self._read_frames(chunk), with_edges), decoding, target
             )
-        spark, network = self._resources.spark, self._terms.network if self._terms.source == "frames" else None
-        tasks = plan_tasks(files, 2 * spark.sparkContext.defaultParallelism, chunk, network)
+        spark = self._resources.spark
+        tasks = plan_tasks(files, 2 * spark.sparkContext.defaultParallelism, chunk, self._network)
         return copies.decode_files(spark, tasks, decoding, target)
 
     @cached_property
     def _has_log_lines(self) -> bool:
         return published_lines.has_log_lines(self._read_frames(self._terms.read_span))
 
-    def _has_few_marks(self, near: TimeRange, versions: Mapping[str, int]) -> bool:
-        """Return true if the live tables and the run have at most as many messages and updates near a chunk as a chunk
-        has frames. It is then cheaper to shuffle all these rows with the chunk's copies than to select the rows of the
-        same groups."""
-        live, times = self._inputs.live, TimeBounds("observed_at", *near)
-        count = sum(
-            count_rows_at_most(self._resources.lake, table, live[table], times) for table in ("messages", "updates")
-        )
-        if versions:
-            count += sum(self._count_own(table, versions, near.low) for table in ("messages", "updates"))
+    def _has_few_marks(self, near: TimeBounds) -> bool:
+        """Return true if the verified streams, and the messages and updates near a chunk, are at most as many as the
+        frames of a chunk. It is then cheaper to shuffle all these rows with the chunk's copies than to select the rows
+        of the same groups."""
+        count = _count_rows("streams", self._find_live("streams"), TimeBounds())
+        for table in ("messages", "updates"):
+            count += _count_rows(table, self._find_live(table) + self._find_own(table, "decoding"), near)
         return count <= self._inputs.chunk
 
-    def _read_live_messages(self, near: TimeRange) -> DataFrame:
+    def _read_live_messages(self, near: TimeBounds) -> DataFrame:
         """Read live messages around a chunk. A run that reads files leaves out the messages within the range, because
         the live tables contain other copies."""
-        live_messages = self._read_live("messages", near.low, near.high)
+        live_messages = self._read("messages", self._find_live("messages"), near)
         if self._terms.source == "files":
-            within = TimeBounds("observed_at", self._terms.span.low, self._terms.span.high)
-            live_messages = live_messages.where(~within.condition)
+            live_messages = live_messages.where(~build_condition(TimeBounds("observed_at", *self._terms.span)))
         return live_messages
-
-    def _write_updates(
-        self,
-        candidates: DataFrame,
-        announcements: DataFrame,
-        live_updates: DataFrame,
-        versions: Mapping[str, int],
-        near: TimeRange,
-        has_few_marks: bool,
-    ) -> list[StageOutput]:
-        known = updates.select_known_streams(self._read_live("streams"))
-        believe = not self._terms.update_filter.only_verified
-        config = SeparatorConfig(fetch=self._terms.fetch, believe=believe)
-        rows = updates.assign_separators(candidates, known, config)
-        try:
-            marks = updates.mark_live_updates(live_updates, known).unionByName(announcements)
-            if versions:
-                marks = marks.unionByName(updates.mark_run_updates(self._read_own("updates", versions, near.low)))
-            if not has_few_marks:
-                rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
-                marks = semi_join(marks, rows)
-            groups = group_rows(rows.unionByName(marks))
-            return _collect_outputs(updates.write_updates(groups, self._terms.signed_horizon, self._target))
-        finally:
-            rows.unpersist()
 
     # ---------------------------------------------------------------- batches
 
     def _batch(self) -> None:
-        terms = self._terms
-        last = max(number for step, number in self._done if step == "decoding")
-        versions = self._versions_after("decoding", last)
-        margin = compute_margin(terms.window, terms.grace)
-        own_updates = self._read_own("updates", versions, terms.span.low - margin, terms.span.high + margin)
+        terms, margin = self._terms, compute_margin(self._terms.window, self._terms.grace)
+        begin, end = terms.span.low - margin, terms.span.high + margin
+        own_updates = self._read(
+            "updates", self._find_own("updates", "decoding"), TimeBounds("observed_at", begin, end)
+        )
+        live = self._read("batches", self._find_live("batches"), TimeBounds("opened_at", begin, terms.span.high))
         rows = batches.select_batchable(own_updates, terms.update_filter)
-        live = self._read_live("batches", terms.span.low - margin, terms.span.high, by="opened_at")
         rows = rows.unionByName(batches.mark_live_batches(live))
-        count = count_pieces(self._count_rows().get("updates", 0), UPDATES_PER_STEP)
+        count = count_pieces(count_rows(self._done.values()).get("updates", 0), UPDATES_PER_STEP)
         batching = BatchConfig(terms.window, terms.grace, terms.block_limit, terms.update_filter)
-        for number in range(count):
-            self._report("batching", number, count)
-            if ("batching", number) in self._done:
-                continue
-            self._check_stopped()
+        for number in self._list_pending("batching", count):
             piece = batches.select_piece(rows, number, count)
             outputs = batches.build_batches(piece, batching, terms.span, self._lake)
             self._commit("batching", number, _collect_outputs(outputs), terms.span)
-        self._report("batching", count, count)
+        self._resources.report(RunProgress("batching", count, count, None, self._frames, self._rows_written))
+
+
+def _count_rows(table: str, versions: Iterable[_TableVersion], times: TimeBounds) -> int:
+    """Compute an upper bound of the number of rows in a range of times."""
+    return sum(count_rows_at_most(lake, table, version, times) for lake, version in versions)
 
 
 def build_stopped_error(name: str) -> StoppedError:
     """Build the error of a run that was stopped."""
     return StoppedError(f"run {name} was stopped. Its finished chunks are stored: type the same command to continue")
+
+
+@contextmanager
+def _group_with_marks(rows: DataFrame, *marks: DataFrame, has_few_marks: bool) -> Iterator[DataFrame]:
+    """Shuffle MERGED_ROWS with the marks of the same groups; with all marks if these are few."""
+    merged = reduce(DataFrame.unionByName, marks)
+    if not has_few_marks:
+        rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice
+        merged = semi_join(merged, rows)
+    try:
+        yield group_rows(rows.unionByName(merged))
+    finally:
+        rows.unpersist()
 
 
 def _collect_outputs(rows: DataFrame) -> list[StageOutput]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from operator import itemgetter
@@ -58,7 +58,7 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class BackfillRun:
-    """A run that was begun and not dropped. Times are µs."""
+    """A run that was begun. Times are µs."""
 
     name: str
     range_from: int
@@ -66,17 +66,21 @@ class BackfillRun:
     details: Mapping[str, object]
     """details of the event `begun`"""
     events: tuple[RunEvent, ...] = field(default=(), repr=False)
-    """all events since `begun`, in order"""
+    """all events from `begun` to `dropped`, in order"""
+
+    def had(self, event: Event) -> bool:
+        """Return true if the run has an event of this kind."""
+        return any(one.event == event for one in self.events)
 
     @property
     def is_done(self) -> bool:
         """True if the run's tables hold all of its range."""
-        return any(event.event == "done" for event in self.events)
+        return self.had("done")
 
     @property
-    def is_dropping(self) -> bool:
-        """True if a drop was begun, so that tables of the run may be missing."""
-        return any(event.event == "dropping" for event in self.events)
+    def is_swapping(self) -> bool:
+        """True if a swap of the run was begun and not ended."""
+        return self.had("swapping") and not self.had("swapped")
 
     @property
     def begun_versions(self) -> Mapping[str, int]:
@@ -86,8 +90,20 @@ class BackfillRun:
         return live if isinstance(live, dict) else {}
 
     @property
+    def swap_details(self) -> Mapping[str, object]:
+        """Details of the newest event `swapping`; empty if no swap was begun."""
+        return next((event.details for event in reversed(self.events) if event.event == "swapping"), {})
+
+    @property
+    def swap_versions(self) -> Mapping[str, int]:
+        """Versions of live tables when the swap began, by table; empty if no swap was begun."""
+        return {table: version for table, version in self.swap_details.items() if isinstance(version, int)}
+
+    @property
     def live_versions(self) -> Mapping[str, int]:
-        """Versions of live tables that the run still reads, by table."""
+        """Versions of live tables that the run, or its unfinished swap, still reads, by table."""
+        if self.is_swapping:
+            return self.swap_versions
         return {} if self.is_done else self.begun_versions
 
     @property
@@ -153,18 +169,25 @@ def _read_events(table: DeltaTable) -> list[RunEvent]:
 
 def read_runs(lake: Lake) -> list[BackfillRun]:
     """Read the runs that were begun and not dropped, in the order of their start."""
-    events: dict[str, list[RunEvent]] = {}
-    for event in read_events(lake):
+    return [run for run in group_events(read_events(lake)) if not run.had("dropped")]
+
+
+def group_events(events: Iterable[RunEvent]) -> list[BackfillRun]:
+    """Group events into runs, dropped ones too, in the order of their start."""
+    runs: list[list[RunEvent]] = []
+    newest: dict[str, list[RunEvent]] = {}  # by name
+    for event in events:
+        if event.event == "begun" and event.run not in newest:
+            runs.append(newest.setdefault(event.run, []))
+        if event.run in newest:
+            newest[event.run].append(event)
         if event.event == "dropped":
-            events.pop(event.run, None)
-        else:
-            events.setdefault(event.run, []).append(event)
-    runs = []
-    for name, run_events in events.items():
-        begun = next((event for event in run_events if event.event == "begun"), None)
-        if begun is not None and begun.range_from is not None and begun.range_to is not None:
-            runs.append(BackfillRun(name, begun.range_from, begun.range_to, begun.details, tuple(run_events)))
-    return runs
+            newest.pop(event.run, None)
+    return [
+        BackfillRun(begun.run, begun.range_from, begun.range_to, begun.details, tuple(run))
+        for run in runs
+        if (begun := run[0]).range_from is not None and begun.range_to is not None
+    ]
 
 
 def find_run(lake: Lake, name: str) -> BackfillRun | None:
@@ -218,12 +241,8 @@ def claim_swap(
         SwapClaimedError: Another machine swaps a run of this lake.
     """
     table = lake.open("backfill_runs")
-    claimants: dict[str, str] = {}  # by run that is being swapped
-    for event in _read_events(table):
-        if event.event == "swapping":
-            claimants[event.run] = str(event.details.get("by", by))
-        elif event.event in ("swapped", "dropped"):
-            claimants.pop(event.run, None)
+    swapping = [other for other in group_events(_read_events(table)) if other.is_swapping and not other.had("dropped")]
+    claimants = {other.name: str(other.swap_details.get("by", by)) for other in swapping}
     others = {name: other for name, other in claimants.items() if other != by}
     if others and not take_over:
         name, other = next(iter(others.items()))

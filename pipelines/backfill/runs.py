@@ -15,11 +15,10 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.state_folder import lock_state, read_lock_holder
 from kiln.pipelines.backfill.run_log import (
     BackfillRun,
-    RunEvent,
     append_event,
     check_name,
     describe_unfinished_drop,
-    find_run,
+    group_events,
     read_events,
 )
 from kiln.pipelines.delta.lake import Lake, LakeError
@@ -46,18 +45,12 @@ class NoRunError(KilnError):
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as shown by `kiln backfill list`. Times are µs."""
+    """A run as shown by `kiln backfill list`."""
 
-    name: str
-    range_from: int | None
-    range_to: int | None
-    source: str
+    run: BackfillRun
     state: State
     rows: dict[str, int]
     """row count by table; empty for a run that was dropped"""
-    begun_at: int
-    last_at: int
-    """time of the last event"""
 
 
 def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
@@ -68,16 +61,12 @@ def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
     """
     if not lake.root.exists():
         raise LakeError(f"there is no lake at {lake.path}: nothing has been written yet. --state names the folder")
-    runs: list[list[RunEvent]] = []
-    open_: dict[str, list[RunEvent]] = {}
-    for event in read_events(lake):
-        if event.run not in open_:
-            open_[event.run] = []
-            runs.append(open_[event.run])
-        open_[event.run].append(event)
-        if event.event == "dropped":
-            del open_[event.run]
-    return [_summarize_run(lake, state, events) for events in runs]
+    summaries = []
+    for run in group_events(read_events(lake)):
+        run_state = _derive_state(state, run)
+        rows = {} if "drop" in run_state else _count_rows(lake.locate_run(run.name))
+        summaries.append(RunSummary(run, run_state, rows))
+    return summaries
 
 
 def get_run(lake: Lake, name: str) -> BackfillRun:
@@ -86,26 +75,27 @@ def get_run(lake: Lake, name: str) -> BackfillRun:
     Raises:
         NoRunError: No such run was ever begun, or it is dropped.
     """
-    run = get_run_unless_dropped(lake, name)
-    if run is None:
+    run = get_newest_run(lake, name)
+    if run.had("dropped"):
         raise NoRunError(
             f"run {name} was dropped, and its tables are gone. To see what is there, type kiln backfill list"
         )
-    if run.is_dropping:
+    if run.had("dropping"):
         raise NoRunError(describe_unfinished_drop(name))
     return run
 
 
-def get_run_unless_dropped(lake: Lake, name: str) -> BackfillRun | None:
-    """Get the run of this name, or `None` if it is dropped.
+def get_newest_run(lake: Lake, name: str) -> BackfillRun:
+    """Get the newest run of this name, even if it is dropped.
 
     Raises:
         NoRunError: No such run was ever begun.
     """
-    run = find_run(lake, check_name(name))
-    if run is None and not any(event.run == name for event in read_events(lake)):
+    check_name(name)
+    runs = [run for run in group_events(read_events(lake)) if run.name == name]
+    if not runs:
         raise NoRunError(f"there is no run {name} in {lake.path}. To see what is there, type kiln backfill list")
-    return run
+    return runs[-1]
 
 
 @contextmanager
@@ -132,48 +122,32 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
         NoRunError: There was no such run.
         KilnError: A swap of the run was interrupted.
     """
-    run = get_run_unless_dropped(lake, name)
-    if run is None:
+    run = get_newest_run(lake, name)
+    if run.had("dropped"):
         return False
-    events = {event.event for event in run.events}
-    if "swapping" in events and "swapped" not in events:
+    if run.is_swapping:
         raise KilnError(
             f"a swap of run {name} was interrupted: the live tables lack the rest of the run. Type kiln backfill swap "
             f"{name} first"
         )
-    if not run.is_dropping:  # logged first, so that no command uses what is left of the tables
+    if not run.had("dropping"):  # logged first, so that no command uses what is left of the tables
         append_event(lake, name, "dropping", now(), range_from=run.range_from, range_to=run.range_to)
     lake.locate_run(name).root.remove_all()
     append_event(lake, name, "dropped", now(), range_from=run.range_from, range_to=run.range_to)
     return True
 
 
-def _summarize_run(lake: Lake, state: Path, events: list[RunEvent]) -> RunSummary:
-    begun, last = events[0], events[-1]
-    run_state = _derive_state(state, begun.run, {event.event for event in events})
-    return RunSummary(
-        begun.run,
-        begun.range_from,
-        begun.range_to,
-        str(begun.details.get("source", "")),
-        run_state,
-        {} if "drop" in run_state else _count_rows(lake.locate_run(begun.run)),
-        begun.happened_at,
-        last.happened_at,
-    )
-
-
-def _derive_state(state: Path, name: str, events: set[str]) -> State:
-    if "dropped" in events:
+def _derive_state(state: Path, run: BackfillRun) -> State:
+    if run.had("dropped"):
         return "dropped"
-    if "swapped" in events and "dropping" not in events:
-        return "swapped"
-    busy = read_lock_holder(state / "locks" / _name_lock(name)) is not None
-    if "dropping" in events:
+    busy = read_lock_holder(state / "locks" / _name_lock(run.name)) is not None
+    if run.had("dropping"):
         return "dropping" if busy else "drop interrupted"
-    if "swapping" in events:
+    if run.had("swapped"):
+        return "swapped"
+    if run.is_swapping:
         return "swapping" if busy else "swap interrupted"
-    if "done" in events:
+    if run.is_done:
         return "done"
     return "running" if busy else "interrupted"
 

@@ -8,20 +8,13 @@ offset. Log time never goes back within a partition, so this is the order of eac
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 from kiln.pipelines.batch.offset_range import WindowKey
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
 
 _END: Final = 2**62
 """log time that closes every window, µs"""
-
-
-class LiveBatch(NamedTuple):
-    """A batch in the live tables. Times are µs."""
-
-    batch_cid: str
-    emitted_at: int
 
 
 class SeparatorWindows:
@@ -40,17 +33,17 @@ class SeparatorWindows:
         self._length = length
         self._grace = grace
         self._begin = begin
-        self._live: dict[int, list[LiveBatch]] = {}
+        self._emitted_at: dict[tuple[int, str], int] = {}
         self._anchors: set[int] = set()
         self._windows = PartitionWindows(length, grace=grace)
         self._log_time: int | None = None
         self._event_time = 0
         self._is_aligned = False
 
-    def add_live_batch(self, opened_at: int, closed_at: int, live: LiveBatch) -> None:
+    def add_live_batch(self, opened_at: int, closed_at: int, batch_cid: str, emitted_at: int) -> None:
         """Add a batch of the live table."""
-        self._live.setdefault(opened_at, []).append(live)
-        if closed_at - opened_at == self._length:
+        self._emitted_at.setdefault((opened_at, batch_cid), emitted_at)
+        if not self._is_aligned and closed_at - opened_at == self._length:
             self._anchors.add(opened_at)
 
     def add_update(self, observed_at: int, log_time: int, stream: str, tip: bytes) -> Iterator[ClosedWindow]:
@@ -78,13 +71,6 @@ class SeparatorWindows:
         """Close the windows that are open, at the end of history."""
         yield from self._windows.advance(_END)
 
-    def find_emitted_at(self, opened_at: int, batch_cid: str) -> int | None:
-        """Find when a batch of the live table was emitted; `None` if the table does not contain the batch."""
-        return next(
-            (window.emitted_at for window in self._live.get(opened_at, ()) if window.batch_cid == batch_cid), None
-        )
-
-    def forget(self, opened_at: int) -> None:
-        """Forget the live batches of a window that is done."""
-        self._live.pop(opened_at, None)
-        self._anchors.discard(opened_at)
+    def take_emitted_at(self, opened_at: int, batch_cid: str) -> int | None:
+        """Return when a batch of the live table was emitted, and forget that batch; `None` if the table lacks it."""
+        return self._emitted_at.pop((opened_at, batch_cid), None)

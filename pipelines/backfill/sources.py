@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from itertools import groupby
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, cast
+from typing import BinaryIO, Final, cast
 
 import msgspec
 
@@ -82,23 +82,18 @@ class FilePart(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class CaptureFile:
-    """A file of a known format, or a member of an archive."""
+    """A file, or a member of an archive."""
 
     path: str
     format: str
+    """empty if no format is known"""
     member: Member | None = None
+    description: str = ""
+    """what a file of no known format is"""
 
     @property
-    def is_member(self) -> bool:
-        return self.member is not None
-
-
-class _OtherFile(NamedTuple):
-    """A file of no known format."""
-
-    name: str
-    description: str
-    is_member: bool = False
+    def name(self) -> str:
+        return self.path if self.member is None else f"{self.member.name} in {self.path}"
 
 
 def find_captures(
@@ -122,15 +117,12 @@ def find_captures(
     captures: list[CaptureFile] = []
     skipped: list[str] = []
     for file in files:
-        count, others = len(captures), list[_OtherFile]()
+        count, others = len(captures), list[CaptureFile]()
         is_several, seen = Path(file).is_dir(), 0
         for path in _list_files(Path(file)):
-            for capture_or_other in _identify(str(path)):
-                is_several = is_several or capture_or_other.is_member
-                if isinstance(capture_or_other, CaptureFile):
-                    captures.append(capture_or_other)
-                else:
-                    others.append(capture_or_other)
+            for found in _identify(str(path)):
+                is_several = is_several or found.member is not None
+                (captures if found.format else others).append(found)
                 seen += 1
                 if seen % _REPORT_EVERY == 0:
                     report(f"{file}: {seen:,} files seen, {len(captures) - count:,} of them of a known format")
@@ -165,55 +157,47 @@ def split_captures(
     parts: list[FilePart] = []
     done = 0
     for path, group in groupby(captures, key=lambda capture: capture.path):
-        of_path = list(group)
-        if of_path[0].member is None:  # several if the path is named twice
-            of_files: Iterator[list[FilePart]] = (_split_file(capture, network) for capture in of_path)
-        else:
-            of_files = ([part] for part in _digest_members(path, of_path, network))
-        for of_file in of_files:
-            parts += of_file
-            done += 1
-            report(done)
+        formats = {_number(capture.member): capture.format for capture in group}
+        with _open(path) as raw, _translate_archive_errors(path):
+            for member, content in _read_contents(raw, formats):
+                parts += _split_content(path, raw, member, content, formats[_number(member)], network)
+                done += 1
+                report(done)
     return parts
 
 
-def _split_file(capture: CaptureFile, network: str) -> list[FilePart]:
-    path = capture.path
-    with _open(path) as file:
-        digest = hashlib.sha256()
-        while block := file.read(_DIGEST_BLOCK):
+def _split_content(
+    path: str, raw: BinaryIO, member: Member | None, content: BinaryIO, capture_format: str, network: str
+) -> Iterator[FilePart]:
+    digest, size = hashlib.sha256(), 0
+    with describe_damage() as damage:
+        while block := content.read(_DIGEST_BLOCK):
             digest.update(block)
-        _check_intact(path, capture.format, file)
-        default_time = clamp_nanos(os.fstat(file.fileno()).st_mtime_ns)
-        ranges = list(FORMATS[capture.format].split(file, _PART_BYTES))
-        size = -(-os.fstat(file.fileno()).st_size // max(1, len(ranges)))
-        name, key = capture.format, digest.digest()
-        return [FilePart(path, name, key, network, default_time, offsets, size=size) for offsets in ranges]
+            size += len(block)
+    _check_intact(CaptureFile(path, capture_format, member).name, capture_format, content, is_damaged=bool(damage))
+    modified_at = None if member is None else member.modified_at
+    default_time = clamp_nanos(os.fstat(raw.fileno()).st_mtime_ns if modified_at is None else modified_at)
+    # members are not divided, because a task would have to decompress everything that precedes its part
+    ranges = [WHOLE] if member is not None else list(FORMATS[capture_format].split(content, _PART_BYTES))
+    number, name = _number(member), "" if member is None else member.name
+    part_size = -(-size // max(1, len(ranges)))
+    for part in ranges:
+        yield FilePart(path, capture_format, digest.digest(), network, default_time, part, number, name, part_size)
 
 
-def _digest_members(path: str, captures: Sequence[CaptureFile], network: str) -> Iterator[FilePart]:
-    """Yield one part for each member. Tasks for parts of a member would decompress all that precedes their part."""
-    formats = {capture.member.number: capture.format for capture in captures if capture.member is not None}
-    with _open(path) as raw, _translate_archive_errors(path):
-        archive_time = os.fstat(raw.fileno()).st_mtime_ns
-        for member, content in _read_seekable_members(raw, formats.keys()):
-            digest, size = hashlib.sha256(), 0
-            with describe_damage() as damage:
-                while block := content.read(_DIGEST_BLOCK):
-                    digest.update(block)
-                    size += len(block)
-            number, name = member.number, member.name
-            capture_format = formats[number]
-            _check_intact(f"{name} in {path}", capture_format, content, is_damaged=bool(damage))
-            default_time = clamp_nanos(archive_time if member.modified_at is None else member.modified_at)
-            yield FilePart(path, capture_format, digest.digest(), network, default_time, WHOLE, number, name, size)
+def _number(member: Member | None) -> int | None:
+    return None if member is None else member.number
 
 
 def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged: bool = False) -> None:
-    """Check that a file can be decompressed to its end. The reader of captures reads what comes before the damage.
+    """Check that a file can be decompressed to its end. Kiln's capture files are not checked, because their reader
+    returns the records that precede the damage.
 
     Args:
-        is_damaged: The file is a member of an archive that cannot be extracted to its end.
+        name: Name of the file in the error.
+        capture_format: Format of the file.
+        file: The file, which need not be compressed.
+        is_damaged: True if the file is a member of an archive, and the archive could not be read to the member's end.
 
     Raises:
         InputError: The file cannot be decompressed to its end.
@@ -227,10 +211,14 @@ def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged:
         raise InputError(f"cannot read {name}: {error}. Decompress what is left of it, and name that file") from error
 
 
-def _read_seekable_members(raw: BinaryIO, wanted: Collection[int]) -> Iterator[tuple[Member, BinaryIO]]:
-    """Read members of an archive so that seeking is cheap: members of a compressed tar are copied."""
+def _read_contents(raw: BinaryIO, wanted: Collection[int | None]) -> Iterator[tuple[Member | None, BinaryIO]]:
+    """Read a file, or members of an archive, by their numbers. The yielded files seek cheaply: members of a compressed
+    tar are copied."""
+    if None in wanted:
+        yield None, raw
+        return
     is_stream = bool(name_compression(raw))
-    for member, content in read_members(raw, wanted):
+    for member, content in read_members(raw, {number for number in wanted if number is not None}):
         if not is_stream:
             yield member, content
             continue
@@ -245,17 +233,13 @@ def open_parts(parts: Sequence[FilePart]) -> Iterator[tuple[FilePart, BinaryIO]]
 
     Raises:
         OSError: A file cannot be read.
-        ArchiveError: An archive cannot be read, which was readable before.
+        ArchiveError: An archive that was readable when the run began cannot be read.
     """
     for path, group in groupby(sorted(parts, key=_locate), key=lambda part: part.path):
-        of_path = list(group)
+        by_member = {number: list(of_member) for number, of_member in groupby(group, key=lambda part: part.member)}
         with Path(path).open("rb") as raw:
-            members = {part.member: part for part in of_path if part.member is not None}
-            for part in of_path:
-                if part.member is None:
-                    yield part, raw
-            for member, content in _read_seekable_members(raw, members.keys()) if members else ():
-                yield members[member.number], content
+            for member, content in _read_contents(raw, by_member):
+                yield from ((part, content) for part in by_member[_number(member)])
 
 
 def _locate(part: FilePart) -> tuple[str, int, int]:
@@ -286,11 +270,9 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     return tuple(_save_stream(path, folder) if path == STDIN or _is_stream(path) else path for path in files)
 
 
-def delete_streams(folder: Path) -> bool:
-    """Delete the saved files of a run that no longer needs them, and return true if there were any."""
-    exists = folder.is_dir()
+def delete_streams(folder: Path) -> None:
+    """Delete the saved files of a run that no longer needs them."""
     shutil.rmtree(folder, ignore_errors=True)
-    return exists
 
 
 def _save_stream(path: Path, folder: Path) -> Path:
@@ -350,20 +332,24 @@ def _list_files(path: Path) -> Iterator[Path]:
                 yield Path(folder) / name
 
 
-def _identify(path: str) -> Iterator[CaptureFile | _OtherFile]:
+def _identify(path: str) -> Iterator[CaptureFile]:
     """Identify the format of a file, or of each member of an archive."""
     with _open(path) as raw, _translate_archive_errors(path):
         if not is_archive(raw):
             capture_format = detect_format(raw)
-            yield CaptureFile(path, capture_format.name) if capture_format else _OtherFile(path, describe_file(raw))
+            yield (
+                CaptureFile(path, capture_format.name)
+                if capture_format
+                else CaptureFile(path, "", None, describe_file(raw))
+            )
             return
         for member, content in read_members(raw):
             begin, damage = read_begin(content, _BEGIN)
             if begin and (capture_format := detect_format(BytesIO(begin))):
                 yield CaptureFile(path, capture_format.name, member)
-                continue
-            description = describe_file(BytesIO(begin)) if begin else f"it {damage or 'is empty'}"
-            yield _OtherFile(f"{member.name} in {path}", description, is_member=True)
+            else:
+                description = describe_file(BytesIO(begin)) if begin else f"it {damage or 'is empty'}"
+                yield CaptureFile(path, "", member, description)
 
 
 @contextmanager

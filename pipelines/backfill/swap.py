@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
@@ -22,21 +21,6 @@ class OvertakenError(KilnError):
     """Another writer removed files of the table, so the step must be planned again. Nothing was committed."""
 
 
-@dataclass(frozen=True)
-class SwapMarker:
-    """Identifies a step, so that it is committed once."""
-
-    run: str
-    step: str
-    begun: int
-    """start of the run, µs, which distinguishes it from a later run of the same name"""
-
-    @property
-    def app_id(self) -> str:
-        """Application id of the Delta transaction (PROTOCOL.md, Transaction Identifiers); its version is `begun`."""
-        return f"swap:{self.run}:{self.step}"
-
-
 class FileSwap:
     """Commits that replace files of live tables. They do not conflict with the appends of streaming queries."""
 
@@ -49,13 +33,12 @@ class FileSwap:
         self._lake = lake
         self._durable = durable
 
-    def has_step(self, table: str, mark: SwapMarker) -> bool:
-        """Return true if the step was committed to the table."""
-        newest = self._lake.open(table).transaction_version(mark.app_id)
-        return newest is not None and newest >= mark.begun
+    def has_step(self, table: str, mark: Transaction) -> bool:
+        """Return true if the step with this mark was committed to the table."""
+        return _has_transaction(self._lake.open(table), mark)
 
     def commit(
-        self, table: str, opened: DeltaTable, removed: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+        self, table: str, opened: DeltaTable, removed: Collection[str], files: Sequence[DataFile], mark: Transaction
     ) -> None:
         """Replace files of a table.
 
@@ -64,7 +47,7 @@ class FileSwap:
             opened: Version that the step was planned on. Later appends stay.
             removed: Paths of the files to remove, as in the log.
             files: Files to add.
-            mark: Marker of the step.
+            mark: Identifies the step, so that it is committed once (PROTOCOL.md, Transaction Identifiers).
 
         Raises:
             OvertakenError: Another writer removed one of the files.
@@ -77,9 +60,7 @@ class FileSwap:
         actions += [AddAction(file.name, file.size, {}, now, True, file.stats) for file in files]
         # delta-rs sees no conflict in a compaction that removed the same files. So it must not retry on its own, and
         # the loop below checks the files.
-        properties = CommitProperties(
-            app_transactions=[Transaction(mark.app_id, mark.begun, now)], max_commit_retries=0
-        )
+        properties = CommitProperties(app_transactions=[mark], max_commit_retries=0)
         for _ in range(_TRIES):
             known = opened.version()
             self._lake.check_columns(table, opened.schema().to_json(), exact=bool(removed))
@@ -90,11 +71,9 @@ class FileSwap:
                 break
             except CommitFailedError:
                 opened.update_incremental()
-                newest = opened.transaction_version(mark.app_id)
-                # another swap of this run, or the answer of the object store was lost
-                if newest is not None and newest >= mark.begun:
+                if _has_transaction(opened, mark):  # another swap of this run, or the object store's answer was lost
                     raise OvertakenError(
-                        f"step {mark.step} of this swap is already committed to table {table} in {self._lake.path}"
+                        f"{mark.app_id} is already committed to {table} in {self._lake.path}"
                     ) from None
                 if not set(map(str, opened.get_add_actions()["path"].to_pylist())).issuperset(removed):
                     raise OvertakenError(f"table {table} in {self._lake.path} was changed by another writer") from None
@@ -103,3 +82,8 @@ class FileSwap:
         opened.update_incremental()
         if self._durable:
             self._lake.sync_commits(table, known + 1, opened.version())
+
+
+def _has_transaction(opened: DeltaTable, mark: Transaction) -> bool:
+    newest = opened.transaction_version(mark.app_id)
+    return newest is not None and newest >= mark.version

@@ -6,67 +6,35 @@ and the update of each tip.
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
+from deltalake import Transaction
+
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.location import Location
 from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, open_comparison
 from kiln.pipelines.backfill.run_log import RUN_TABLES, BackfillRun, append_event, claim_swap
-from kiln.pipelines.backfill.swap import FileSwap, OvertakenError, SwapMarker
+from kiln.pipelines.backfill.swap import FileSwap, OvertakenError
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 
-STEPS: Final = (
-    "frames",
-    "copies",
-    "subscriptions",
-    "controls",
-    "messages",
-    "updates",
-    "batch_tips",
-    "batches",
-    "tips",
-    "updates_rest",
-    "quarantine",
-)
+STEPS: Final = (*RUN_TABLES[:-1], "updates_rest", "quarantine")
 """Steps in order. The step `updates` keeps updates that only the live table contains, while batches or tips refer to
 them."""
 
 _TRIES: Final = 10
 _ROWS_PER_BATCH: Final = 20_000
-_COPY_BYTES: Final = 1 << 20  # bytes
 _CLAIM_STAGE: Final = "separator"
 _CLAIM: Final = ("stage", "reason", "kafka_partition", "kafka_offset", "message_index")
 """Key of a claim that a genesis contradicts: the bridge and the queries give different details."""
-
-_REST_FILE: Final = "swap-rest.parquet"
-"""File in the run's folder with the keys of the updates that `updates` keeps and `updates_rest` removes."""
+_ONLY_ADDED: Final = ("frames", "batch_tips")
+"""Tables of which a swap removes no row."""
 
 
 class SwapError(KilnError):
     """The run cannot be swapped."""
-
-
-@dataclass(frozen=True)
-class _RemovedFiles:
-    """Files that a step removes, as in the log, and the condition for those of their rows that are not added again."""
-
-    files: tuple[str, ...]
-    condition: str
-
-
-@dataclass(frozen=True)
-class SwapStep:
-    """Files that a step removes and adds."""
-
-    removed: Sequence[str]
-    files: Sequence[DataFile]
 
 
 def swap_run(
@@ -97,34 +65,21 @@ def swap_run(
         SwapError: The run is not done, the live tables contain messages that the run lacks, a table is older than the
             run, or other writers prevented a step from being committed.
     """
-    events = [event.event for event in run.events]
-    if "swapped" in events:
+    if run.had("swapped"):
         return None
     _check_done(run)
     _check_ages(lake, run)
-    tables = [table for table in TABLES if table in STEPS]
-    lake.create(tables)
-    if "swapping" not in events:
-        with open_comparison(lake, run) as comparison:
+    with open_comparison(lake, run) as comparison:
+        if not run.is_swapping:
             _check_late_frames(comparison, run)
             if not replace:
                 _check_coverage(comparison, run)
-        before = {table: lake.open(table).version() for table in tables}
-    else:
-        details = next(event.details for event in reversed(run.events) if event.event == "swapping")
-        before = {table: version for table, version in details.items() if isinstance(version, int)}
-    claim_swap(lake, run, by, now(), before, take_over=take_over)
-    begun = run.events[0].happened_at
-    with open_comparison(lake, run) as comparison:
-        run_swap = _RunSwap(comparison, before)
-        for name in STEPS:
-            table = name.removesuffix("_rest")
-            mark = SwapMarker(run.name, name, begun)
-            if file_swap.has_step(table, mark) or not comparison.run_lake.has(table):
-                continue  # a run of an earlier Kiln has no table that was added since
-            say(f"{table}: swapping")
-            run_swap.commit_step(name, table, file_swap, mark)
-    after = {table: lake.open(table).version() for table in tables}
+        before = run.swap_versions or {table: lake.open(table).version() for table in RUN_TABLES}
+        claim_swap(lake, run, by, now(), before, take_over=take_over)
+        run_swap = _RunSwap(comparison, run, before, file_swap, say)
+        for step in STEPS:
+            run_swap.commit_step(step)
+    after = {table: lake.open(table).version() for table in RUN_TABLES}
     append_event(lake, run.name, "swapped", now(), range_from=run.range_from, range_to=run.range_to, details=after)
     return after
 
@@ -142,15 +97,8 @@ def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[
     if run.details.get("source") == "frames":
         raise SwapError(f"run {run.name} read the live table frames, and has no frames of its own")
     _check_ages(lake, run)
-    lake.create(["frames"])
-    mark = SwapMarker(run.name, "frames", run.events[0].happened_at)
-    if file_swap.has_step("frames", mark):
-        return False
-    before = lake.open("frames").version()
     with open_comparison(lake, run) as comparison:
-        say("frames: adding")
-        _RunSwap(comparison, {}).commit_step("frames", "frames", file_swap, mark)
-    return lake.open("frames").version() > before
+        return _RunSwap(comparison, run, {}, file_swap, say).commit_step("frames")
 
 
 def _check_done(run: BackfillRun) -> None:
@@ -218,140 +166,98 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
 class _RunSwap:
     """Plans and commits the steps. Only live rows that were in the range when the swap began are removed."""
 
-    def __init__(self, comparison: RangeComparison, before: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        comparison: RangeComparison,
+        run: BackfillRun,
+        before: Mapping[str, int],
+        file_swap: FileSwap,
+        say: Callable[[str], None],
+    ) -> None:
         """Prepare the steps.
 
         Args:
             before: Versions of the live tables when the swap began.
+            say: Receives a line for each step.
         """
-        self._comparison = comparison
-        self._before = before
-        self._plans: dict[str, Callable[[str, TableSnapshot], SwapStep | None]] = {
-            "frames": self._plan_append,
-            "batch_tips": self._plan_append,
-            "updates": self._plan_updates,
-            "updates_rest": self._plan_updates_rest,
-            "quarantine": self._plan_quarantine,
-        }
+        self._comparison, self._run, self._before = comparison, run, before
+        self._file_swap, self._say = file_swap, say
 
-    def commit_step(self, name: str, table: str, file_swap: FileSwap, mark: SwapMarker) -> None:
-        """Commit one step, and plan it again while other writers remove files of the table."""
-        plan = self._plans.get(name, self._plan_replacement)
+    def commit_step(self, step: str) -> bool:
+        """Commit one step, and plan it again while other writers remove files of the table.
+
+        Returns:
+            False if the step was committed before, or changes nothing.
+        """
+        table = step.removesuffix("_rest")
+        # the version distinguishes the run from a later run of the same name
+        mark = Transaction(f"swap:{self._run.name}:{step}", self._run.events[0].happened_at)
+        if not self._comparison.run_lake.has(table):
+            return False  # a run of an earlier Kiln has no table that was added since
         for _ in range(_TRIES):
+            if self._file_swap.has_step(table, mark):
+                return False
+            self._say(f"{table}: {'adding' if table in _ONLY_ADDED else 'swapping'}")
             snapshot = self._comparison.open(self._comparison.lake, table)
-            assert snapshot is not None, "the tables were made"
             self._comparison.create_views(table)
-            step = plan(table, snapshot)
-            if step is None:
-                return
+            removed, queries = self._plan(step, table, snapshot)
+            files = [file for rows in queries for file in self._write_rows(table, rows)]
+            if not removed and not files:
+                return False
             try:
-                file_swap.commit(table, snapshot.table, step.removed, step.files, mark)
+                self._file_swap.commit(table, snapshot.table, removed, files, mark)
             except OvertakenError:
-                delete_files(self._comparison.lake, step.files)
-                if file_swap.has_step(table, mark):
-                    return
+                delete_files(self._comparison.lake, files)
             else:
-                return
+                return True
         raise SwapError(
             f"table {table}: each of {_TRIES} tries of this swap failed, because other commits removed files from the "
-            f"table meanwhile. Nothing is lost. Type kiln backfill swap {mark.run} again"
+            f"table meanwhile. Nothing is lost. Type kiln backfill swap {self._run.name} again"
         )
 
-    # -------- plans
-
-    def _plan_replacement(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
-        removed_rows = self._select_removed(table, snapshot)
-        return self._build_step(
-            table, removed_rows.files, self._select_kept(snapshot, removed_rows), f"FROM run_{table}"
-        )
-
-    def _plan_append(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
-        """Plan to add the rows that the live table lacks, and to remove none."""
+    def _plan(self, step: str, table: str, snapshot: TableSnapshot) -> tuple[Collection[str], list[str]]:
+        """Plan a step: the files that it removes, and the queries whose rows it adds."""
         key = ", ".join(TABLES[table].key)
-        return self._build_step(
-            table,
-            (),
-            f"SELECT DISTINCT ON ({key}) r.* FROM run_{table} AS r ANTI JOIN ({snapshot.rows}) AS l USING ({key})",
-        )
+        all_rows = snapshot.select(snapshot.all_files)
+        if table in _ONLY_ADDED:
+            rows = f"SELECT DISTINCT ON ({key}) r.* FROM run_{table} AS r ANTI JOIN ({all_rows}) AS l USING ({key})"
+            return (), [rows]
+        files, condition = self._select_removed(table, snapshot)
+        added = [f"FROM run_{table}"]
+        if table == "updates":
+            only_live = f"({snapshot.select(files)}) AS l ANTI JOIN run_updates AS same USING ({key})"
+            if step == "updates":  # batches and tips still refer to live updates that the run lacks
+                of_tip = "ANTI JOIN run_updates AS same_tip USING (network, stream, tip)"
+                added.append(f"FROM {only_live} {of_tip} WHERE {condition}")
+            else:
+                rest = f"SELECT ({key}) FROM {only_live} WHERE {condition}"
+                condition, added = f"({key}) IN ({rest})", []
+                files = [file for file in files if self._has_rows(f"({snapshot.select([file])}) WHERE {condition}")]
+        elif table == "quarantine":  # of claims that a genesis contradicts, no row is removed
+            run_rows = self._comparison.open(self._comparison.run_lake, table).select()
+            same = " AND ".join(f"l.{name} IS NOT DISTINCT FROM r.{name}" for name in _CLAIM)
+            claims = f"FROM ({run_rows}) AS r ANTI JOIN ({all_rows}) AS l ON {same}"
+            added.append(f"{claims} WHERE r.stage = '{_CLAIM_STAGE}'")
+        return files, [f"FROM ({snapshot.select(files)}) WHERE ({condition}) IS NOT TRUE", *added]
 
-    def _plan_updates(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
-        """Plan a replacement that keeps live updates of tips that the run lacks, until `_plan_updates_rest`."""
-        removed_rows = self._select_removed(table, snapshot)
-        self._comparison.connection.execute(f"""
-            CREATE OR REPLACE TEMP TABLE rest AS
-            FROM ({snapshot.select(removed_rows.files)}) AS l
-            ANTI JOIN run_updates AS same_tip USING (network, stream, tip)
-            ANTI JOIN run_updates AS same USING ({_key_columns(table)})
-            WHERE {removed_rows.condition}""")
-        with tempfile.TemporaryDirectory(prefix="kiln-") as folder:
-            path = f"{folder}/{_REST_FILE}"
-            self._comparison.connection.execute(
-                f"COPY (SELECT {_key_columns(table)} FROM rest) TO '{path}' (FORMAT parquet)"
-            )
-            with open(path, "rb") as file:
-                self._rest_file.write(iter(partial(file.read, _COPY_BYTES), b""))
-        return self._build_step(
-            table, removed_rows.files, self._select_kept(snapshot, removed_rows), "FROM run_updates", "FROM rest"
-        )
+    def _select_removed(self, table: str, snapshot: TableSnapshot) -> tuple[Collection[str], str]:
+        """Select the live rows that were in the range when the swap began.
 
-    def _plan_updates_rest(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
-        quoted = self._rest_file.uri.replace("'", "''")
-        rest = f"SELECT ({_key_columns(table)}) FROM read_parquet('{quoted}')"
-        condition = f"({_key_columns(table)}) IN ({rest})"
-        files = (
-            [file for file in snapshot.files if self._has_rows(f"FROM ({snapshot.select([file])}) WHERE {condition}")]
-            if self._has_rows(rest)
-            else []
-        )
-        if not files:
-            return None
-        return self._build_step(table, files, self._select_kept(snapshot, _RemovedFiles(tuple(files), condition)))
-
-    def _plan_quarantine(self, table: str, snapshot: TableSnapshot) -> SwapStep | None:
-        """Plan a replacement that also adds contradicted claims that the live table lacks."""
-        removed_rows = self._select_removed(table, snapshot)
-        run_snapshot = self._comparison.open(self._comparison.run_lake, table)
-        claims = (
-            []
-            if run_snapshot is None
-            else [
-                f"""
-            FROM ({run_snapshot.select()}) AS r ANTI JOIN ({snapshot.rows}) AS l
-            ON {" AND ".join(f"l.{name} IS NOT DISTINCT FROM r.{name}" for name in _CLAIM)}
-            WHERE r.stage = '{_CLAIM_STAGE}'"""
-            ]
-        )
-        return self._build_step(
-            table, removed_rows.files, self._select_kept(snapshot, removed_rows), f"FROM run_{table}", *claims
-        )
-
-    # -------- parts of plans
-
-    @property
-    def _rest_file(self) -> Location:
-        return self._comparison.run_lake.root / _REST_FILE
-
-    def _select_removed(self, table: str, snapshot: TableSnapshot) -> _RemovedFiles:
-        """Select the rows that were in the range when the swap began."""
+        Returns:
+            The files that may have such rows, and the condition that only these rows of the files meet.
+        """
         inside = self._comparison.range_condition(table)
         then = self._comparison.open_version(table, self._before.get(table))
-        if then is None or snapshot.all_files.issuperset(then.files):
-            return _RemovedFiles((then or snapshot).files, inside)
+        if then is None or set(snapshot.all_files).issuperset(then.files):
+            return (then or snapshot).files, inside
         # compaction has rewritten files since, so they also hold later rows
-        rows = f"SELECT {_identity(table)} FROM ({then.select()}) WHERE {inside}"
-        return _RemovedFiles(snapshot.files, f"({inside} AND {_identity(table)} IN ({rows}))")
-
-    def _select_kept(self, snapshot: TableSnapshot, removed_rows: _RemovedFiles) -> str:
-        """Select the rows to keep of the removed files."""
-        return f"FROM ({snapshot.select(removed_rows.files)}) WHERE ({removed_rows.condition}) IS NOT TRUE"
+        columns = ", ".join(column.name for column in TABLES[table].columns)
+        identity = f"({', '.join(TABLES[table].key)})" if TABLES[table].key else f"hash(row({columns}))"
+        rows = f"SELECT {identity} FROM ({then.select()}) WHERE {inside}"
+        return snapshot.files, f"({inside} AND {identity} IN ({rows}))"
 
     def _has_rows(self, rows: str) -> bool:
-        return bool(self._comparison.connection.execute(f"{rows} LIMIT 1").fetchall())
-
-    def _build_step(self, table: str, removed: Sequence[str], *queries: str) -> SwapStep | None:
-        """Write the rows of each query to files, and return the step unless it is empty."""
-        files = [file for select in queries for file in self._write_rows(table, select)]
-        return SwapStep(removed, files) if removed or files else None
+        return bool(self._comparison.connection.execute(f"FROM {rows} LIMIT 1").fetchall())
 
     def _write_rows(self, table: str, rows: str) -> list[DataFile]:
         files = TableFiles(self._comparison.lake, table)
@@ -362,13 +268,3 @@ class _RunSwap:
         ):
             files.add_batch(batch.cast(schema))
         return files.close()
-
-
-def _key_columns(table: str) -> str:
-    return ", ".join(TABLES[table].key)
-
-
-def _identity(table: str) -> str:
-    """Build the SQL expression that identifies a row: the key, or a hash of all columns if there is none."""
-    columns = ", ".join(column.name for column in TABLES[table].columns)
-    return f"({_key_columns(table)})" if TABLES[table].key else f"hash(row({columns}))"

@@ -32,7 +32,7 @@ class TableExtent:
     """columns that must also be equal"""
     separator: str = "NULL::VARCHAR"
     condition: str = "true"
-    """further condition for a row that a run can produce"""
+    """further condition, which all rows that a run can produce meet"""
     terms: Mapping[str, str] = field(default_factory=dict)
     """SQL expressions of columns that are not compared as they are"""
 

@@ -42,7 +42,7 @@ def batch_offset_ranges(
 ) -> Iterator[BatchOutput]:
     """Add ranges of one partition, in offset order, to its windows, and emit the batches that come due.
 
-    An update without a separator is no part of a batch; one that cannot be read goes to quarantine.
+    Updates without a separator go into no batch. Records that cannot be read go to quarantine.
     """
     for records in ranges:
         for result in windows.add_range(records):

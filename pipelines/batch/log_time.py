@@ -1,5 +1,5 @@
-"""Log time of `kiln.updates` after a micro-batch, saved next to the checkpoint (decision 1), and passed to the tasks of
-the next one."""
+"""Log time of `kiln.updates` after a micro-batch, which is saved next to the checkpoint (decision 1) and passed to the
+tasks of the next micro-batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LogTimeFile:
         return self._saved.before if self._saved.batch_id == batch_id else self._saved.after
 
     def advance(self, batch_id: int, stamps: LogTimes) -> None:
-        """Save log time after a micro-batch that read these stamps. It never goes back."""
+        """Save log time after a micro-batch that read these stamps. Log time never goes back."""
         before = dict(self.read_start(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in stamps.items()}
         self._saved = _SavedTimes(batch_id, before, after)

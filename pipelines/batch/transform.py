@@ -44,7 +44,7 @@ def batch_ranges(ranges: DataFrame, batching: BatchConfig, prefix: str) -> DataF
 def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
     """Build the task that decodes updates, with the native core and in Python. RECORDS in; OFFSET_RANGES out.
 
-    It makes few rows, because PySpark takes 5 µs to unpack each row for a stateful processor.
+    The task returns few rows, because PySpark takes 5 µs to unpack each row for a stateful processor.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -18,51 +18,20 @@ from kiln.conf.process.location import Location
 from kiln.pipelines.delta.arrow_rows import build_ddl
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.time_bounds import TimeBounds
 from kiln.schemas.delta.tables import TABLES
-
-_STATISTICS_ROUNDING: Final = 1_000
-"""µs by which the greatest time of a file may exceed its statistic, because Spark writes milliseconds (PROTOCOL.md,
-Per-file Statistics)."""
-
-
-class TimeBounds(NamedTuple):
-    """Half-open range [low, high) of a timestamp column, µs; `None` means no bound."""
-
-    column: str = "observed_at"
-    low: int | None = None
-    high: int | None = None
-
-    @property
-    def condition(self) -> Column:
-        """Spark condition that selects the rows in the range."""
-        time, condition = F.col(self.column), F.lit(True)
-        if self.low is not None:
-            condition &= time >= F.timestamp_micros(F.lit(self.low))
-        if self.high is not None:
-            condition &= time < F.timestamp_micros(F.lit(self.high))
-        return condition
-
-    def select_files(self, files: pa.Table) -> pa.ChunkedArray:
-        """Build a mask over `files`, as delta-rs lists them: true for a file that may have a row in the range.
-
-        A file without statistics may have such a row.
-        """
-        least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
-        mask = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
-        if self.low is not None:
-            mask = pc.and_(mask, pc.fill_null(pc.greater_equal(greatest, self.low - _STATISTICS_ROUNDING), True))
-        if self.high is not None:
-            mask = pc.and_(mask, pc.fill_null(pc.less(least, self.high), True))
-        return mask
-
 
 _UNBOUNDED = TimeBounds()
 
 
-def _read_statistic(files: pa.Table, name: str) -> pa.ChunkedArray:
-    if name not in files.column_names:  # no file has this statistic
-        return pa.chunked_array([pa.nulls(files.num_rows, pa.int64())])
-    return pc.cast(files[name], pa.int64())
+def build_condition(times: TimeBounds) -> Column:
+    """Build the Spark condition that selects the rows in a range of times."""
+    time, condition = F.col(times.column), F.lit(True)
+    if times.low is not None:
+        condition &= time >= F.timestamp_micros(F.lit(times.low))
+    if times.high is not None:
+        condition &= time < F.timestamp_micros(F.lit(times.high))
+    return condition
 
 
 def create_empty(spark: SparkSession, table: str) -> DataFrame:
@@ -93,11 +62,13 @@ def read_rows(
     """
     files = list_plain_files(lake, table, version, times)
     if files is None or _GLOB & set(lake.folder(table).spark_uri):
-        return read_table(spark, lake, table, version).where(times.condition)
+        return read_table(spark, lake, table, version).where(build_condition(times))
     if not files:
         return create_empty(spark, table)
     columns = build_ddl(TABLES[table].columns)
-    return spark.read.schema(columns).parquet(*(file.location.spark_uri for file in files)).where(times.condition)
+    return (
+        spark.read.schema(columns).parquet(*(file.location.spark_uri for file in files)).where(build_condition(times))
+    )
 
 
 class PlainFile(NamedTuple):

@@ -120,7 +120,7 @@ class Core:
                 yield rows
 
     def _prepare(self, batch: pa.RecordBatch, exported: _ExportedBatch, first: int) -> None:
-        """Learn what the frames of the next call need: topic tables and signatures."""
+        """Pass the core what it needs for the frames of its next call: topic tables, and checked signatures."""
         unknown = (ctypes.c_int32 * _MAX_TABLES)()
         count = self._library.kiln_unknown_tables(self._core, exported.array, first, unknown, _MAX_TABLES)
         for row in unknown[: max(count, 0)]:
@@ -142,7 +142,7 @@ class Core:
         return CoreRows(first, end, made, left, samples.column(0).to_pylist()), causes
 
     def _learn(self, value: bytes) -> None:
-        """Negotiate the topic table of a frame."""
+        """Negotiate the topic table of a frame, and pass it to the core."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             return
@@ -158,7 +158,7 @@ class Core:
         )
 
     def _check_signatures(self, exported: _ExportedBatch, first: int) -> None:
-        """Check the signatures that the bridge has not checked, each once."""
+        """Check each signature that the bridge has not checked once, and pass the results to the core."""
         out = _ImportedBatches(1)
         if self._library.kiln_unchecked(self._core, exported.array, first, out.arrays, out.schemas) < 0:
             return  # the core panicked: Python decodes these records
@@ -182,7 +182,7 @@ def take_records(batch: pa.RecordBatch, rows: Sequence[int]) -> Iterator[RecordR
 
 
 def leave_all(batch: pa.RecordBatch, first: int = 0, end: int | None = None) -> Iterator[CoreRows]:
-    """Leave records to Python, in portions."""
+    """Leave records to Python, at most 1,000 in one result."""
     end = batch.num_rows if end is None else end
     for start in range(first, end, _LEFT_AT_ONCE):
         stop = min(start + _LEFT_AT_ONCE, end)

@@ -13,7 +13,7 @@ from kafka import KafkaProducer, TopicPartition
 from kiln.conf.settings.reading import load_settings
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_broker import ensure_topics
-from kiln.pipelines.app.backfill_run import BackfillRequest, build_terms, read_kafka_offsets
+from kiln.pipelines.app.backfill_run import build_terms, read_kafka_offsets
 from kiln.pipelines.backfill.sources import InputError
 from kiln.schemas.kafka.topics import TOPICS
 from kit.broker_access import client, security, variables
@@ -42,7 +42,7 @@ def test_a_run_says_which_frames_of_its_range_kafka_has_let_go(
             admin.delete_records({TopicPartition(topic, each): before for each in partitions})
 
     def asked(low: int) -> tuple[dict[str, tuple[int, int]], list[str]]:
-        return read_kafka_offsets(settings, build_terms(settings, BackfillRequest("r", low, end, source="kafka")))
+        return read_kafka_offsets(settings, build_terms(settings, "r", low, end, source="kafka"))
 
     assert asked(1) == ({"0": (0, 0), "1": (0, 0)}, [])  # nothing was ever there
     write(20)

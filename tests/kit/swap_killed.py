@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Transaction
 
 from kiln.pipelines.backfill.run_log import find_run
-from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
+from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import swap_run
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
@@ -25,7 +25,7 @@ class Killing(FileSwap):
         self.left = moment
 
     def commit(
-        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Transaction
     ) -> None:
         self._die()
         super().commit(table, read, gone, files, mark)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pytest
@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from kiln.conf.settings.model import Backfill, Network, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
-from kiln.pipelines.app.backfill_run import BackfillRequest, backfill, build_terms
+from kiln.pipelines.app.backfill_run import backfill, build_terms
 from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
 from kiln.pipelines.backfill.run_log import RUN_TABLES, find_run
 from kiln.pipelines.backfill.swap import FileSwap
@@ -66,15 +66,17 @@ class World:
     ledger: Ledger
     lake: Lake
 
-    def run(self, name: str, **more: object) -> RunOutcome:
-        asked = replace(BackfillRequest(name, START, END), **more)  # type: ignore[arg-type]  # the fields of a Request
-        return self.make(asked)
-
-    def make(
-        self, asked: BackfillRequest, stopped: Callable[[], bool] = lambda: False, chunk: int = 1_000_000
+    def run(
+        self,
+        name: str,
+        low: int = START,
+        high: int = END,
+        stopped: Callable[[], bool] = lambda: False,
+        chunk: int = 1_000_000,
+        **more: Any,
     ) -> RunOutcome:
         settings = self.settings.model_copy(update={"backfill": Backfill(frames_per_chunk=chunk)})
-        return backfill(self.spark, settings, build_terms(settings, asked), stopped, lambda _: None)
+        return backfill(self.spark, settings, build_terms(settings, name, low, high, **more), stopped, lambda _: None)
 
     def rows(self, run: str | None, table: str) -> Rows:
         lake = self.lake if run is None else self.lake.locate_run(run)
@@ -115,7 +117,7 @@ def world(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory
     with open_session(settings, "backfill") as spark:
         lake = Lake.from_location(settings.lake_root)
         world = World(spark, settings, file, traffic.ledger, lake)
-        world.make(BackfillRequest("heard", START, END, source="files", files=(file,)), chunk=400)
+        world.run("heard", source="files", files=(file,), chunk=400)
         for table in RUN_TABLES:
             shutil.rmtree(lake.table(table), ignore_errors=True)
             shutil.copytree(lake.locate_run("heard").table(table), lake.table(table))
@@ -166,7 +168,6 @@ def test_a_capture_file_gives_the_messages_and_the_batches_of_event_time(world: 
 
 
 def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_stopped(world: World) -> None:
-    asked = BackfillRequest("again", START, END)
     calls: list[int] = []
 
     def stop_at_third() -> bool:
@@ -174,11 +175,11 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
         return len(calls) == 3
 
     with pytest.raises(StoppedError, match=r"^run again was stopped\. .* to continue$"):
-        world.make(asked, stop_at_third, chunk=400)
+        world.run("again", stopped=stop_at_third, chunk=400)
     found = find_run(world.lake, "again")
     assert found is not None
     assert not found.is_done
-    assert world.make(asked, chunk=400).rows_written > 0
+    assert world.run("again", chunk=400).rows_written > 0
     for table in RUN_TABLES[1:-1]:
         assert world.rows("again", table) == world.rows(None, table), table
         assert world.rows("again", table), table
@@ -289,7 +290,7 @@ def test_a_published_line_is_a_copy_of_the_received_line_that_is_nearest(world: 
     here = replace(world, settings=world.settings.model_copy(update={"state": tmp_path / "state"}))
     here.lake = Lake.from_location(here.settings.lake_root)
     files = tuple(tmp_path.glob("*.log"))
-    here.make(BackfillRequest("nodes", START, END, source="files", files=files), chunk=4)
+    here.run("nodes", source="files", files=files, chunk=4)
     lake = here.lake.locate_run("nodes")
     copies = Counter(row["message_id"] for row in lake.open("copies").to_pyarrow_table().to_pylist())
     messages = lake.open("messages").to_pyarrow_table().to_pylist()

@@ -32,7 +32,7 @@ def lake(state: Path) -> Lake:
 
 
 def states(lake: Lake, state: Path) -> dict[str, str]:
-    return {each.name: each.state for each in list_runs(lake, state)}
+    return {each.run.name: each.state for each in list_runs(lake, state)}
 
 
 def test_diff_swap_and_diff_again(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,6 +111,10 @@ def test_drop_removes_the_tables_and_keeps_the_account(
     begin(lake, at=TO + 10**15)  # a run of the same name is another
     assert states(lake, state) == {"r": "done"}
     assert [each.state for each in list_runs(lake, state)] == ["dropped", "done"]
+    append_event(lake, "r", "dropping", TO + 10**15 + 5)
+    capsys.readouterr()
+    assert run_command(["backfill", "list"]) == 0
+    assert "r  drop interrupted" in capsys.readouterr().out
 
 
 def test_a_run_that_somebody_works_on_is_not_dropped_or_swapped(
@@ -157,4 +161,4 @@ def test_a_table_that_cannot_be_read_is_named(lake: Lake, capsys: pytest.Capture
 
 def test_the_range_is_of_the_run(lake: Lake, state: Path) -> None:
     (only,) = list_runs(lake, state)
-    assert (only.range_from, only.range_to, only.source) == (FROM, TO, "frames")
+    assert (only.run.range_from, only.run.range_to, only.run.details["source"]) == (FROM, TO, "frames")

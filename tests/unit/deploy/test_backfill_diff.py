@@ -207,6 +207,7 @@ def test_others_rows_of_tips_and_quarantine_do_not_count(lake: Lake) -> None:
 
 def test_a_run_of_one_network_is_compared_with_that_network(lake: Lake) -> None:
     run = begin(lake, network="n")
+    lake.locate_run("r").create(["frames"])
     append(lake, "messages", [message(1, FROM), message(2, FROM, network="m")])
     append(lake, "frames", [row("frames", network=name, kafka_offset=number) for number, name in enumerate("nm")])
     faults = [
@@ -264,6 +265,7 @@ def test_the_counts_are_those_of_multisets(
     run = BackfillRun("r", FROM, TO, {"source": "frames"})
     made = drawn_update if table == "updates" else drawn_message
     for each, drawn in ((lake, live), (lake.locate_run("r"), run_s)):
+        each.create([table])
         for rows in filter(None, (drawn[::2], drawn[1::2])):  # files of their own
             append(each, table, map(made, rows))
 

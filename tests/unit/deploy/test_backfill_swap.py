@@ -14,12 +14,12 @@ from threading import Event, Semaphore, Thread
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Transaction
 
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.backfill.run_diff import diff_run
 from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run, read_events
-from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
+from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import SwapError, add_frames, swap_run
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
@@ -321,7 +321,7 @@ class Meanwhile(FileSwap):
         self.lake = lake
 
     def commit(
-        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Transaction
     ) -> None:
         for each in self.happens.pop(table, []):
             assert callable(each)
@@ -373,7 +373,7 @@ class Paced(FileSwap):
         self._turns = turns
 
     def commit(
-        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: SwapMarker
+        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Transaction
     ) -> None:
         self._turns.release(2)
         super().commit(table, read, gone, files, mark)

@@ -96,7 +96,7 @@ def test_rows_go_by_age_only_where_the_settings_say_so(
         assert words in capsys.readouterr().err
 
 
-def test_what_a_run_has_begun_to_read_stays_until_the_run_is_done(state: Path) -> None:
+def test_what_a_run_or_its_swap_reads_stays_until_it_is_done(state: Path) -> None:
     lake = fill(state)
     settings = Settings(state=state)
     details = {"inputs": {"live": {TABLE: 4}}}
@@ -108,6 +108,10 @@ def test_what_a_run_has_begun_to_read_stays_until_the_run_is_done(state: Path) -
     append_event(lake, "november", "done", 3)
     assert build_policy(settings, TABLE, read_runs(lake)).pinned == 7
     append_event(lake, "later", "dropped", 4)
+    assert build_policy(settings, TABLE, read_runs(lake)).pinned is None
+    append_event(lake, "november", "swapping", 5, details={TABLE: 9, "by": "host:/state"})
+    assert build_policy(settings, TABLE, read_runs(lake)).pinned == 9
+    append_event(lake, "november", "swapped", 6)
     assert build_policy(settings, TABLE, read_runs(lake)).pinned is None
 
 

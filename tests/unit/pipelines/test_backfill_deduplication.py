@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +12,6 @@ from kiln.pipelines.backfill.deduplication import (
     FirstCopySelector,
     FramePosition,
     StreamHistory,
-    UpdateCandidate,
     match_signed,
     match_unsigned,
 )
@@ -63,16 +64,28 @@ def test_copies_that_are_kept_are_apart_and_the_others_are_near_one(times: list[
     assert all(any(abs(at - one) < remembered for one in found) for at in ordered)
 
 
-def announced(at: int, separator: str | None, is_live: bool = False) -> UpdateCandidate:
-    return UpdateCandidate(at, "LIVE", separator, "tip", "author", is_live)
+class Announcement(NamedTuple):
+    at: int
+    separator: str | None
+    is_live: bool = False
 
 
-def times_of_updates(history: StreamHistory, *candidates: UpdateCandidate) -> list[int]:
-    return [each.event_time for each in candidates if history.offer(each)]
+def times_of_updates(history: StreamHistory, *candidates: Announcement) -> list[int]:
+    return [
+        each.at
+        for each in candidates
+        if history.offer(each.at, "LIVE", each.separator, "tip", "author", is_live=each.is_live)
+    ]
 
 
 def test_an_update_is_new_once_in_a_day_for_each_claim() -> None:
-    said = [announced(0, "a"), announced(5, "a"), announced(6, "b"), announced(DAY - 1, "a"), announced(DAY, "a")]
+    said = [
+        Announcement(0, "a"),
+        Announcement(5, "a"),
+        Announcement(6, "b"),
+        Announcement(DAY - 1, "a"),
+        Announcement(DAY, "a"),
+    ]
     assert times_of_updates(StreamHistory(DAY), *said) == [0, 6, DAY]
 
 
@@ -80,9 +93,13 @@ def test_what_live_stamped_is_new_and_what_is_near_it_is_none() -> None:
     history = StreamHistory(DAY)
     for at in (7, 9):
         history.add_update("LIVE", "a", "tip", at)
-    live = [announced(7, "a", is_live=True), announced(9, "a", is_live=True)]
-    assert times_of_updates(history, announced(5, "a"), *live, announced(10, "a"), announced(11, "b")) == [7, 9, 11]
-    assert times_of_updates(history, announced(12, None)) == [], "one without separator repeats any"
+    live = [Announcement(7, "a", is_live=True), Announcement(9, "a", is_live=True)]
+    assert times_of_updates(history, Announcement(5, "a"), *live, Announcement(10, "a"), Announcement(11, "b")) == [
+        7,
+        9,
+        11,
+    ]
+    assert times_of_updates(history, Announcement(12, None)) == [], "one without separator repeats any"
 
 
 def test_a_return_that_live_has_later_is_no_update_before() -> None:
@@ -90,8 +107,8 @@ def test_a_return_that_live_has_later_is_no_update_before() -> None:
     for at in (1, 20):
         history.add_update("LIVE", "a", "tip", at)
     history.add_announcement("LIVE", "author", "another tip", 5)
-    assert times_of_updates(history, announced(10, "a"), announced(20, "a", is_live=True)) == [20]
+    assert times_of_updates(history, Announcement(10, "a"), Announcement(20, "a", is_live=True)) == [20]
     missed = StreamHistory(DAY)
     missed.add_update("LIVE", "a", "tip", 1)
     missed.add_announcement("LIVE", "author", "another tip", 5)
-    assert times_of_updates(missed, announced(10, "a"), announced(11, "a")) == [10]
+    assert times_of_updates(missed, Announcement(10, "a"), Announcement(11, "a")) == [10]

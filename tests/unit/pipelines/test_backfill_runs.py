@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from kiln.conf.settings.durations import parse_micros
 from kiln.conf.settings.reading import load_settings
-from kiln.pipelines.app.backfill_run import BackfillRequest, parse_source, save_request_streams
+from kiln.pipelines.app.backfill_run import build_terms, parse_source, save_input
 from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, StoppedError, run
 from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
 from kiln.pipelines.backfill.terms import (
@@ -200,6 +200,6 @@ def test_a_signal_while_input_is_saved_leaves_nothing_behind(tmp_path: Path, mon
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(StreamWithSignal())))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(StoppedError, match="run z was stopped before it began"):
-        save_request_streams(settings, BackfillRequest("z", 0, 1, source="files", files=(Path("-"),)))
+        save_input(settings, build_terms(settings, "z", 0, 1, source="files", files=[Path("-")]))
     assert not (tmp_path / "state" / "backfill" / "z").exists()
     assert signal.getsignal(signal.SIGTERM) is before

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import overload
 
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from kiln.deploy.query.ask import query_lake
-from kiln.pipelines.backfill.swap import FileSwap, SwapMarker
+from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.delta.commits import SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
@@ -97,12 +97,12 @@ def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(lake: Lake) ->
     def take() -> None:
         read = lake.open(TABLE)
         gone = [str(path) for path in read.get_add_actions()["path"].to_pylist()]
-        FileSwap(lake).commit(TABLE, read, gone, files(lake, "new"), SwapMarker("run", TABLE, 1))
+        FileSwap(lake).commit(TABLE, read, gone, files(lake, "new"), Transaction(f"swap:run:{TABLE}", 1))
 
     assert commits.commit(TABLE, Meanwhile(files(lake, "b"), take), WriteId("query", 1))
     assert commits.commit(TABLE, files(lake, "c"), WriteId("query", 2))
     assert not DeltaRsCommits(lake).commit(TABLE, files(lake, "twice"), WriteId("query", 2))
-    assert FileSwap(lake).has_step(TABLE, SwapMarker("run", TABLE, 1))
+    assert FileSwap(lake).has_step(TABLE, Transaction(f"swap:run:{TABLE}", 1))
     assert held(lake) == ["b", "c", "new"]
     assert set(query_lake(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}
 

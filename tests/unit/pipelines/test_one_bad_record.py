@@ -20,6 +20,8 @@ from kiln.pipelines.archive import rows as archive_rows
 from kiln.pipelines.archive import transform as archive
 from kiln.pipelines.archive.rows import CopyRow, MessageRow, build_control_rows, build_message_row
 from kiln.pipelines.backfill import copies as history_copies
+from kiln.pipelines.backfill.copies import RunTarget
+from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.batch import offset_range as stretch
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
 from kiln.pipelines.batch.windows import PartitionWindows
@@ -348,14 +350,17 @@ def test_a_row_that_its_table_cannot_hold_does_not_stop_sink(lake: Lake) -> None
     assert column(lake, files, "quarantine", "reason") == ["processing_failed"]
 
 
-def test_a_backfill_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backfill_goes_on(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_copies, "build_message_row", failing(build_message_row, TIPS[BAD], ValueError("no")))
-    rows = [build_frame_row(3, 77 + at, 0, frame) for at, frame in enumerate(UPDATES)]
-    decoder = decode.FrameDecoder(DecodeConfig("either"))
+    config = DecodeConfig("either")
+    decoder, copies = (
+        decode.FrameDecoder(config),
+        history_copies.CopyDecoder(config, RunTarget(lake, lake, TimeRange(0, 1))),
+    )
     found = [
-        history_copies._merge_copy(item)
-        for row in rows
-        for item in history_copies._decode_row(decoder, row).items
+        copies._hold(item)
+        for at, frame in enumerate(UPDATES)
+        for item in decoder.decode_frame(frame, 3, 77 + at)
         if isinstance(item, decode.DecodedMessage)
     ]
     (fault,) = (item for item in found if isinstance(item, decode.RejectedMessage))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from kiln.pipelines.backfill.separator_windows import LiveBatch, SeparatorWindows
+from kiln.pipelines.backfill.separator_windows import SeparatorWindows
 from kiln.pipelines.batch.offset_range import WindowKey
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.log_model import Update, windows_of
@@ -65,7 +65,7 @@ def test_windows_are_right_from_the_first_window_of_live_on(log: Log, start: int
     start %= len(log)
     windows = SeparatorWindows(KEY, T, 0, 2**60)
     for at, _ in whole:
-        windows.add_live_batch(at, at + T, LiveBatch("cid", at))
+        windows.add_live_batch(at, at + T, "cid", at)
     found = opened(log[start:], windows, start)
     tips = {cid_text(TIPS[number]): number for number in range(len(log))}
     first_of = {min(tips[tip] for tip in window[1]): window for window in whole}
@@ -77,10 +77,10 @@ def test_windows_are_right_from_the_first_window_of_live_on(log: Log, start: int
 def test_a_window_of_another_length_is_no_place_to_begin() -> None:
     log = [(0, 0), (6, 6), (9, 9), (12, 12), (16, 16)]
     windows = SeparatorWindows(KEY, T, 0, 2**60)
-    windows.add_live_batch(6, 6 + 2 * T, LiveBatch("cid", 6))
+    windows.add_live_batch(6, 6 + 2 * T, "cid", 6)
     assert [at for at, _ in opened(log, windows)] == [0, 12]
     windows = SeparatorWindows(KEY, T, 0, 2**60)
-    windows.add_live_batch(6, 6 + T, LiveBatch("cid", 6))
+    windows.add_live_batch(6, 6 + T, "cid", 6)
     assert [at for at, _ in opened(log, windows)] == [0, 6, 16]
-    assert windows.find_emitted_at(6, "cid") == 6
-    assert windows.find_emitted_at(6, "another") is None
+    assert windows.take_emitted_at(6, "cid") == 6
+    assert windows.take_emitted_at(6, "another") is None

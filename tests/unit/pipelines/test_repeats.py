@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kiln.pipelines.backfill.deduplication import StreamHistory, UpdateCandidate
+from kiln.pipelines.backfill.deduplication import StreamHistory
 from kiln.pipelines.decode.decoder import MessageRef
 from kiln.pipelines.runtime.dedup_store import DedupStore, DedupStoreConfig
 from kiln.pipelines.updates.repeats import Announcement, select_updates
@@ -155,7 +155,7 @@ def test_all_ways_agree_with_the_model_however_micro_batches_are_cut_and_repeate
     by_backfill = [
         number
         for number, each in enumerate(log)
-        if history.offer(UpdateCandidate(each.heard, "LIVE", each.separator, each.tip, each.author, is_live=False))
+        if history.offer(each.heard, "LIVE", each.separator, each.tip, each.author, is_live=False)
     ]
     assert numbers(by_file) == numbers(by_spark) == by_backfill == expected
 
@@ -177,7 +177,7 @@ def test_a_backfill_in_chunks_gives_what_it_gives_at_once(
     later = [
         number
         for number, each in enumerate(log[cut:], cut)
-        if history.offer(UpdateCandidate(each.heard, "LIVE", each.separator, each.tip, each.author, is_live=False))
+        if history.offer(each.heard, "LIVE", each.separator, each.tip, each.author, is_live=False)
     ]
     assert later == [number for number in expected if number >= cut]
 
