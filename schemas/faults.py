@@ -272,13 +272,13 @@ FAULTS: Final = (
     Fault(
         "message",
         "unknown_shape",
-        "`typ` is the number of KEEPALIVE and BATCH_UPDATE, but the message has the fields of neither.",
+        "`typ` is a number of KEEPALIVE or BATCH_UPDATE, but the message has the fields of neither.",
         _BATCH_TYP,
     ),
     Fault(
         "message",
         "ambiguous_shape",
-        "`typ` is the number of KEEPALIVE and BATCH_UPDATE, and the message has the fields of both.",
+        "`typ` is a number of KEEPALIVE or BATCH_UPDATE, and the message has the fields of both.",
         _BATCH_TYP,
     ),
     Fault(
@@ -394,8 +394,8 @@ FAULTS: Final = (
     Fault(
         "decoder",
         "decoder_too_slow",
-        "The decoder of `network.decoder` took longer than 1 s. After five such messages, Kiln does not call it again "
-        "until the next micro-batch.",
+        "The decoder of `network.decoder` took longer than 1 s. After five such messages in a task, Kiln does not "
+        "call the decoder again in that task.",
         _DECODER,
     ),
     Fault(

@@ -25,7 +25,7 @@ class QuerySpec:
     topics: tuple[str, ...] = ()
     """topics that this query writes"""
     looks_up: tuple[str, ...] = ()
-    """topics that this query reads in full in each application, and of which it keeps no offset"""
+    """topics that this query reads in full at each start of its application, without saving offsets"""
     appends: tuple[str, ...] = ()
     """the `tables` that are free of duplicates only as long as the query keeps its checkpoint (decision 13)"""
     at_most: int = 200_000

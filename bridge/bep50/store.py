@@ -47,8 +47,9 @@ def decode_topic(data: bytes) -> StoredTopic:
         raise BencodeError("not a dictionary")
     item = read_item(fields) if b"v" in fields else None
     refusal = find_refusal(item) if isinstance(item, Item) else item
-    if isinstance(item, KrpcRefusal) or refusal is not None:
-        raise ValueError(f"its item is not valid: {refusal.text.decode() if refusal else ''}")
+    if refusal is not None:
+        raise ValueError(f"its item is not valid: {refusal.text.decode()}")
+    assert not isinstance(item, KrpcRefusal)
     return StoredTopic(item, read_addresses(fields.get(b"contacts")))
 
 

@@ -36,7 +36,7 @@ class OverlayContact:
     id: bytes
     address: DhtAddress
     first_answered: float
-    """Time of the node's first response. The contact with the earliest is retained (BEP 5, Routing Table)."""
+    """Time of the node's first response. The contact that answered first is retained (BEP 5, Routing Table)."""
     last_answered: float
     failures: int = 0
     """Unanswered queries since the last response."""

@@ -42,7 +42,7 @@ class ItemTap:
         self.frames_out = 0
 
     def record(self, transfer: ItemTransfer, now: int) -> None:
-        """Put the datagram's frame.
+        """Pass the frame of a datagram to `put`.
 
         Args:
             now: Unix time in ns.

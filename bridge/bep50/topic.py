@@ -70,7 +70,7 @@ MAX_REFUSALS: Final = 3
 MAX_UNRESPONSIVE: Final = 1024
 FIRST_RETRY: Final = 2.0
 LAST_RETRY: Final = 60.0
-"""Seconds between attempts to join while there are no contacts: doubled each time, up to `LAST_RETRY`."""
+"""Longest wait between attempts to join while there are no contacts, s; it begins with `FIRST_RETRY` and doubles."""
 # The largest UDP payload in an Ethernet frame: 1500 bytes without the headers of IP and UDP.
 _ROOM: Final[dict[Family, int]] = {4: 1472, 6: 1452}
 

@@ -74,7 +74,7 @@ class Fetch:
 
     @property
     def order(self) -> tuple[bool, int, int, int]:
-        """Sort key: blocks with waiting updates before checks, then fewest attempts, then age."""
+        """Sort key: blocks for which records wait before others, then fewest attempts, earliest due, first added."""
         return not self.waiting, self.tries, self.due, self.number
 
 

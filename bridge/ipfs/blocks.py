@@ -34,8 +34,8 @@ class BlockUnavailableError(Exception):
 
 
 class BlockRefusedError(Exception):
-    """The block is rejected, and would be at a later attempt too. `reason` is the reason for quarantine, which the
-    message describes."""
+    """The block is rejected, and a later attempt would not help. `reason` is the reason for quarantine; the message
+    describes it."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -80,7 +80,7 @@ class BlockStore(Protocol):
         ...
 
     def status(self) -> IpfsStatus:
-        """Return the counts at once."""
+        """Return the numbers of connections and blocks, without waiting for a node."""
         ...
 
     def describe(self) -> str:

@@ -50,7 +50,7 @@ class CaptureBudget:
     def spend(self, peer: bytes, size: float, connected: Collection[bytes], now: float) -> float:
         """Charge `size` bytes to a peer, and return for how many seconds they must wait.
 
-        Call it again after a second with no bytes, since the wait shortens when other peers disconnect.
+        After a second, call it again with `size` 0, since the wait shortens when other peers disconnect.
 
         Args:
             connected: all connected peers.

@@ -8,7 +8,7 @@ these faults:
 * It queries any connected peer, whether or not that peer is in the DHT.
 * It accepts a prefix of the protocol id and ignores it.
 * It stores keys, values (50,000 of 1 MiB) and counts by peer for others with no useful limit.
-* It echoes ADD_PROVIDER. go sends another query on the same stream, and would take the echo for its answer.
+* It echoes ADD_PROVIDER. go-libp2p sends another query on the same stream, and takes the echo for its answer.
 
 Times are seconds of the caller's clock.
 """
@@ -40,8 +40,8 @@ _MAX_PEER_ID: Final = 42  # bytes; longer keys are hashed
 def topic_key(topic: str) -> bytes:
     """Return the DHT key of a topic: the sha2-256 multihash of its UTF-8 (CIP-120, Peer discovery).
 
-    The routing discovery of go and js uses the same key: theirs is a CID of that multihash, and the DHT sees only the
-    multihash.
+    The routing discovery of go-libp2p and js-libp2p uses the same key: theirs is a CID of that multihash, and the DHT
+    sees only the multihash.
     """
     key: bytes = multihash.digest(topic.encode(), "sha2-256")
     return key

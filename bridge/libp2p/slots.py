@@ -54,12 +54,12 @@ class Slot:
 class InboundSlots:
     """A limited number of inbound connections, in handshake or established.
 
-    If all slots are taken, one connection gives up its slot to a new connection, so that silent connections cannot keep
-    others out. It is in the network prefix with the most connections, there at the address with the most, and if
-    possible of a peer that delivered nothing. Useful peers give up no slot while others exist, unless their prefix has
-    a quarter of all slots: one attacker with many peers could make them all useful. The quarter is for global
-    addresses, since many peers may share a private network or loopback. A new connection is refused if every slot is
-    protected.
+    If all slots are taken, a new connection takes the slot of another one, so that silent connections cannot keep
+    others out. The other one is in the network prefix with the most connections, there at the address with the most,
+    and if possible of a peer that delivered nothing. Useful peers keep their slots while others exist, unless their
+    prefix has a quarter of all slots: one attacker with many peers could make them all useful. The quarter is for
+    global addresses, since many peers may share a private network or loopback. A new connection is refused if every
+    slot is protected.
     """
 
     def __init__(self, limit: int, value: Callable[[bytes], PeerValue] = lambda peer: PeerValue.UNKNOWN) -> None:

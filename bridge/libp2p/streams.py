@@ -94,10 +94,10 @@ class BufferedTCPTransport(TCP):
 class GossipStream(YamuxStream):
     """A yamux stream with exact, batched credit, no lock on reading, and writes that wait as long as the caller does.
 
-    Bytes received before its connection ended can still be read. Stock discards them; sends a window update for every
-    read; lets the receive window grow to 16 MiB, which a paused reader then occupies for each peer; only logs that a
-    peer exceeds its window; aborts a write after 5 s without window in the middle of a message, which ends the stream
-    of any peer that pauses.
+    Bytes received before the stream's connection ended can still be read: stock discards them. Stock also sends a
+    window update for every read. It lets the receive window grow to 16 MiB, which a paused reader then occupies for
+    each peer, and only logs that a peer exceeds its window. After 5 s without window, it aborts a write in the middle
+    of a message, which ends the stream of any peer that pauses.
     """
 
     _unacknowledged = 0  # bytes read, for which no window update was sent

@@ -272,7 +272,7 @@ def quarantine_replay(
         stages = ", ".join(replay.other_stages)
         out.print(f"not replayed: stage {stages}. kiln quarantine show --reason {reason} shows what to do")
     if found.back:
-        out.print("next: kiln run --catch-up. Restart a kiln run that started before the settings changed", style="dim")
+        out.print("next: kiln run --catch-up. If Kiln runs, restart it only if settings have changed", style="dim")
 
 
 # ---------------------------------------------------------------- output: bytes of peers as `printable` text or hex

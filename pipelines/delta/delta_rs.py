@@ -22,7 +22,7 @@ Here `kiln.pipelines.maintenance` removes old entries."""
 
 
 class DeltaRsCommits:
-    """Commits of one query to the tables of a lake. It reads each table once, then follows its log. For one thread."""
+    """Writer of one query's commits. It reads each table once, then follows the log of the table. For one thread."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
         """Create the committer. `durable`: sync each commit to disk before `commit` returns."""

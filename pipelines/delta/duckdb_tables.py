@@ -265,7 +265,7 @@ def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
 
 
 _ROW_POSITION: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}
-"""DuckDB's columns of a row's position."""
+"""DuckDB's columns with the position of a row."""
 
 
 def build_columns_query(

@@ -107,7 +107,7 @@ _LAST_SEQUENCE = 2**63 - 1  # the greatest sequence, and the greatest number of 
 class StoredFrameRanges:
     """Frame ranges of all connections in the lake, in a temporary SQLite database on this machine's disk.
 
-    Memory use and lookup time depend on the ranges of the lookup, not on the number of stored ranges. SQLite removes
+    Memory use and lookup time depend on the ranges looked up, not on the number of stored ranges. SQLite removes
     the file when the process ends. Every method raises `LakeError` if the disk is full.
     """
 

@@ -3,7 +3,7 @@
 Times are µs since the epoch, sizes bytes.
 
 Small files are compacted as in a log-structured merge tree. Sizes fall into tiers, each eight times the previous one. A
-file is rewritten only together with enough others of its tier, so a row is written a few times in all, however often
+file is rewritten only together with enough others of its tier, so a row is written only a few times, however often
 maintenance runs.
 """
 

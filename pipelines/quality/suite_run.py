@@ -68,7 +68,7 @@ class SuiteRun:
             validator: Great Expectations.
             state_file: State of the checks. Without it, the checks cover all rows and store no state.
             since: Cover only rows from this time on, by the table's time column.
-            limits: Versions of tables that all queries have passed; for other tables, the newest version applies.
+            limits: By table, the newest version whose rows all queries have processed; by default the newest one.
             recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
                 fault.
 
@@ -285,7 +285,7 @@ class SuiteRun:
             self._views[view] = query
 
     def _count_waiting(self, check: SuiteCheck, passed: Mapping[str, DeltaTable]) -> int:
-        """Count the rows of the check's table that are not checked yet, because not all queries have passed them."""
+        """Count the rows of the check's table that are not checked yet, because not all queries have processed them."""
         newest, judged = self._tables[check.table], passed.get(check.table)
         if judged is None or judged.version() == newest.version():
             return 0

@@ -1,10 +1,11 @@
-"""Newest version of each table whose rows all queries have processed (docs/design, decision 29).
+"""For each table, the newest version of which every query has processed all rows (docs/design, decision 29).
 
-A row may be judged once no query can still add what follows from it. The checkpoints show this: each contains the
-offsets of its newest micro-batches, and the times at which they were planned. The output of a query is in its topics
-before the query plans its next micro-batch. A micro-batch of `sink` that reached the ends of its topics has read all
-that was written before the preceding micro-batch of `sink` was planned. At the end of a run nothing more is planned, so
-the run notes that all queries have read everything. In doubt, a row is judged too late rather than too early.
+The quality checks cover a row once no query can still add rows that follow from it. The checkpoints show this: each
+contains the offsets of its newest micro-batches, and the times at which they were planned. The output of a query is in
+its topics before the query plans its next micro-batch. For a micro-batch, Spark first reads the ends of the topics, and
+then takes the time. So a micro-batch of `sink` that reached the ends is only certain to have read what was written
+before the preceding micro-batch of `sink` was planned. At the end of a run, no further micro-batch is planned, so the
+run saves that all queries have read everything. In doubt, a row is checked too late rather than too early.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.schemas.queries import QUERIES
 
 CAUGHT_UP_FILE: Final = "caught-up.json"
-"""file in the folder of the checkpoints: newest micro-batch by query id, from when all queries had read everything"""
+"""file in the folder of the checkpoints: the newest micro-batch by query id when all queries had read all records"""
 
 _NONE: Final = -1
 
@@ -59,7 +60,7 @@ def read_committed(checkpoints: Location, names: Collection[str]) -> dict[str, i
 
 
 def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> dict[str, int]:
-    """Find the version of each table up to which all queries have passed.
+    """Find the newest version of each table of which every query has processed all rows.
 
     Args:
         lake: The tables.
@@ -90,7 +91,7 @@ def _read_marks(checkpoints: Location) -> dict[str, int]:
 
 
 def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int]:
-    """Find the newest micro-batches of `archive` and `sink` that the other queries have passed."""
+    """Find the newest micro-batches of `archive` and `sink` whose rows the other queries have processed."""
     planned = {name: _list_batches(checkpoint) for name, checkpoint in existing.items()}
     done = {
         name: [one for one in planned[name] if one.number <= checkpoint.committed]
@@ -146,7 +147,7 @@ def _find_version(lake: Lake, table: str, query_id: str, number: int) -> int | N
     try:
         version = lake.open(table).version() if lake.has(table) else None
     except LakeError:
-        return None  # reported by those who read the table
+        return None  # whoever reads the table reports the error
     for commit in reversed(list_commits(lake.folder(table)) if version is not None else []):
         writes = [
             action["txn"]["version"]

@@ -65,8 +65,8 @@ class QueryProgress:
 class _JsonListener(JStreamingQueryListener):
     """Fetches the progress of a micro-batch as one JSON text.
 
-    PySpark's own listener calls the JVM for each value. With five queries, these hundreds of calls take a fifth of a
-    core in Python, and as much in the JVM.
+    PySpark's own listener calls the JVM for each value. These hundreds of calls take a fifth of a core in Python,
+    and as much in the JVM.
     """
 
     def onQueryProgress(self, jevent: JavaObject) -> None:

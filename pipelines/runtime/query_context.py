@@ -134,7 +134,7 @@ class QueryContext:
         )
 
     def find_deduplication(self, query: str) -> Deduplication:
-        """Return the deduplication of a query, as `runtime.deduplication.find_deduplication` does."""
+        """Return the deduplication of a query: a file, or Spark's state on a cluster."""
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
         return find_deduplication(checkpoint, master, self.dedup_retention, durable=self.durable)
 
@@ -146,7 +146,7 @@ class QueryContext:
     def register_source(
         self, query: str, session: SparkSession, task: ArrowTask, *, small: int = 20_000, tasks: int = 0
     ) -> str:
-        """Register the topics of a query as a source of its session, as `register_source` does.
+        """Register the topics that a query reads as a source of its session, and return the format of the source.
 
         Args:
             query: Name of the query.

@@ -1,9 +1,9 @@
 """Reader of files of lines: decompresses files, divides them at line ends, and reads lines within bounded memory.
 
-It removes layers: what log drivers and terminals put around the lines of a program. Known layers are the JSON objects
-of Docker and PM2; the prefixes of CRI, `docker logs -t`, `kubectl logs --timestamps --prefix`, Docker Compose, PM2 and
-`ts`; ANSI colors, blanks and byte order marks of UTF-8. Layers nest: Compose prefixes lines that may begin with a time.
-A prefix is only removed at the start of a line, because peers may have chosen the rest of the line.
+The reader removes layers: text that log drivers and terminals put around the lines of a program. Known layers are the
+JSON objects of Docker and PM2; the prefixes of CRI, `docker logs -t`, `kubectl logs --timestamps --prefix`, Docker
+Compose, PM2 and `ts`; ANSI colors, blanks and byte order marks of UTF-8. Layers nest: Compose prefixes lines that may
+begin with a time. A prefix is only removed at the start of a line, because peers may have chosen the rest of the line.
 """
 
 from __future__ import annotations

@@ -336,7 +336,8 @@ _ALL: Final = (
             _may(
                 "decoded",
                 "string",
-                "JSON that the decoder of network.decoder made of the data (DATA). Null: no decoder, or it failed",
+                "For type DATA: JSON that the decoder named in network.decoder made of `data`. Null: no decoder, or it "
+                "failed",
                 '{"sensor": 7, "celsius": 21.5}',
             ),
         ),

@@ -45,10 +45,10 @@ class EpochGuard:
         return False
 
     def load_epoch(self, writer: str, number: int) -> set[bytes] | None:
-        """Return the messages so far of this epoch of a writer, which becomes the last to have written.
+        """Return the digests of an epoch's messages so far, and mark its writer as the last to write.
 
         Returns:
-            Their digests, to which the caller adds those of new messages; `None` if the writer has begun a newer epoch.
+            A set, to which the caller adds the digests of new messages; `None` if the writer has begun a newer epoch.
         """
         newest, digests = self._epochs.pop(writer, (number, set[bytes]()))
         if newest < number:

@@ -29,7 +29,7 @@ _SMALLEST_FIELD: Final = 2  # bytes
 
 
 class _MessageType(NamedTuple):
-    """A message type: by number, its fields that are themselves messages with repeated fields.
+    """A message type, with those of its fields, by number, that are themselves messages with repeated fields.
 
     The parser makes no objects for other contents, so a publish entry is one item whatever it contains.
     """

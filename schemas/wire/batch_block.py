@@ -4,8 +4,8 @@ DAG-CBOR::
 
     {"tips": {<StreamID as base36 text>: [<link>, …], …}}        link = tag 42 over 00 ‖ CID bytes
 
-CIP-123 writes the StreamID as bytes, which DAG-CBOR forbids as a map key and every IPLD library refuses; text keys are
-what RESPONSE messages of the same protocol use. Written canonically: keys by length, then bytewise; tips without
+CIP-123 writes the StreamID as bytes, which DAG-CBOR forbids as a map key and every IPLD library refuses; RESPONSE
+messages of the same protocol use text keys. A block is written canonically: keys by length, then bytewise; tips without
 repeats, in order of their CID bytes. So equal contents are equal bytes with one CID, for every writer.
 """
 
@@ -75,8 +75,9 @@ class ForeignBlock(NamedTuple):
 def is_block_cid(cid: bytes) -> bool:
     """Return true if a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
 
-    CIP-123 specifies none of them. Only sha2-256 is checked (`kiln.schemas.wire.cid.check_block`), and only CBOR is
-    read. A writer that uses the literal byte keys, which DAG-CBOR forbids, may write the codec cbor or raw.
+    CIP-123 specifies none of these. Only sha2-256 is checked (`kiln.schemas.wire.cid.check_block`), and only CBOR is
+    read. A writer that follows CIP-123 literally has byte keys, which DAG-CBOR forbids, and may write the codec cbor or
+    raw.
 
     Raises:
         CidError: ``cid`` is not one CID.

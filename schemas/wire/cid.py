@@ -206,7 +206,7 @@ def read_sha2_256_digest(cid: bytes) -> bytes | Rejected:
 
 
 def check_block(block: bytes, cid: bytes) -> Rejected | None:
-    """Check a block against its CID, and return None if it fits, else the reason (one of REASONS)."""
+    """Check a block against its CID, and return None if they match, else the reason (one of REASONS)."""
     digest = read_sha2_256_digest(cid)
     if isinstance(digest, Rejected):
         return digest

@@ -1,7 +1,7 @@
 """Authorship of gossipsub messages: peer ids, message ids, signatures.
 
 Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,
-Peer Ids); docs/design, decision 5. Where they leave room, this follows go-libp2p, which most peers run.
+Peer Ids); docs/design, decision 5. Where they leave room, this module follows go-libp2p, which most peers run.
 
 Nothing that reads a message raises on any bytes.
 """

@@ -49,7 +49,7 @@ QUERY: Final = 1
 RESPONSE: Final = 2
 KEEPALIVE: Final = 3
 BATCH_UPDATE: Final = 3
-"""CIP-123's number, which KEEPALIVE used already (decision 3)."""
+"""CIP-123's number for BATCH_UPDATE, which KEEPALIVE used already (decision 3)."""
 BATCH_UPDATE_OTHER: Final = 4
 """The next free number, for a network that avoids the clash."""
 
@@ -128,7 +128,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
     from KEEPALIVE (decision 3).
     """
     if len(data) > MAX_DATA:
-        return Rejected("data_too_large", f"{len(data):,} bytes of data; {MAX_DATA:,} are read")
+        return Rejected("data_too_large", f"{len(data):,} bytes of data; the limit is {MAX_DATA:,}")
     try:
         message: _JSON = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -224,7 +224,7 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
     sep, batch, ts = message.get("sep"), message.get("batch"), message.get("ts")
     if isinstance(sep, str) and isinstance(batch, str):
         if _is_number(ts):
-            return Rejected("ambiguous_shape", "sep and batch of a BATCH_UPDATE, and ts of a KEEPALIVE")
+            return Rejected("ambiguous_shape", "has sep and batch, as a BATCH_UPDATE, and also ts, as a KEEPALIVE")
         try:
             sep = format_separator(parse_separator(sep))
         except TopicError as error:

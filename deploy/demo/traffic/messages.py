@@ -291,7 +291,7 @@ class MessageFactory:
             case "bad_shape":
                 return self._bad_shape()
             case _:
-                raise ValueError(f"garbage of kind {kind} is not made of data")
+                raise ValueError(f"garbage of kind {kind} has valid data. Use a kind of DATA_GARBAGE")
 
     def _plain_update(self) -> bytes:
         return write_update(self._pick("stream").text, cid_text(b"\x01\x85\x01\x12\x20" + self._random.randbytes(32)))
