@@ -265,7 +265,8 @@ def read_copy(copy: MergedRow, sources: Mapping[FramePosition, bytes]) -> Messag
     if not copy.note & REPEAT:
         return _MESSAGE_DECODER.decode(copy.data)
     position, own = _REPEAT_DECODER.decode(copy.data)
-    return _MESSAGE_DECODER.decode(sources[position])._replace(**dict(zip(_OF_COPY, own, strict=True)))
+    columns = _MESSAGE_DECODER.decode(sources[position])._asdict() | dict(zip(_OF_COPY, own, strict=True))
+    return MessageRow._make(columns.values())
 
 
 def _serialize_shared(row: FrameRow) -> bytes:

@@ -8,14 +8,9 @@ from collections.abc import Collection, Sequence
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.transaction import AddAction, RemoveAction
 
-from kiln.conf.process.errors import KilnError
 from kiln.pipelines.delta.delta_rs import commit_replacement
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
-
-
-class OvertakenError(KilnError):
-    """Another writer removed files of the table, so the step must be planned again. Nothing was committed."""
 
 
 class FileSwap:
@@ -37,7 +32,7 @@ class FileSwap:
 
     def commit(
         self, table: str, opened: DeltaTable, removed: Collection[str], files: Sequence[DataFile], mark: Transaction
-    ) -> None:
+    ) -> bool:
         """Replace files of a table.
 
         Args:
@@ -47,8 +42,10 @@ class FileSwap:
             files: Files to add.
             mark: Identifies the step, so that it is committed once (PROTOCOL.md, Transaction Identifiers).
 
+        Returns:
+            False if another writer removed one of the files, or committed the step. Nothing was committed.
+
         Raises:
-            OvertakenError: Another writer removed one of the files.
             SchemaChangedError: Another program has changed the table's columns.
         """
         if self._durable:
@@ -59,6 +56,7 @@ class FileSwap:
         properties = CommitProperties(app_transactions=[mark], max_commit_retries=0)
         followed = opened.version()
         if not commit_replacement(self._lake, table, opened, actions, properties):
-            raise OvertakenError(f"table {table} in {self._lake.path} was changed by another writer")
+            return False
         if self._durable:
             self._lake.sync_commits(table, followed + 1, opened.version())
+        return True
