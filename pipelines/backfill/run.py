@@ -430,10 +430,10 @@ class _ChunkRunner:
         live_updates = self._read("updates", self._find_live("updates"), near)
         own_updates = self._read("updates", self._find_own("updates", "decoding"), near)
         of_messages = (
-            messages.mark_live_messages(live_messages),
-            messages.mark_live_updates(live_updates),
-            messages.mark_run_messages(own_messages),
-            messages.mark_run_updates(own_updates),
+            messages.mark_messages(live_messages, messages.LIVE_MESSAGE),
+            messages.mark_messages(own_messages, messages.RUN_MESSAGE),
+            messages.mark_updates(live_updates, messages.LIVE_UPDATE),
+            messages.mark_updates(own_updates, messages.RUN_UPDATE),
         )
         of_streams = (
             updates.mark_known_streams(self._read("streams", self._find_live("streams"), TimeBounds())),
