@@ -154,9 +154,9 @@ def _select_partition(
                             faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(message_row.data))
             for candidate in message.list_candidates(target.span):
-                row = candidate.row
-                head = row.network, row.stream or "", CANDIDATE, candidate.event_time
-                position = row.kafka_partition, row.kafka_offset, row.message_index or 0
+                first = candidate.row
+                head = first.network, first.stream or "", CANDIDATE, candidate.event_time
+                position = first.kafka_partition, first.kafka_offset, first.message_index or 0
                 yield from out.add(MergedRow(*head, *position, data=pack(candidate)))
         yield from out.finish(StageOutput([*inside.close(), *faults.close()], outside.close()))
 
