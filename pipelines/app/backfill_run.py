@@ -97,19 +97,16 @@ def build_terms(
     Raises:
         BundleError: The topic bundles of the settings contradict the table `bundles`.
     """
-    batches = batch_config(settings)
+    batching = batch_config(settings)
     return RunTerms(
         name=name,
         span=TimeRange(low, high),
         decoding=replace(decode_config(settings), native_core=engine == "core"),
-        window=batches.window if window is None else micros(window),
-        grace=batches.grace,
+        batching=batching if window is None else replace(batching, window=micros(window)),
         source=source,
         files=tuple(map(str, files)),
         network=network,
         as_of=as_of,
-        block_limit=batches.block_limit,
-        update_filter=batches.update_filter,
         fetch=settings.fetches,
         signed_horizon=micros(settings.dedupe.signed_ttl),
         chunk=settings.backfill.frames_per_chunk,

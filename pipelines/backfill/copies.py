@@ -238,13 +238,16 @@ class CopyDecoder:
         at = messages.column("observed_at").cast(pa.int64())
         messages = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
         contents = list(_list_rows(messages, _CONTENT))
-        first = {content: number for number, content in enumerate(contents) if content not in self._held}
-        rows = messages.take(pa.array(first.values(), pa.int32()))
-        for content, row in zip(first, map(MessageRow._make, _list_rows(rows, rows.schema.names)), strict=True):
+        new: dict[tuple[object, ...], int] = {}  # number of the first row, by content
+        for number, content in enumerate(contents):
+            if content not in self._held:
+                new.setdefault(content, number)
+        rows = messages.take(pa.array(new.values(), pa.int32()))
+        for content, row in zip(new, map(MessageRow._make, _list_rows(rows, rows.schema.names)), strict=True):
             self._held[content] = _HeldCopies(row)
         for content, copy in zip(contents, _list_rows(messages, CopyColumns._fields), strict=True):
             self._held[content].copies.append(CopyColumns._make(copy))
-        self._held_bytes += rows.nbytes + _ROW_BYTES * len(first) + _COPY_BYTES * len(contents)
+        self._held_bytes += rows.nbytes + _ROW_BYTES * len(new) + _COPY_BYTES * len(contents)
 
     def _emit_held(self) -> _Batches:
         for held in self._held.values():

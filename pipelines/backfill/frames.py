@@ -134,11 +134,12 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
                             )
                             _add_fault(faults, rejection, of_frame=False)
                             continue
-                        if item.observed_at // 1000 not in target.span:
-                            outside = outside.add(item.observed_at // 1000)
+                        at = item.observed_at // 1000
+                        if at not in target.span:
+                            outside = outside.merge(OutsideFrames(1, at, at))
                         if wanted.matches(item):
                             offset = item.sequence if reader.has_lines else number
-                            row = _merge_frame(part.partition, offset, item.observed_at // 1000, item)
+                            row = _merge_frame(part.partition, offset, at, item)
                             if isinstance(row, MergedRow):
                                 yield from out.add(row)
                             else:
@@ -172,6 +173,7 @@ def _write_partition(target: RunTarget) -> Callable[[_Batches], _Batches]:
     def rows(batches: _Batches) -> _Batches:
         inside, outside = TableFiles(target.run, "frames"), TableFiles(target.beyond, "frames")
         outputs: list[StageOutput] = []
+        decoder = msgspec.msgpack.Decoder(FrameRow)
         for group in read_groups(batches):
             ranges: Ranges = []
             for row in group:
@@ -181,16 +183,8 @@ def _write_partition(target: RunTarget) -> Callable[[_Batches], _Batches]:
                     insert(ranges, row.at, row.at)
                 elif not contains(ranges, row.at):
                     insert(ranges, row.at, row.at)
-                    frame = _decode_frame(row.data)
+                    frame = decoder.decode(row.data)
                     (inside if frame.observed_at in target.span else outside).add(frame, len(row.data))
         yield encode_outputs(*outputs, StageOutput(inside.close(), outside.close()))
 
     return rows
-
-
-_FRAME_DECODER = msgspec.msgpack.Decoder(FrameRow)
-
-
-def _decode_frame(data: bytes) -> FrameRow:
-    # what a function that Spark sends to tasks names itself must be picklable, and a decoder is not
-    return _FRAME_DECODER.decode(data)

@@ -66,10 +66,6 @@ class OutsideFrames(msgspec.Struct, frozen=True, array_like=True):
     first_at: int = 0
     last_at: int = 0
 
-    def add(self, at: int) -> OutsideFrames:
-        """Add a frame."""
-        return self.merge(OutsideFrames(1, at, at))
-
     def merge(self, other: OutsideFrames) -> OutsideFrames:
         """Add the frames of another object."""
         if not self.frames or not other.frames:

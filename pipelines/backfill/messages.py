@@ -61,10 +61,10 @@ copies."""
 LIVE_MESSAGE = 2
 """Rank of the copy that the live tables keep."""
 RUN_UPDATE = 3
-"""Rank of an update that the run has."""
+"""Rank of an update that the run has. Its partition and offset are from `kiln.updates`, and its `data` is the update's
+`log_time` as text."""
 LIVE_UPDATE = 4
-"""Rank of an update in the live tables: partition and offset are from `kiln.updates`, `data` is the update's `log_time`
-as text."""
+"""Rank of an update in the live tables, with the same columns."""
 CANDIDATE = 5
 """Rank of an UPDATE that may be a new update, after the known rows of its stream: `at` is the event time, `data` an
 `UpdateMessage`."""
@@ -113,36 +113,26 @@ def select_messages(
 # ---------------------------------------------------------------- known messages and updates
 
 
-def mark_run_messages(messages: DataFrame) -> DataFrame:
-    """Convert the run's `messages` to MERGED_ROWS."""
-    return _mark_rows(messages, RUN_MESSAGE)
+def mark_messages(messages: DataFrame, rank: int) -> DataFrame:
+    """Convert rows of `messages` to MERGED_ROWS of the rank RUN_MESSAGE or LIVE_MESSAGE."""
+    position = F.coalesce(F.col("message_index"), F.lit(0))
+    return _mark_rows(
+        messages, rank, partition=F.col("kafka_partition"), offset=F.col("kafka_offset"), position=position
+    )
 
 
-def mark_live_messages(messages: DataFrame) -> DataFrame:
-    """Convert live `messages` to MERGED_ROWS."""
-    position = {"partition": "kafka_partition", "offset": "kafka_offset", "position": "message_index"}
-    return _mark_rows(messages, LIVE_MESSAGE, **{name: F.col(column) for name, column in position.items()})
-
-
-def mark_run_updates(updates: DataFrame) -> DataFrame:
-    """Convert the run's `updates` to MERGED_ROWS."""
-    return _mark_rows(updates, RUN_UPDATE, note=_origin_note())
-
-
-def mark_live_updates(updates: DataFrame) -> DataFrame:
-    """Convert live `updates` to MERGED_ROWS."""
-    position = {"partition": F.col("log_partition"), "offset": F.col("log_offset")}
+def mark_updates(updates: DataFrame, rank: int) -> DataFrame:
+    """Convert rows of `updates` to MERGED_ROWS of the rank RUN_UPDATE or LIVE_UPDATE."""
+    note = F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))
     log_time = F.encode(F.unix_micros("log_time").cast("string"), "UTF-8")
-    return _mark_rows(updates, LIVE_UPDATE, **position, note=_origin_note(), data=log_time)
+    return _mark_rows(
+        updates, rank, partition=F.col("log_partition"), offset=F.col("log_offset"), note=note, data=log_time
+    )
 
 
 def _mark_rows(rows: DataFrame, rank: int, **columns: Column) -> DataFrame:
     at = F.unix_micros("observed_at")
     return select_merged(rows, network=F.col("network"), name=F.col("message_id"), rank=F.lit(rank), at=at, **columns)
-
-
-def _origin_note() -> Column:
-    return F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))
 
 
 # ---------------------------------------------------------------- the second stage
@@ -176,9 +166,9 @@ def _select_partition(
                             faults.add(build_quarantine_row(decoded.ref, record), len(record.data))
                 (inside if is_inside else outside).add(message_row, len(message_row.data))
             for candidate in message.list_candidates(target.span):
-                row = candidate.row
-                head = row.network, row.stream or "", CANDIDATE, candidate.event_time
-                position = row.kafka_partition, row.kafka_offset, row.message_index or 0
+                first = candidate.row
+                head = first.network, first.stream or "", CANDIDATE, candidate.event_time
+                position = first.kafka_partition, first.kafka_offset, first.message_index or 0
                 yield from out.add(MergedRow(*head, *position, data=pack(candidate)))
         yield from out.finish(StageOutput([*inside.close(), *faults.close()], outside.close()))
 

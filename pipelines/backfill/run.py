@@ -41,12 +41,10 @@ from kiln.pipelines.backfill.terms import (
     UPDATES_PER_STEP,
     RunTerms,
     TimeRange,
-    compute_margin,
     count_pieces,
     describe_differences,
     split_range,
 )
-from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, delete_files
@@ -430,10 +428,10 @@ class _ChunkRunner:
         live_updates = self._read("updates", self._find_live("updates"), near)
         own_updates = self._read("updates", self._find_own("updates", "decoding"), near)
         of_messages = (
-            messages.mark_live_messages(live_messages),
-            messages.mark_live_updates(live_updates),
-            messages.mark_run_messages(own_messages),
-            messages.mark_run_updates(own_updates),
+            messages.mark_messages(live_messages, messages.LIVE_MESSAGE),
+            messages.mark_messages(own_messages, messages.RUN_MESSAGE),
+            messages.mark_updates(live_updates, messages.LIVE_UPDATE),
+            messages.mark_updates(own_updates, messages.RUN_UPDATE),
         )
         of_streams = (
             updates.mark_known_streams(self._read("streams", self._find_live("streams"), TimeBounds())),
@@ -442,7 +440,7 @@ class _ChunkRunner:
             updates.mark_announcements(live_messages, chunk.low),
             updates.mark_announcements(own_messages, chunk.low),
         )
-        separating = SeparatorConfig(fetch=terms.fetch, believe=not terms.update_filter.only_verified)
+        separating = SeparatorConfig(fetch=terms.fetch, believe=not terms.batching.update_filter.only_verified)
         few = self._has_few_marks(near)
         with _group_with_marks(self._decode_frames(chunk), *of_messages, has_few_marks=few) as copies_and_marks:
             candidates = messages.select_messages(copies_and_marks, chunk, terms.decoding, signed_horizon, target)
@@ -486,16 +484,15 @@ class _ChunkRunner:
     # ---------------------------------------------------------------- batches
 
     def _batch(self) -> None:
-        terms, margin = self._terms, compute_margin(self._terms.window, self._terms.grace)
-        begin, end = terms.span.low - margin, terms.span.high + margin
+        terms, batching = self._terms, self._terms.batching
+        begin, end = terms.span.low - terms.margin, terms.span.high + terms.margin
         own_updates = self._read(
             "updates", self._find_own("updates", "decoding"), TimeBounds("observed_at", begin, end)
         )
         live = self._read("batches", self._find_live("batches"), TimeBounds("opened_at", begin, terms.span.high))
-        rows = batches.select_batchable(own_updates, terms.update_filter)
+        rows = batches.select_batchable(own_updates, batching.update_filter)
         rows = rows.unionByName(batches.mark_live_batches(live))
         count = count_pieces(count_rows(self._done.values()).get("updates", 0), UPDATES_PER_STEP)
-        batching = BatchConfig(terms.window, terms.grace, terms.block_limit, terms.update_filter)
         for number in self._list_pending("batching", count):
             piece = batches.select_piece(rows, number, count)
             outputs = batches.build_batches(piece, batching, terms.span, self._lake)

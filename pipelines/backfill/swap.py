@@ -6,19 +6,11 @@ import time
 from collections.abc import Collection, Sequence
 
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from kiln.conf.process.errors import KilnError
+from kiln.pipelines.delta.delta_rs import commit_replacement
 from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
-
-_TRIES = 100
-"""attempts to commit while other writers commit"""
-
-
-class OvertakenError(KilnError):
-    """Another writer removed files of the table, so the step must be planned again. Nothing was committed."""
 
 
 class FileSwap:
@@ -35,11 +27,12 @@ class FileSwap:
 
     def has_step(self, table: str, mark: Transaction) -> bool:
         """Return true if the step with this mark was committed to the table."""
-        return _has_transaction(self._lake.open(table), mark)
+        newest = self._lake.open(table).transaction_version(mark.app_id)
+        return newest is not None and newest >= mark.version
 
     def commit(
         self, table: str, opened: DeltaTable, removed: Collection[str], files: Sequence[DataFile], mark: Transaction
-    ) -> None:
+    ) -> bool:
         """Replace files of a table.
 
         Args:
@@ -49,8 +42,10 @@ class FileSwap:
             files: Files to add.
             mark: Identifies the step, so that it is committed once (PROTOCOL.md, Transaction Identifiers).
 
+        Returns:
+            False if another writer removed one of the files, or committed the step. Nothing was committed.
+
         Raises:
-            OvertakenError: Another writer removed one of the files.
             SchemaChangedError: Another program has changed the table's columns.
         """
         if self._durable:
@@ -58,32 +53,10 @@ class FileSwap:
         now = int(time.time() * 1000)  # a vacuum keeps removed files for a time from here
         actions: list[AddAction | RemoveAction] = [RemoveAction(path, True, now) for path in removed]
         actions += [AddAction(file.name, file.size, {}, now, True, file.stats) for file in files]
-        # delta-rs sees no conflict in a compaction that removed the same files. So it must not retry on its own, and
-        # the loop below checks the files.
         properties = CommitProperties(app_transactions=[mark], max_commit_retries=0)
-        for _ in range(_TRIES):
-            known = opened.version()
-            self._lake.check_columns(table, opened.schema().to_json(), exact=bool(removed))
-            try:
-                opened.create_write_transaction(
-                    actions, mode="append", schema=opened.schema(), commit_properties=properties
-                )
-                break
-            except CommitFailedError:
-                opened.update_incremental()
-                if _has_transaction(opened, mark):  # another swap of this run, or the object store's answer was lost
-                    raise OvertakenError(
-                        f"{mark.app_id} is already committed to {table} in {self._lake.path}"
-                    ) from None
-                if not set(map(str, opened.get_add_actions()["path"].to_pylist())).issuperset(removed):
-                    raise OvertakenError(f"table {table} in {self._lake.path} was changed by another writer") from None
-        else:
-            raise OvertakenError(f"other writers keep committing to table {table} in {self._lake.path}. Try again")
-        opened.update_incremental()
+        followed = opened.version()
+        if not commit_replacement(self._lake, table, opened, actions, properties):
+            return False
         if self._durable:
-            self._lake.sync_commits(table, known + 1, opened.version())
-
-
-def _has_transaction(opened: DeltaTable, mark: Transaction) -> bool:
-    newest = opened.transaction_version(mark.app_id)
-    return newest is not None and newest >= mark.version
+            self._lake.sync_commits(table, followed + 1, opened.version())
+        return True

@@ -14,7 +14,7 @@ from deltalake import Transaction
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, open_comparison
 from kiln.pipelines.backfill.run_log import RUN_TABLES, BackfillRun, append_event, claim_swap
-from kiln.pipelines.backfill.swap import FileSwap, OvertakenError
+from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
@@ -204,12 +204,9 @@ class _RunSwap:
             files = [file for rows in queries for file in self._write_rows(table, rows)]
             if not removed and not files:
                 return False
-            try:
-                self._file_swap.commit(table, snapshot.table, removed, files, mark)
-            except OvertakenError:
-                delete_files(self._comparison.lake, files)
-            else:
+            if self._file_swap.commit(table, snapshot.table, removed, files, mark):
                 return True
+            delete_files(self._comparison.lake, files)
         raise SwapError(
             f"table {table}: each of {_TRIES} tries of this swap failed, because other commits removed files from the "
             f"table meanwhile. Nothing is lost. Type kiln backfill swap {self._run.name} again"

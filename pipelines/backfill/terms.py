@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-from kiln.pipelines.batch.offset_range import ALL, UpdateFilter
+from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.decode.decoder import DecodeConfig
-from kiln.schemas.wire.batch_block import MAX_BLOCK
 
 Source = Literal["frames", "kafka", "files"]
 
@@ -33,11 +32,6 @@ class TimeRange(NamedTuple):
         return isinstance(at, int) and self.low <= at < self.high
 
 
-def compute_margin(window: int, grace: int) -> int:
-    """Compute how far a run reads beyond both edges of its range, because of open windows and disorder there."""
-    return _LATENESS + window + grace
-
-
 def count_pieces(count: int, size: int) -> int:
     """Count the pieces of `size` that hold `count` items; at least one."""
     return max(1, -(-count // size))
@@ -57,8 +51,7 @@ class RunTerms:
     span: TimeRange
     """the range"""
     decoding: DecodeConfig
-    window: int = 1_000_000
-    grace: int = 0
+    batching: BatchConfig = field(default_factory=BatchConfig)
     source: Source = "frames"
     files: tuple[str, ...] = ()
     """absolute paths, where the source is files"""
@@ -66,35 +59,38 @@ class RunTerms:
     """network of the frames, or `None` for all; with files, the network of messages whose topic names none"""
     as_of: int | None = None
     """time as of which verified separators are known, or `None` for the begin of the run"""
-    block_limit: int = MAX_BLOCK
-    update_filter: UpdateFilter = ALL
     fetch: bool = False
     """true if blocks can be fetched, as in `SeparatorConfig`"""
     signed_horizon: int = 86_400_000_000
     chunk: int = CHUNK
 
     @property
+    def margin(self) -> int:
+        """Time that the run reads beyond both edges of its range, because of open windows and disorder there, µs."""
+        return _LATENESS + self.batching.window + self.batching.grace
+
+    @property
     def read_span(self) -> TimeRange:
         """The range that the run reads of its source: `span` and its margins."""
-        margin = compute_margin(self.window, self.grace)
         # If the source is the table `frames`, earlier messages are in the live tables.
-        before = margin if self.source == "frames" else margin + self.signed_horizon
-        return TimeRange(self.span.low - before, self.span.high + margin)
+        before = self.margin if self.source == "frames" else self.margin + self.signed_horizon
+        return TimeRange(self.span.low - before, self.span.high + self.margin)
 
     def to_details(self) -> dict[str, object]:
         """Convert the terms to the details of the event `begun`."""
-        config = self.decoding
+        config, batching = self.decoding, self.batching
+        authors = batching.update_filter.authors
         return {
             "source": self.source,
             "files": list(self.files),
             "network": self.network,
-            "window_us": self.window,
-            "grace_us": self.grace,
+            "window_us": batching.window,
+            "grace_us": batching.grace,
             "as_of": self.as_of,
             "settings": {
-                "batch.max_block_bytes": self.block_limit,
-                "batch.authors": ["*"] if self.update_filter.authors is None else sorted(self.update_filter.authors),
-                "batch.only_verified": self.update_filter.only_verified,
+                "batch.max_block_bytes": batching.block_limit,
+                "batch.authors": ["*"] if authors is None else sorted(authors),
+                "batch.only_verified": batching.update_filter.only_verified,
                 "batch.typ": config.batch_typ,
                 "policy.default": config.default_policy,
                 "policy.networks": dict(sorted(config.policies.items())),

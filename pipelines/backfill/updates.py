@@ -34,7 +34,7 @@ from kiln.pipelines.updates.separators import (
     resolve_separator,
 )
 from kiln.schemas.kafka.records import SeparatorRecord
-from kiln.schemas.wire.topics import parse_topic
+from kiln.schemas.wire.topics import Separator, parse_topic
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -100,16 +100,18 @@ def _write_partition(
                     continue
                 stream = row.network, row.name
                 if row.rank == KNOWN_STREAM:
-                    known[stream] = SeparatorRecord(*row.data.decode().split("\n")) if row.data else None
+                    known[stream] = SeparatorRecord(*_split_separator(row.data.decode())) if row.data else None
                     continue
                 if row.rank != CANDIDATE:
-                    origin, tip, *more = row.data.decode().split("\n")
+                    origin, tip, *more = row.data.decode().split("\n", 2)
                     if row.rank == ANNOUNCEMENT:
                         history.add_announcement(origin, more[0], tip, row.at)
                         continue
-                    verified = known.get(stream)
-                    separator = (verified.key, verified.value) if verified else None
-                    history.add_update(origin, separator if stream in known else tuple(more) or None, tip, row.at)
+                    separator = _split_separator(more[0]) if more else None
+                    if stream in known:
+                        verified = known[stream]
+                        separator = Separator(verified.key, verified.value) if verified else None
+                    history.add_update(origin, separator, tip, row.at)
                     if row.rank == RUN_UPDATE:
                         tip_times.setdefault(tip, []).append(row.at)
                     continue
@@ -134,6 +136,10 @@ def _write_partition(
         yield encode_outputs(*outputs, StageOutput(inside.close() + tips.close() + faults.close(), outside.close()))
 
     return rows
+
+
+def _split_separator(text: str) -> Separator:
+    return Separator(*text.rsplit("\n", 1))  # a key may have line breaks, a value has none
 
 
 def _resolve_separator(

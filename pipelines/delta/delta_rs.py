@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
 
 import msgspec
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
@@ -12,7 +13,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from kiln.pipelines.delta.commits import PROGRESS_KEY, BatchProgress, WriteId, build_second_writer_error
 from kiln.pipelines.delta.files import DataFile
-from kiln.pipelines.delta.lake import Lake, locate_commit
+from kiln.pipelines.delta.lake import Lake, LakeError, locate_commit
 from kiln.pipelines.delta.log_faults import adds_any
 from kiln.pipelines.delta.table_history import read_commit
 
@@ -106,3 +107,76 @@ class DeltaRsCommits:
             del self._tables[table]
             raise build_second_writer_error(table, write_id)
         return fresh
+
+
+_TRIES = 200
+"""retries of a replacement after concurrent commits"""
+
+
+def commit_replacement(
+    lake: Lake,
+    table: str,
+    opened: DeltaTable,
+    actions: list[AddAction | RemoveAction],
+    properties: CommitProperties,
+) -> bool:
+    """Replace files of a table by one commit. Concurrent appends stay.
+
+    delta-rs would also accept a commit that removes files which another commit has just removed. So the properties must
+    forbid delta-rs to retry, and each retry checks the commits since.
+
+    Args:
+        lake: The lake.
+        table: Name of the table.
+        opened: Version with the files to remove. Afterwards it is the version of the new commit.
+        actions: The files to add and to remove.
+        properties: Properties of the commit, with `max_commit_retries` 0.
+
+    Returns:
+        False if another writer removed one of the files, changed the table, or committed the same transaction. This
+        call then changes nothing.
+
+    Raises:
+        LakeError: Other writers commit without pause.
+        SchemaChangedError: Another program has changed the table's columns.
+    """
+    added = {unquote(action.path) for action in actions if isinstance(action, AddAction)}
+    removed = {unquote(action.path) for action in actions if isinstance(action, RemoveAction)}
+    marks = {mark.app_id for mark in properties.app_transactions or ()}
+    for _ in range(_TRIES):
+        lake.check_columns(table, opened.schema().to_json(), exact=bool(added and removed))
+        try:
+            opened.create_write_transaction(
+                actions,
+                mode="append",
+                schema=opened.schema(),
+                commit_properties=properties,
+                post_commithook_properties=AFTER_COMMIT,
+            )
+        except CommitFailedError:
+            known = opened.version()
+            opened.update_incremental()
+            since = [read_commit(lake.folder(table), version) for version in range(known + 1, opened.version() + 1)]
+            if any(added & _list_paths(commit, "add") for commit in since):
+                return True  # the commit succeeded, and a step of delta-rs after it failed
+            if any(_conflicts(commit, removed, marks) for commit in since):
+                return False
+            continue
+        opened.update_incremental()
+        return True
+    raise LakeError(f"cannot commit to {table}: other writers committed first in each of {_TRIES} tries. Try again")
+
+
+_Commit = Sequence[Mapping[str, Mapping[str, object]]]
+
+
+def _conflicts(commit: _Commit, removed: set[str], marks: set[str]) -> bool:
+    """Return true if a commit is unreadable, removes one of these files, carries one of these transactions, or changes
+    schema or features."""
+    changes_table = any("metaData" in action or "protocol" in action for action in commit)
+    is_same = any(action["txn"]["appId"] in marks for action in commit if "txn" in action)
+    return not commit or changes_table or is_same or bool(removed & _list_paths(commit, "remove"))
+
+
+def _list_paths(commit: _Commit, kind: str) -> set[str]:
+    return {unquote(str(action[kind]["path"])) for action in commit if kind in action}

@@ -8,26 +8,23 @@ kill at any moment leaves the table as it was before or after a step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import FileEntry, Location
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.commits import MAINTENANCE_PREFIX
-from kiln.pipelines.delta.delta_rs import AFTER_COMMIT
+from kiln.pipelines.delta.delta_rs import commit_replacement
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake, locate_log
-from kiln.pipelines.delta.log_faults import adds_any
-from kiln.pipelines.delta.table_history import read_commit
 from kiln.pipelines.maintenance import plan
 from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile
 from kiln.pipelines.maintenance.state import TableState, describe_unsupported, read_removed_files, read_state
@@ -37,8 +34,6 @@ from kiln.schemas.delta.tables import TABLES
 ReportStep = Callable[[str], None]
 """callback that receives a line of text for each step"""
 
-_TRIES = 200
-"""retries of a commit after concurrent commits"""
 _VERSION_DIGITS = 20
 
 
@@ -293,7 +288,7 @@ def replace_files(
         False if another writer removed one of the files or changed the table. This call then changes nothing.
 
     Raises:
-        MaintenanceError: Other writers commit without pause.
+        LakeError: Other writers commit without pause.
         SchemaChangedError: Another program has changed the table's columns.
     """
     now = int(time.time() * 1_000)  # time at which the files are removed, for the log
@@ -302,39 +297,8 @@ def replace_files(
         AddAction(file.name, file.size, {}, added_at, removes_rows, file.stats) for file in new
     ]
     actions += [RemoveAction(file.path, removes_rows, now, file.size, {}) for file in old]
-    for _ in range(_TRIES):
-        lake.check_columns(table, opened.schema().to_json(), exact=bool(new))
-        try:
-            opened.create_write_transaction(
-                actions,
-                mode="append",
-                schema=opened.schema(),
-                commit_properties=CommitProperties(
-                    {"userMetadata": f"{MAINTENANCE_PREFIX}: {description}"}, max_commit_retries=0
-                ),
-                post_commithook_properties=AFTER_COMMIT,
-            )
-        except CommitFailedError:
-            known = opened.version()
-            opened.update_incremental()
-            since = [read_commit(lake.folder(table), version) for version in range(known + 1, opened.version() + 1)]
-            if any(adds_any(actions, new) for actions in since):
-                return True  # the commit succeeded, and a step of delta-rs after it failed
-            if not all(_keeps_files(actions, old) for actions in since):
-                return False
-            continue
-        opened.update_incremental()
-        return True
-    raise MaintenanceError(
-        f"cannot commit to {table}: other writers committed first in each of {_TRIES} tries. Maintenance retries later"
-    )
-
-
-def _keeps_files(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Sequence[TableFile]) -> bool:
-    """Return true if a commit is readable, removes none of these files, and changes neither schema nor features."""
-    paths = {file.path for file in files}
-    removes = any(unquote(str(action["remove"]["path"])) in paths for action in actions if "remove" in action)
-    return bool(actions) and not removes and not any("metaData" in action or "protocol" in action for action in actions)
+    properties = CommitProperties({"userMetadata": f"{MAINTENANCE_PREFIX}: {description}"}, max_commit_retries=0)
+    return commit_replacement(lake, table, opened, actions, properties)
 
 
 def _list_versioned_files(log: Location) -> Iterator[tuple[int, str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from deltalake import DeltaTable, Transaction
 
@@ -25,11 +25,12 @@ class Killing(FileSwap):
         self.left = moment
 
     def commit(
-        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Transaction
-    ) -> None:
+        self, table: str, read: DeltaTable, gone: Collection[str], files: Sequence[DataFile], mark: Transaction
+    ) -> bool:
         self._die()
-        super().commit(table, read, gone, files, mark)
+        is_committed = super().commit(table, read, gone, files, mark)
         self._die()
+        return is_committed
 
     def _die(self) -> None:
         if self.left == 0:

@@ -19,7 +19,8 @@ from kiln.pipelines.delta.commits import WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.delta.tables import TimeBounds, count_rows_at_most, create_empty, read_rows, read_table
+from kiln.pipelines.delta.tables import build_condition, count_rows_at_most, create_empty, read_rows, read_table
+from kiln.pipelines.delta.time_bounds import TimeBounds
 from kiln.pipelines.runtime.spark_environment import find_spark_home
 from kiln.schemas.delta.tables import TABLES
 
@@ -118,7 +119,7 @@ def test_rows_of_a_version_and_a_range_out_of_the_files_that_may_have_them(
     assert hours(rows) == list(expected)
     assert len(rows.inputFiles()) == files
     assert count_rows_at_most(lake, TABLE, version, times) == 10 * files
-    of_connector = read_table(spark, lake, TABLE, version).where(times.condition)
+    of_connector = read_table(spark, lake, TABLE, version).where(build_condition(times))
     assert rows.columns == of_connector.columns
     assert sorted(rows.collect()) == sorted(of_connector.collect())
 

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from threading import Event, Semaphore, Thread
 
@@ -321,14 +321,16 @@ class Meanwhile(FileSwap):
         self.lake = lake
 
     def commit(
-        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Transaction
-    ) -> None:
+        self, table: str, read: DeltaTable, gone: Collection[str], files: Sequence[DataFile], mark: Transaction
+    ) -> bool:
         for each in self.happens.pop(table, []):
             assert callable(each)
             each()
-        super().commit(table, read, gone, files, mark)
+        is_committed = super().commit(table, read, gone, files, mark)
         check_reader(self.lake)
-        self.seen.append(table)
+        if is_committed:
+            self.seen.append(table)
+        return is_committed
 
 
 def test_readers_are_right_after_each_commit(lake: Lake) -> None:
@@ -373,10 +375,10 @@ class Paced(FileSwap):
         self._turns = turns
 
     def commit(
-        self, table: str, read: DeltaTable, gone: Sequence[str], files: Sequence[DataFile], mark: Transaction
-    ) -> None:
+        self, table: str, read: DeltaTable, gone: Collection[str], files: Sequence[DataFile], mark: Transaction
+    ) -> bool:
         self._turns.release(2)
-        super().commit(table, read, gone, files, mark)
+        return super().commit(table, read, gone, files, mark)
 
 
 def test_a_stream_appends_all_the_time_and_loses_nothing(lake: Lake) -> None:

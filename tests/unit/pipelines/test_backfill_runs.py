@@ -22,11 +22,11 @@ from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_na
 from kiln.pipelines.backfill.terms import (
     RunTerms,
     TimeRange,
-    compute_margin,
     count_pieces,
     describe_differences,
     split_range,
 )
+from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row, parse_frame_row
 from kiln.pipelines.delta.lake import Lake
@@ -47,11 +47,11 @@ def test_chunks_are_the_whole_once(low: int, length: int, inner: list[int]) -> N
 
 def test_pieces_and_reach() -> None:
     assert [count_pieces(count, 10) for count in (0, 1, 10, 11, 20, 21)] == [1, 1, 1, 2, 2, 3]
-    assert compute_margin(5, 2) == 600_000_007
+    assert replace(TERMS, batching=BatchConfig(5, 2)).margin == 600_000_007
 
 
 def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> None:
-    terms = replace(TERMS, window=5, grace=2, signed_horizon=1_000)
+    terms = replace(TERMS, batching=BatchConfig(5, 2), signed_horizon=1_000)
     assert terms.read_span == TimeRange(10 - 600_000_007, 20 + 600_000_007)
     assert replace(terms, source="kafka").read_span == TimeRange(10 - 600_001_007, 20 + 600_000_007)
 
@@ -59,7 +59,7 @@ def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"window": 5}, "its T in µs is 1000000, not 5"),
+        ({"batching": BatchConfig(5)}, "its T in µs is 1000000, not 5"),
         ({"span": TimeRange(10, 21)}, "its range is another"),
         ({"source": "kafka"}, "its source is frames, not kafka"),
         ({"network": "n"}, "its network is none, not n"),
