@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.files import ensure_password, open_regular_file, private_file, read_small_file, replace_file
+from kiln.conf.process.files import ensure_password, open_regular_file, private_file, read_small_file
 from kiln.conf.process.state_folder import claim_state_folder, try_lock
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
@@ -311,7 +311,7 @@ class EmbeddedBroker:
                 # a lock lasts while any process has the file open: the broker keeps it after this process
                 pass_fds=(lock.fileno(),),
             )
-            replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}).encode())
+            _replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
 
     def stop(self, timeout: float = 20.0) -> None:
         """Stop the broker, if it runs: send SIGTERM, and SIGKILL if it takes longer than `timeout` seconds to end."""
@@ -436,8 +436,14 @@ def _read_cluster_id(folder: Path) -> str:
         name = "-"
         while name.startswith("-"):  # the tool would parse it as an option
             name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        replace_file(path, name.encode())
+        _replace_file(path, name)
         return name
+
+
+def _replace_file(path: Path, text: str) -> None:
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(path)
 
 
 def _escape_property(value: str) -> str:
