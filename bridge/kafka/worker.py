@@ -327,6 +327,10 @@ class KafkaWorker(SessionThread):
                 self._handle(part.partition, record)
         return bool(arrived)
 
+    def _report(self, state: str, ipfs_error: str | None = None) -> None:
+        self._error = ipfs_error and f"{self._consequence}, IPFS is unavailable: {ipfs_error}"
+        self._state = state
+
     def _skip_lost(self, partition: int, before: int) -> None:
         if lost := self._record_lost_range(partition, before):
             _LOG.error(
