@@ -137,13 +137,6 @@ class Fetcher(KafkaWorker):
         """Return whether Kafka has assigned the work to this bridge."""
         return bool(self._pending.offsets)
 
-    @property
-    def error(self) -> str | None:
-        """The reason why nothing can be fetched now, if any."""
-        if (error := super().error) is not None or self._pending.ipfs_error is None:
-            return error
-        return f"nothing is fetched, IPFS is unavailable: {self._pending.ipfs_error}"
-
     def status(self) -> FetcherStatus:
         """Return the status of the fetcher."""
         return structs.replace(self._status, state=self.state, places_lost=self._places_lost)
@@ -244,14 +237,14 @@ class Fetcher(KafkaWorker):
     def _work(self) -> None:
         self._followed = None
         if not self._pending.offsets:
-            self._error, self._state = None, "on standby: Kafka has assigned no partition of wanted to this bridge"
+            self._report("on standby: Kafka has assigned no partition of wanted to this bridge")
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
                 self._staged = self._stage_writes()
             if self._write_staged(self._staged):
                 self._pending.confirm_writes()
                 self._staged = None
-            self._error, self._state = None, _describe_state(self._pending)
+            self._report(_describe_state(self._pending), self._pending.ipfs_error)
         streams, updates = self._pending.unanswered
         self._status = FetcherStatus(
             "",

@@ -89,6 +89,11 @@ class Router:
         return MappingProxyType(self._counters)
 
     @property
+    def topics(self) -> Collection[str]:
+        """A live view of the joined topics."""
+        return self._mesh.keys()
+
+    @property
     def mesh(self) -> Mapping[str, frozenset[PeerID]]:
         """The joined topics and the peers in the mesh of each."""
         return {topic: frozenset(peers) for topic, peers in self._mesh.items()}

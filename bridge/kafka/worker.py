@@ -5,8 +5,8 @@ first sends no heartbeat for SESSION. A bridge is a static member (KIP-345): if 
 its partitions. The broker refuses offsets of a member that it has removed from the group.
 
 The metadata of an offset begins with the id of its topic (KIP-516), because an offset means nothing in a topic that was
-deleted and created again. kafka-python never gets past a record that it cannot decode, so a `RecordReader` reads the
-records.
+deleted and created again. The consumer of the group reads nothing: a `RecordReader` does, which gets past records that
+cannot be decoded, and reads all partitions where one member has the work of all.
 """
 
 from __future__ import annotations
@@ -326,6 +326,10 @@ class KafkaWorker(SessionThread):
                 positions[part] = record.offset + 1
                 self._handle(part.partition, record)
         return bool(arrived)
+
+    def _report(self, state: str, ipfs_error: str | None = None) -> None:
+        self._error = ipfs_error and f"{self._consequence}, IPFS is unavailable: {ipfs_error}"
+        self._state = state
 
     def _skip_lost(self, partition: int, before: int) -> None:
         if lost := self._record_lost_range(partition, before):

@@ -111,7 +111,6 @@ class Node:
         )
         self._links: dict[bytes, PeerLink] = {}
         self._scope = trio.CancelScope()
-        self._topics: dict[str, None] = {}
         self._closing = False
         self._handlers: dict[str, Callable[[INetStream], Awaitable[None]]] = dict.fromkeys(
             options.gossip.protocols, self._accept
@@ -200,12 +199,10 @@ class Node:
 
     def join(self, topic: str) -> None:
         """Subscribe to a topic and join its mesh."""
-        self._topics[topic] = None
         self._traffic.dispatch(self.router.join(topic, trio.current_time()))
 
     def leave(self, topic: str) -> None:
         """Undo `join`."""
-        self._topics.pop(topic, None)
         self._traffic.dispatch(self.router.leave(topic, trio.current_time()))
 
     @property
@@ -218,7 +215,7 @@ class Node:
     @property
     def topics(self) -> tuple[str, ...]:
         """The joined topics."""
-        return tuple(self._topics)
+        return tuple(self.router.topics)
 
     @property
     def discovered(self) -> Collection[bytes]:
@@ -312,7 +309,7 @@ class Node:
             peers=tuple(describe_peers(self._links.values(), self.router)),
             bootstrap=tuple(describe_bootstrap(self.bootstrap_peers, self._links)),
             mesh={topic: tuple(map(peer_name, sorted(peers))) for topic, peers in self.router.mesh.items()},
-            topics=tuple(self._topics),
+            topics=self.topics,
             frames_in=self.counters["frames_in"],
             frames_out=self.counters["frames_out"],
             bytes_in=self.counters["bytes_in"],

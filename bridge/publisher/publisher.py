@@ -101,13 +101,6 @@ class Publisher(KafkaWorker):
         pending = self._pending
         return PublisherStatus(self.state, pending.published, pending.failed, pending.lost)
 
-    @property
-    def error(self) -> str | None:
-        """The reason why nothing can be published now, if any."""
-        if (error := super().error) is not None or self._pending.ipfs_error is None:
-            return error
-        return f"nothing is published, IPFS is unavailable: {self._pending.ipfs_error}"
-
     def _release_resources(self) -> None:
         self._keeper.close()
 
@@ -151,11 +144,9 @@ class Publisher(KafkaWorker):
             with suppress(BlockStoreUnavailableError, PinsError):
                 self._keeper.unpin_expired(now)
             self._unpin_at = now + _UNPIN_EVERY
-        self._error = None
-        if not self._committed:
-            self._state = "on standby: Kafka has assigned no partition of batches to this bridge"
-        else:
-            self._state = _describe_state(held_back, self._pending)
+        standby = "on standby: Kafka has assigned no partition of batches to this bridge"
+        state = _describe_state(held_back, self._pending) if self._committed else standby
+        self._report(state, self._pending.ipfs_error)
 
     def _commit_done(self) -> None:
         progress = {

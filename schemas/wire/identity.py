@@ -169,7 +169,7 @@ def message_id(message: rpc_pb2.Message) -> str:
     sha256(data)>". Signed, but with an author or a seqno over the limit of `judge`: "oversized/<hex of a sha256>".
     """
     if message.HasField("signature"):
-        return _format_id(_get_author(message), message.seqno)
+        return _format_id(getattr(message, "from"), message.seqno)  # `from` is a keyword in Python
     return "sha256/" + hashlib.sha256(message.data).hexdigest()
 
 
@@ -178,7 +178,7 @@ def compute_unverified_id(message: rpc_pb2.Message) -> str:
 
     It is never the id of a verified message: a forged log line must not count as a message that Kiln has checked.
     """
-    author = _get_author(message)
+    author: bytes = getattr(message, "from")
     return UNVERIFIED + _format_id(author, message.seqno) if author and message.seqno else message_id(message)
 
 
@@ -234,7 +234,7 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
         if policy == "strict":
             return Judgement(Verdict.AGAINST_POLICY, MISSING_SIGNATURE)
         return Judgement(Verdict.UNSIGNED)
-    author = _get_author(message)
+    author: bytes = getattr(message, "from")
     if not author:
         return Judgement(Verdict.AGAINST_POLICY, MISSING_FROM)
     seqno = message.seqno
@@ -259,7 +259,7 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
 
 def estimate_id_cost(message: rpc_pb2.Message) -> int:
     """Estimate the CPU for reading a message and building its id, in nominal µs: the part that depends on no key."""
-    size = len(_get_author(message))
+    size = len(getattr(message, "from"))
     return _MESSAGE_COST + (size * size // 450 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
 
 
@@ -311,11 +311,6 @@ def compute_peer_id(private_key: PrivateKey) -> bytes:
         PeerIdError: libp2p does not have this kind of key.
     """
     return _build_peer_id(_encode_public_key(private_key.public_key()))
-
-
-def _get_author(message: rpc_pb2.Message) -> bytes:
-    author: bytes = getattr(message, "from")  # a keyword in Python
-    return author
 
 
 # Peers choose the inputs, so these caches store only texts and bytes of a usual length: their size is bounded.
