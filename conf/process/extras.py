@@ -25,10 +25,6 @@ DISTRIBUTION: Final = "kiln-gossip"
 Extra = Literal["lake", "quality", "bridge", "spark", "demo", "all"]
 
 
-class MissingExtraError(PrerequisiteError):
-    """Packages of an extra are not installed. The message names the extra and the command that installs it."""
-
-
 def read_version() -> str:
     """Return Kiln's version; `unknown` for a copy of the code that is not installed."""
     from importlib import metadata
@@ -43,7 +39,7 @@ def require_extras(*extras: Extra) -> None:
     """Check that the packages of extras are installed.
 
     Raises:
-        MissingExtraError: A package is missing.
+        PrerequisiteError: A package is missing.
     """
     missing = {
         extra: names
@@ -53,7 +49,7 @@ def require_extras(*extras: Extra) -> None:
     if missing:
         names = sorted({name for names_of_module in missing.values() for name in names_of_module})
         several = len(missing) > 1
-        raise MissingExtraError(
+        raise PrerequisiteError(
             f"this needs the extra{'s' if several else ''} {' and '.join(missing)} of {DISTRIBUTION}, which "
             f"{'are' if several else 'is'} not installed ({', '.join(names[:3])}{', …' if len(names) > 3 else ''} "
             f"{'are' if len(names) > 1 else 'is'} missing): {format_install_command(*missing)}"

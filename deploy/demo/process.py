@@ -22,10 +22,6 @@ _PATIENCE = 60.0  # s until the network must listen
 _TRIES = 4
 
 
-class DemoNetworkError(PrerequisiteError):
-    """The demo network does not start."""
-
-
 class DemoNetwork:
     """Runs the demo network in a child process, with its log in `logs/demo.log`.
 
@@ -48,7 +44,7 @@ class DemoNetwork:
         try:
             publisher_key(settings.bridge_dir)  # which the network follows
         except KeyFileError as error:
-            raise DemoNetworkError(str(error)) from error
+            raise PrerequisiteError(str(error)) from error
         self.contacts: tuple[str, ...] = ()
         """addresses of the BEP 50 nodes, once they listen"""
         self.follow: tuple[str, ...] = ()
@@ -99,14 +95,14 @@ class DemoNetwork:
         """Wait until the nodes listen, and return their addresses as bootstrap peers for the bridge.
 
         Raises:
-            DemoNetworkError: The network does not start.
+            PrerequisiteError: The network does not start.
         """
         deadline = time.monotonic() + _PATIENCE
         while not self.listens:
             self._ready.wait(0.05)
             self.check()  # the demo network of a killed Kiln may still be ending, and hold the lock
             if self._backoff.deaths >= _TRIES or time.monotonic() > deadline:
-                raise DemoNetworkError(f"the demo network does not start. See {self._log}")
+                raise PrerequisiteError(f"the demo network does not start. See {self._log}")
         return self._addresses
 
     def go(self) -> None:

@@ -52,10 +52,6 @@ _AT_ONCE: Final = 100
 """rows in memory, each of up to 5 MiB"""
 
 
-class QuarantineError(KilnError):
-    """The rows cannot be found, shown or dropped; the message has the reason."""
-
-
 @dataclass(frozen=True)
 class QuarantineFilter:
     """Selection of rows; a field that is None accepts any value. `since` is inclusive, `until` exclusive; `author` as
@@ -111,12 +107,12 @@ class QuarantineRows:
             authors: Also fill `author` and `remote_peer`, which reads frames. A selection by author always does.
 
         Raises:
-            QuarantineError: There is no such table, stage or reason.
+            KilnError: There is no such table, stage or reason.
             LakeError: The table cannot be read.
         """
         there = lake.tables()
         if "quarantine" not in there:
-            raise QuarantineError("there is no table quarantine yet")
+            raise KilnError("there is no table quarantine yet")
         self.table = lake.open("quarantine")
         columns = require_columns(lake, "quarantine", self.table)
         folder = lake.table("quarantine")
@@ -149,9 +145,7 @@ class QuarantineRows:
         known = [row[0] for row in self._db.execute(f"SELECT DISTINCT {column} FROM every ORDER BY 1").fetchall()]
         if value not in known:
             have = f"there are: {', '.join(known)}" if known else "it is empty"
-            raise QuarantineError(
-                f"nothing is in quarantine with {column} {value!r}{suggest_key(value, known)}; {have}"
-            )
+            raise KilnError(f"nothing is in quarantine with {column} {value!r}{suggest_key(value, known)}; {have}")
 
     def _pick(self, wanted: QuarantineFilter) -> None:
         tests = {
@@ -351,13 +345,13 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
     """Remove the rows of a selection from the table.
 
     Raises:
-        QuarantineError: The rows cannot be found, the tables cannot be written, or other writers keep rewriting them.
+        KilnError: The rows cannot be found, the tables cannot be written, or other writers keep rewriting them.
         LakeError: The table cannot be read.
     """
     for _ in range(_TRIES):
         with QuarantineRows(lake, wanted) as picked:
             if reason := describe_unsupported(lake, "quarantine", picked.table):
-                raise QuarantineError(f"Kiln must not write the table quarantine: {reason}")
+                raise KilnError(f"Kiln must not write the table quarantine: {reason}")
             places, table = picked.by_file(), picked.table
         if not places:
             return DropResult(drop_id, 0)
@@ -369,13 +363,13 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
             continue  # the files of this version are gone: read the next version
         except (DeltaError, OSError) as error:
             cause = find_os_error(error) or shorten_error(error)
-            raise QuarantineError(f"cannot write to {lake.path} ({cause}). No row was dropped") from error
+            raise KilnError(f"cannot write to {lake.path} ({cause}). No row was dropped") from error
         rows = sum(map(len, places.values()))
         if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", removes_rows=True):
             lake.sync_commits("quarantine", table.version(), table.version())
             return DropResult(drop_id, rows, known)
         delete_files(lake, new)
-    raise QuarantineError("other processes keep rewriting the table quarantine. Try again")
+    raise KilnError("other processes keep rewriting the table quarantine. Try again")
 
 
 def _record_rows(

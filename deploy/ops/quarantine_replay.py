@@ -41,10 +41,6 @@ _NOT_REPLAYED = ("frame", "updates")
 messages that failed in the query `updates` are already in `messages`."""
 
 
-class QuarantineReplayError(KilnError):
-    """The messages cannot be replayed; the message says why."""
-
-
 @dataclass
 class ReplayCandidates:
     """Number of messages by result of the search."""
@@ -82,7 +78,7 @@ class QuarantineReplay:
         """Select the rows.
 
         Raises:
-            QuarantineReplayError: No row is in quarantine for that reason, or no such row came from a frame.
+            KilnError: No row is in quarantine for that reason, or no such row came from a frame.
             LakeError: A table cannot be opened.
         """
         self._reason = reason
@@ -102,7 +98,7 @@ class QuarantineReplay:
     def _read_positions(self, tables: tuple[str, ...]) -> MessagePositions:
         missing = [name for name in ("quarantine", "frames") if name not in tables]
         if missing:
-            raise QuarantineReplayError(f"nothing to replay: there is no table {' and no table '.join(missing)} yet")
+            raise KilnError(f"nothing to replay: there is no table {' and no table '.join(missing)} yet")
         positions: MessagePositions = {}
         refused: set[str] = set()
         rows = self._connection.execute(
@@ -120,11 +116,9 @@ class QuarantineReplay:
                 for row in self._connection.execute("SELECT DISTINCT reason FROM quarantine ORDER BY 1").fetchall()
             ]
             hint = f"there are: {', '.join(known)}" if known else "it is empty"
-            raise QuarantineReplayError(
-                f"nothing is in quarantine for {self._reason!r}{suggest_key(self._reason, known)}; {hint}"
-            )
+            raise KilnError(f"nothing is in quarantine for {self._reason!r}{suggest_key(self._reason, known)}; {hint}")
         if not positions:
-            raise QuarantineReplayError(
+            raise KilnError(
                 f"cannot replay {self._reason} (stage {', '.join(sorted(refused))}): these records are not messages "
                 f"that the tables lack. kiln quarantine show --reason {self._reason} shows what to do"
             )

@@ -219,39 +219,30 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
         options = kafka.client_options()
     except SettingsError as error:  # the broker runs, and this user cannot read the password
         return BrokerStatus(kafka.servers, False, str(error), ())
+    reading = {"allow_auto_create_topics": False, "enable_auto_commit": False, "isolation_level": "read_committed"}
+    limits = {"bootstrap_timeout_ms": millis, "request_timeout_ms": max(millis, 1000)}
+    topics = []
     try:
-        consumer = open_client(
-            KafkaConsumer,
-            **options,
-            bootstrap_timeout_ms=millis,
-            request_timeout_ms=max(millis, 1000),
-            allow_auto_create_topics=False,
-            enable_auto_commit=False,
-            isolation_level="read_committed",
-        )
+        with (
+            open_client(KafkaConsumer, **options, **limits, **reading) as consumer,
+            open_client(KafkaAdminClient, **options, bootstrap_timeout_ms=millis) as admin,
+        ):
+            names = sorted(name for name in consumer.topics() if name.startswith(kafka.prefix) and name != kafka.prefix)
+            identities = describe_topics(admin, names) if names else {}
+            for name in names:
+                partitions = [TopicPartition(name, number) for number in consumer.partitions_for_topic(name) or ()]
+                begin, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+                topics.append(
+                    TopicStatus(
+                        name,
+                        {partition.partition: offset for partition, offset in sorted(begin.items())},
+                        {partition.partition: offset for partition, offset in sorted(end.items())},
+                        identities[name].id if name in identities else "",
+                    )
+                )
     except (KafkaError, OSError, ValueError) as error:
         return BrokerStatus(kafka.servers, False, describe_kafka_error(error, options, patience), ())
-    try:
-        names = sorted(name for name in consumer.topics() if name.startswith(kafka.prefix) and name != kafka.prefix)
-        with open_client(KafkaAdminClient, **options, bootstrap_timeout_ms=millis) as admin:
-            identities = describe_topics(admin, names) if names else {}
-        topics = []
-        for name in names:
-            partitions = [TopicPartition(name, number) for number in consumer.partitions_for_topic(name) or ()]
-            begin, end = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
-            topics.append(
-                TopicStatus(
-                    name,
-                    {partition.partition: offset for partition, offset in sorted(begin.items())},
-                    {partition.partition: offset for partition, offset in sorted(end.items())},
-                    identities[name].id if name in identities else "",
-                )
-            )
-        return BrokerStatus(kafka.servers, True, "", tuple(topics))
-    except (KafkaError, OSError) as error:
-        return BrokerStatus(kafka.servers, False, describe_kafka_error(error, options), ())
-    finally:
-        consumer.close()
+    return BrokerStatus(kafka.servers, True, "", tuple(topics))
 
 
 # ---------------------------------------------------------------- tables

@@ -15,18 +15,14 @@ SAMPLE_LAKE: Final = Path(__file__).with_name("sample_lake")
 """Folder of the tables."""
 
 
-class SampleError(KilnError):
-    """The sample lake cannot be copied."""
-
-
 def copy_sample(state: Path) -> Path:
     """Copy the sample lake into a new state folder, and return the folder of its tables.
 
     Raises:
-        SampleError: The folder exists and is not empty.
+        KilnError: The folder exists and is not empty.
     """
     if state.exists() and (not state.is_dir() or any(state.iterdir())):
-        raise SampleError(f"cannot copy the sample lake to {state}: it exists and is not empty. Pass a new folder")
+        raise KilnError(f"cannot copy the sample lake to {state}: it exists and is not empty. Pass a new folder")
     lake = state / "lake"
     shutil.copytree(SAMPLE_LAKE, lake, copy_function=shutil.copyfile)
     return lake

@@ -43,15 +43,11 @@ _TRAFFIC: Final = {"RATE": "14", "SEPARATORS": "10", "STREAMS": "90"}
 _COMPRESSION: Final = WriterProperties(compression="ZSTD", compression_level=19)
 
 
-class RecordingError(KilnError):
-    """A command of the recording failed, or the lake is too large."""
-
-
 def record_lake(state: Path) -> Lake:
     """Record a demo network in a new state folder, and return its lake.
 
     Raises:
-        RecordingError: A command failed.
+        KilnError: A command failed.
     """
     _kiln(state, "run", "--for", _LENGTH)
     first = "SELECT min(observed_at) AS first FROM updates"
@@ -77,7 +73,7 @@ def _kiln(state: Path, *arguments: str) -> str:
     command = [sys.executable, "-P", "-m", "kiln.deploy.cli", *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise RecordingError(f"kiln {arguments[0]} ended with {done.returncode}:\n{done.stdout}")
+        raise KilnError(f"kiln {arguments[0]} ended with {done.returncode}:\n{done.stdout}")
     return done.stdout
 
 
@@ -152,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             packed.mkdir()
             pack_lake(source, Lake(str(packed)))
             if (size := measure_folder(packed)) > MAX_BYTES:
-                raise RecordingError(f"the sample lake has {size:,} bytes, more than {MAX_BYTES:,}")
+                raise KilnError(f"the sample lake has {size:,} bytes, more than {MAX_BYTES:,}")
         except KilnError as error:
             print(error, file=sys.stderr)
             return error.exit_code

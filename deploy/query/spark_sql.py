@@ -126,10 +126,6 @@ FUNCTIONS = Path(__file__).with_name("functions.txt")
 _PATIENCE = 300.0  # s
 
 
-class ClassesError(PrerequisiteError):
-    """The classes cannot be compiled; the message has the compiler's output."""
-
-
 def compile_classes(progress: Callable[[str], None]) -> Path:
     """Compile the classes, unless they exist, into a folder per version of the source and of pyspark.
 
@@ -140,7 +136,7 @@ def compile_classes(progress: Callable[[str], None]) -> Path:
         The folder of the classes.
 
     Raises:
-        ClassesError: The compilation fails.
+        PrerequisiteError: The compilation fails.
         JavaError: There is no usable Java.
     """
     jars = find_spark_home() / "jars"
@@ -179,11 +175,11 @@ def _compile(jars: Path, into: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ClassesError(
+        raise PrerequisiteError(
             f"compiling the JVM classes that check a query takes more than {_PATIENCE:.0f} s. Retry"
         ) from None
     if done.returncode != 0:
-        raise ClassesError(
+        raise PrerequisiteError(
             "the JVM classes that check a query do not compile with this pyspark. Install the version in "
             f"requirements.lock:\n{(done.stdout + done.stderr)[:2000]}"
         )

@@ -18,7 +18,13 @@ import msgspec
 from kiln.conf.process.files import read_small_file
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.snapshot import QualityInRun
-from kiln.deploy.stack.child_process import bind_to_parent, child_environment, rotate_log, terminate_process
+from kiln.deploy.stack.child_process import (
+    bind_to_parent,
+    child_environment,
+    read_last_line,
+    rotate_log,
+    terminate_process,
+)
 
 _PATIENCE = 5.0  # s until a child that does not end is killed
 
@@ -79,10 +85,6 @@ class PeriodicProcess(ABC):
         if process is not None:
             terminate_process(process, _PATIENCE)
 
-    def _read_last_line(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.is_file() else []
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it logged nothing")
-
     def _start(self) -> None:
         for path in (self._log, self._output):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +112,7 @@ class MaintenanceProcess(PeriodicProcess):
         super().__init__(command, environment, log, log, settings.maintenance.interval, now)
 
     def _read_errors(self, code: int) -> list[str]:
-        return [f"table maintenance exited with code {code}: {self._read_last_line()}"] if code else []
+        return [f"table maintenance exited with code {code}: {read_last_line(self._log)}"] if code else []
 
 
 _COMPLETED: Final = (0, 1)
@@ -142,11 +144,11 @@ class QualityChecks(PeriodicProcess):
 
     def _read_errors(self, code: int) -> list[str]:
         if code not in _COMPLETED:
-            return [f"quality: the check exited with code {code}: {self._read_last_line()}"]
+            return [f"quality: the check exited with code {code}: {read_last_line(self._log)}"]
         try:
             results = msgspec.json.decode(read_small_file(self._output), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
-            return [f"quality: the check wrote no results: {self._read_last_line()}"]
+            return [f"quality: the check wrote no results: {read_last_line(self._log)}"]
         outcomes = Counter((result.table, "passed" if result.success else result.level) for result in results)
         self.last_check = QualityInRun(time.time(), outcomes)
         return [

@@ -45,7 +45,7 @@ class LiveNetwork:
         """Start the bridge.
 
         Raises:
-            DemoNetworkError: The demo network does not start.
+            PrerequisiteError: The demo network does not start.
         """
         if self.source == "none":
             return

@@ -78,6 +78,13 @@ def rotate_log(path: Path, limit: int = LIMIT) -> None:
     os.truncate(path, 0)
 
 
+def read_last_line(log: Path) -> str:
+    """Read the last line of a log that is neither empty nor news."""
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    stripped = (line.strip(" |+-") for line in reversed(lines))
+    return next((line for line in stripped if line and not is_news(line)), "it logged nothing")
+
+
 _FRESH = 10.0  # s; an older status means that the bridge hangs
 
 
@@ -89,6 +96,8 @@ class BridgeProcess:
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         self._settings = settings
+        self._status_file = settings.bridge_dir / "status.json"
+        self._log = settings.logs / "bridge.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._backoff = Backoff(now)
         self.error = ""
@@ -113,7 +122,7 @@ class BridgeProcess:
         """Restart a dead bridge after an exponential back-off, and rotate its log."""
         if self._process is not None and self._process.poll() is not None:
             self._backoff.record_death()
-            self.error = f"the bridge exited with code {self._process.returncode}: {self._read_last_line()}"
+            self.error = f"the bridge exited with code {self._process.returncode}: {read_last_line(self._log)}"
             self._process = None
             self._status_file.unlink(missing_ok=True)  # even a fresh status comes from the dead bridge
         if self._process is None and self._backoff.is_due:
@@ -147,18 +156,6 @@ class BridgeProcess:
         process, self._process = self._process, None
         if process is not None:
             terminate_process(process, patience)
-
-    def _read_last_line(self) -> str:
-        lines = (line.strip(" |+-") for line in reversed(self._log.read_text(errors="replace").splitlines()))
-        return next((line for line in lines if line and not is_news(line)), "it logged nothing")
-
-    @property
-    def _status_file(self) -> Path:
-        return self._settings.bridge_dir / "status.json"
-
-    @property
-    def _log(self) -> Path:
-        return self._settings.logs / "bridge.log"
 
 
 def child_environment(settings: Settings) -> Mapping[str, str]:

@@ -111,14 +111,6 @@ def has_control_part(payload: bytes) -> bool:
     return False
 
 
-def read_control_part(
-    payload: bytes, table: TopicTable, format_id: Callable[[bytes], str] = format_gossip_id
-) -> ControlPart | Rejected:
-    """Read the control part of an RPC: call `parse_control_rpc`, then `list_control_entries`."""
-    rpc = parse_control_rpc(payload)
-    return rpc if isinstance(rpc, Rejected) else list_control_entries(rpc, table, format_id)
-
-
 def parse_control_rpc(payload: bytes) -> RPC | Rejected:
     """Parse an RPC for its control part.
 

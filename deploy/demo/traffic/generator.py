@@ -397,7 +397,7 @@ class Traffic:
             case 4:
                 control.idontwant.add(messageIDs=ids)
             case _:
-                topic = self._messages.topic_of(self._population.pick_separator(self._random.random()))
+                topic = format_topic(self.options.network, self._population.pick_separator(self._random.random()))
                 self._at(due, partial(self._subscribe, peer, side, topic))
                 return
         self._at(due, partial(self._say, peer, side, field(3, control.SerializeToString())))

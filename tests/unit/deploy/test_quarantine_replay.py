@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from deltalake import write_deltalake
 
 from conftest import VECTORS
+from kiln.conf.process.errors import KilnError
 from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.ops.quarantine import FramePosition, decode_again, read_frames, select_messages
 from kiln.deploy.ops.quarantine_replay import (
     QuarantineReplay,
-    QuarantineReplayError,
     ReplayCandidates,
     describe_candidates,
     find_unfetched_blocks,
@@ -266,14 +266,14 @@ def test_what_is_no_message_that_the_tables_lack_is_refused_in_words(world: Worl
         ("processing_failed", "sink, updates"),
     ):
         words = rf"{reason} \(stage {stages}\).* kiln quarantine show --reason {reason} shows what to do$"
-        with pytest.raises(QuarantineReplayError, match=words):
+        with pytest.raises(KilnError, match=words):
             QuarantineReplay(Lake(str(world.lake)), reason, AFTER)
-    with pytest.raises(QuarantineReplayError, match="did you mean update_malformed"):
+    with pytest.raises(KilnError, match="did you mean update_malformed"):
         QuarantineReplay(Lake(str(world.lake)), "update_malforme", AFTER)
 
 
 def test_without_tables_there_is_nothing(tmp_path: Path) -> None:
-    with pytest.raises(QuarantineReplayError, match="no table quarantine"):
+    with pytest.raises(KilnError, match="no table quarantine"):
         QuarantineReplay(Lake(str(tmp_path)), UNKNOWN_BUNDLE, AFTER)
 
 
