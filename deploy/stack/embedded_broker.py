@@ -307,7 +307,7 @@ class EmbeddedBroker:
                 # a lock lasts while any process has the file open: the broker keeps it after this process
                 pass_fds=(lock.fileno(),),
             )
-            _replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}))
+            replace_file(address, json.dumps({"bootstrap": self.address, "pid": self._process.pid}).encode())
 
     def stop(self, timeout: float = 20.0) -> None:
         """Stop the broker, if it runs: send SIGTERM, and SIGKILL if it takes longer than `timeout` seconds to end."""
@@ -427,7 +427,7 @@ def _read_cluster_id(folder: Path) -> str:
         name = "-"
         while name.startswith("-"):  # the tool would parse it as an option
             name = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        _replace_file(path, name)
+        replace_file(path, name.encode())
         return name
 
 
