@@ -27,8 +27,31 @@ KEY = "a\nkey"
 
 def candidate(number: int, at: int, *, tip: str = TIP, model: str | None = None, live: bool = False) -> MergedRow:
     row = MessageRow(
-        *(f"id{number}", "n", "LIVE", "/ceramic/n", "name", "UPDATE", "author", b"s", STREAM, tip, model),
-        *(None, None, None, None, None, None, None, b"data", "valid", "peer", at, 0, number, 0),
+        message_id=f"id{number}",
+        network="n",
+        origin="LIVE",
+        topic="/ceramic/n",
+        topic_source="name",
+        type="UPDATE",
+        from_peer="author",
+        seqno=b"s",
+        stream=STREAM,
+        tip=tip,
+        model=model,
+        sep=None,
+        batch_cid=None,
+        query_id=None,
+        tips=None,
+        ts=None,
+        ver=None,
+        ipfs_ver=None,
+        data=b"data",
+        verdict="valid",
+        remote_peer="peer",
+        observed_at=at,
+        kafka_partition=0,
+        kafka_offset=number,
+        message_index=0,
     )
     message = UpdateMessage(row, True, True, LiveUpdate(at, at, 2, 7) if live else None)
     return MergedRow("n", STREAM, CANDIDATE, at, 0, number, data=pack(message))
