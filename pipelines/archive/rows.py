@@ -249,15 +249,17 @@ class DecodedRecord(NamedTuple):
     """row of the table `frames`; `None` if the record is not a Frame, or no row can be built"""
 
 
-def decode_record(decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None) -> DecodedRecord:
+def decode_record(
+    decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None, *, with_row: bool = True
+) -> DecodedRecord:
     """Decode one record. If this fails, the record becomes a fault of the stage `archive`, and keeps its row of
-    `frames` if that row was built."""
+    `frames` if that row was built. `with_row`: build this row."""
     row: FrameRow | None = None
     try:
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             return DecodedRecord([reject_unreadable(frame, value, partition, offset, stamp)])
-        row = build_frame_row(partition, offset, stamp, frame)
+        row = build_frame_row(partition, offset, stamp, frame) if with_row else None
         return decode_parts(decoder, frame, partition, offset, row)
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)

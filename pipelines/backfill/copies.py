@@ -214,7 +214,8 @@ class CopyDecoder:
 
     def _decode_in_python(self, records: Iterable[RecordRow], is_inside: bool) -> None:
         for record in records:
-            decoded = decode_record(self._decoder, record.partition, record.offset, record.stamp, record.value)
+            position = record.partition, record.offset, record.stamp
+            decoded = decode_record(self._decoder, *position, record.value, with_row=False)
             for item in decoded.items:
                 fault = self._hold(item) if isinstance(item, DecodedMessage) else item
                 if fault is not None:
