@@ -33,6 +33,8 @@ _OPTIONS: Final[Options] = {
     "queue.buffering.max.kbytes": 2**31 - 1,
     # the partition that every other Kafka client chooses for a key
     "partitioner": "murmur2",
+    # errors alone: each start would warn that the gapless guarantee is experimental
+    "log_level": 3,
 }
 ONLY_REFUSALS: Final[Options] = {"delivery.report.only.error": True}
 """Report only refused records, because each callback costs Python time."""

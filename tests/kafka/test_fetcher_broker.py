@@ -530,7 +530,7 @@ def test_without_an_offset_nothing_is_guessed(kiln: Kiln) -> None:
     said = f"Kafka has lost the committed offset of group {kiln.prefix}fetcher.local-test for {kiln.prefix}wanted-0"
     assert awaited(lambda: said in (again.error or ""))
     assert "--reset-offsets" in (again.error or "")
-    assert (again.status().places_lost, again.status().places_lost) == (1, 1)
+    assert again.status().places_lost == 1
     again.stop()
     assert [update.message_id for update in kiln.updates()] == ["message 0"]
 
@@ -571,7 +571,7 @@ def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     assert awaited(lambda: again.status().counts["released"] == 2)
     assert again.status().counts["lost"] == 3
     assert "3 records of" in caplog.text
-    assert "offsets 2 to 4" in caplog.text
+    assert "below offset 5" in caplog.text
     assert awaited(lambda: kiln.place() == 7)
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
     assert (fault.reason, fault.detail) == ("wanted_gone", "3 records out of 0/2 to 0/4 of wanted")
