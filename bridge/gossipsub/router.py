@@ -169,11 +169,11 @@ class Router:
             self._send(sends, state, rpc, priority=True)
         return sends
 
-    def remove_peer(self, peer: PeerID, now: float) -> list[Send]:
+    def remove_peer(self, peer: PeerID, now: float) -> None:
         """Remove a peer whose streams are closed. The next heartbeat refills the meshes."""
         state = self._peers.pop(peer, None)
         if state is None:
-            return []
+            return
         self._floodsub -= state.version == 0
         self._table.close(state.table)
         for topic in state.topics:
@@ -186,7 +186,6 @@ class Router:
         if state.score.compute() < 0:
             # reconnecting does not reset a bad score
             self._retained.put(peer, state.score, now + self._options.retain_score)
-        return []
 
     def set_colocated_peers(self, peer: PeerID, count: int) -> None:
         """Set the number of connected peers on a peer's public IP address (P6)."""
@@ -443,7 +442,6 @@ class Router:
         self, state: PeerState, publish: Sequence[Message], sends: list[Send], delivered: list[Deliver], now: float
     ) -> bytes:
         counters = self._counters
-        joined = self._mesh
         seen = self._seen
         max_size = self._options.max_message_bytes
         verdicts, cost = bytearray(len(publish)), 0
@@ -456,7 +454,7 @@ class Router:
                 state.score.penalize(self._options.over_limit_penalty)
                 break
             topic = self._table.resolve_topic(state.table, received)
-            if topic is None or topic not in joined:
+            if topic is None or topic not in self._mesh:
                 counters["unknown_topic"] += 1
                 continue
             signed = received.HasField("signature")

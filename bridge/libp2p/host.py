@@ -507,10 +507,9 @@ class Node:
             )
             for frame in session.connection.close(time.time_ns(), session.agent, reason, session.dialled):
                 self._sink.put(session.id, frame)
-            sends = self.router.remove_peer(link.peer, trio.current_time())
+            self.router.remove_peer(link.peer, trio.current_time())
             self._count_colocated(session.ip)
             if not self._closing:
-                self._traffic.dispatch(sends)
                 await reset_stream(outbound)
             for inbound in session.inbounds:
                 await self._drop_inbound(inbound)
