@@ -46,7 +46,7 @@ class ConnectionTap:
         """Set the fields that all frames of the connection share.
 
         Args:
-            connection: 16 bytes, new for each connection.
+            connection: Id of the connection: 16 bytes, new for each connection.
             local_peer: Our peer id, as multihash bytes.
             remote_peer: The other peer's id, as multihash bytes.
 
@@ -91,7 +91,7 @@ class ConnectionTap:
         Args:
             payload: The RPC without its length prefix.
             observed_at: Unix time in ns.
-            verdicts: One byte for each message.
+            verdicts: One `Verdict` byte for each message.
 
         Raises:
             ValueError: The connection is closed.

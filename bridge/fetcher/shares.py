@@ -1,4 +1,4 @@
-"""Fair shares of the places for waiting records, for those who announce. No Kafka, no IPFS."""
+"""Fair shares of the places for waiting records, by announcer. No Kafka, no IPFS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Announcer(NamedTuple):
     author: str
     """peer id of the author, or "" of a message without one"""
     peer: str
-    """the peer that sent it, or "" if unknown; keys cost nothing, connections do"""
+    """the peer that sent the message, or "" if unknown; new keys cost nothing, but connections do"""
 
 
 class Place(NamedTuple):
@@ -85,7 +85,7 @@ class AnnouncerPlaces:
         return announcer.author in self._proven_misses
 
     def is_failing(self, announcer: Announcer) -> bool:
-        """Return whether the author is not proven, and the last block of this author, or from this peer, failed."""
+        """Return whether the author is not proven, and the last block of this author or this peer failed."""
         return not self.is_proven(announcer) and any(party in self._failing for party in _list_parties(announcer))
 
     def record_attempt(self, announcer: Announcer, *, arrived: bool) -> bool:

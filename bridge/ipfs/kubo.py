@@ -34,12 +34,12 @@ from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, parse_cid
 
 _CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
 """Codecs with which Kubo stores blocks; Kubo names them as the multicodec table does."""
-_CONNECT: Final = 5.0  # s
-_CALL: Final = 15.0  # s, of a call that needs no peer
-_GRACE: Final = 5.0  # s beyond the node's timeout, so that the node reports the timeout itself
+_CONNECT: Final = 5.0  # seconds
+_CALL: Final = 15.0  # seconds for a call that needs no peer
+_GRACE: Final = 5.0  # seconds beyond the node's timeout, so that the node reports the timeout itself
 _MAX_ANSWER: Final = 1 << 20  # bytes of JSON
 _MOST_PEERS_ANSWER: Final = 8 << 20  # bytes of JSON for a list of peers: thousands of peers, some hundred bytes each
-_PROVIDE: Final = 60.0  # s for a walk through the DHT
+_PROVIDE: Final = 60.0  # seconds for a walk through the DHT
 
 
 class KuboError(Exception):

@@ -39,12 +39,12 @@ from kiln.conf.process.kafka_records import (
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity
 
 _LOG: Final = logging.getLogger(__name__)
-_COMMIT_EVERY: Final = 1.0  # s between two commits of changed offsets, because the broker may sync each commit
-_HEARTBEAT: Final = 1.0  # s
-_ANSWER_TIMEOUT: Final = 10.0  # s for the broker to answer a request
-_DRAIN_TIMEOUT: Final = 2.0  # s for the broker to acknowledge what is written when the thread stops
-_END_TIMEOUT: Final = 5.0  # s for the broker to report an end offset
-_NO_RECORD_FOR: Final = 20.0  # s, after which the broker is asked for the end offsets
+_COMMIT_EVERY: Final = 1.0  # seconds between two commits of changed offsets, because the broker may sync each commit
+_HEARTBEAT: Final = 1.0  # seconds
+_ANSWER_TIMEOUT: Final = 10.0  # seconds for the broker to answer a request
+_DRAIN_TIMEOUT: Final = 2.0  # seconds for the broker to acknowledge what is written when the thread stops
+_END_TIMEOUT: Final = 5.0  # seconds for the broker to report an end offset
+_NO_RECORD_FOR: Final = 20.0  # seconds without a record after which the end offsets are requested
 _REJOINING: Final = frozenset(
     (LibrdkafkaError.REBALANCE_IN_PROGRESS, LibrdkafkaError.ILLEGAL_GENERATION, LibrdkafkaError.UNKNOWN_MEMBER_ID)
 )
@@ -59,7 +59,7 @@ _FATAL: Final = frozenset(
     )
 )
 """Errors that end the session. librdkafka recovers from all others by itself."""
-_NO_ID: Final = "A" * 22  # of a broker that is older than Kafka 2.8
+_NO_ID: Final = "A" * 22  # the topic id from a broker that is older than Kafka 2.8
 _TOPIC_ID: Final = re.compile(r"([\w+/-]{22}) ")
 
 
@@ -95,7 +95,7 @@ class KafkaWorker(SessionThread):
             topic: topic to read, without the prefix.
             outputs: topics that `_send` writes, without the prefix.
             instance: id of the static member; `None` for a member that leaves the group when it ends.
-            reads_all: the member with the first partition reads all of them, and the others read none.
+            reads_all: true if the member with the first partition reads all partitions, and the others read none.
         """
         super().__init__(name, consequence, kafka)
         self._group = group
@@ -115,7 +115,8 @@ class KafkaWorker(SessionThread):
 
         Args:
             committed: the committed offset; `None` if there is none.
-            first: the first offset that the broker still has; `end` is the offset after the last record.
+            first: the first offset that the broker still has.
+            end: the offset after the last record.
         """
 
     @abstractmethod

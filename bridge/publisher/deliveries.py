@@ -21,7 +21,7 @@ from kiln.schemas.wire.topics import Separator
 NO_PEER: Final = "no peer on the topic"
 NO_TURN: Final = "too many new separators for the topic's peers: not sent"
 MIN_PATIENCE: Final = 10_000_000
-"""µs that a batch waits for a peer and its turn even if too many batches wait"""
+"""time in µs that a batch waits for a peer and its turn even if too many batches wait"""
 _MAX_REACHED: Final = 10_000  # separators that are known to have reached a peer
 _MAX_LOOKUP: Final = 10_000  # topics in one call of `Subscribers`, which runs in the node's thread
 _MAX_GIVEN_UP: Final = 5_000  # batches given up early at one check
@@ -129,7 +129,7 @@ class DeliveryQueue:
         self._reasons: dict[Flow, str] = {}  # of parked flows that were attempted
         self._reached = BoundedDict[Flow, int](_MAX_REACHED)  # when a peer was last reached; the oldest first
         self._clock = 0  # µs in which publishing was not paused
-        self._advanced_at: int | None = None  # `None` while it is paused
+        self._advanced_at: int | None = None  # `None` while publishing is paused
         self._check_at = 0
 
     def __len__(self) -> int:
@@ -210,7 +210,7 @@ class DeliveryQueue:
         """Check for peers, if the time has come, and return what is given up.
 
         Args:
-            is_full: too many deliveries wait.
+            is_full: true if too many deliveries wait.
         """
         if now < self._check_at:
             return []

@@ -93,9 +93,9 @@ class CopyChunk:
 
         Args:
             items: Rows from Python.
-            rows: Row of each item's record in the batch; needed only if there are rows of the core.
+            rows: For each item, the index of its record in the batch; needed only if `messages` is not empty.
             messages: Rows of the core.
-            identities: For each row of the core: digests, position, and the row of its record in the batch.
+            identities: For each row of the core: digests, position, and the index of its record in the batch.
         """
         self.messages = messages
         self.items = items

@@ -38,8 +38,8 @@ _MAX_LOOKUP: Final = 999  # digests in a query: the most parameters that any SQL
 
 @dataclass(frozen=True)
 class DedupStoreConfig:
-    """The file, as a task opens it. `span`: retention of a digest, µs. `durable`: the file must survive a power
-    cut."""
+    """How a task opens the file. `span`: retention of a digest, in µs. `durable`: true if the file must survive a
+    power cut."""
 
     path: str
     span: int
