@@ -124,7 +124,7 @@ class Recovery:
 
         Args:
             damages: Damages that `find` returned.
-            now: Current time, µs.
+            now: Current time, in µs.
 
         Returns:
             The damages that remain, each with the obstacle to its repair as the remedy.

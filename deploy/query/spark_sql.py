@@ -122,8 +122,8 @@ def _first_line(error: Exception) -> str:
 
 SOURCES = sorted(Path(__file__).parent.glob("*.scala"))
 FUNCTIONS = Path(__file__).with_name("functions.txt")
-"""copied to the folder of the classes"""
-_PATIENCE = 300.0  # s
+"""file that is copied to the folder of the classes"""
+_PATIENCE = 300.0  # seconds
 
 
 def compile_classes(progress: Callable[[str], None]) -> Path:

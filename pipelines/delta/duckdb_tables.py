@@ -132,7 +132,7 @@ def _build_dataset(lake: Lake, name: str, table: DeltaTable) -> Dataset:
     from deltalake.exceptions import DeltaProtocolError
 
     features = list_reader_features(table)
-    if table.protocol().reader_features is None and features:  # of which delta-rs checks the named ones only
+    if table.protocol().reader_features is None and features:  # delta-rs checks only named features
         raise build_features_error(lake, name, features)
     try:
         return table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name)))
@@ -277,7 +277,7 @@ def build_columns_query(
         columns: DuckDB types by name.
         files: Paths of the files.
         union_by_name: True if the schemas of the files may differ.
-        with_positions: Add DuckDB's columns `filename` and `file_row_number`.
+        with_positions: True to add DuckDB's columns `filename` and `file_row_number`.
     """
     columns = {**columns, **_ROW_POSITION} if with_positions else columns
     quoted = {quote_name(name): column_type for name, column_type in columns.items()}

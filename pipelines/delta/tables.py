@@ -76,7 +76,7 @@ class PlainFile(NamedTuple):
 
     location: Location
     size: int
-    """bytes"""
+    """size in bytes"""
 
 
 def list_plain_files(

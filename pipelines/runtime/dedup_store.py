@@ -1,8 +1,8 @@
 """Deduplication store of a query, on the disk next to the query's checkpoint (decision 10).
 
 Each digest is stored with the Kafka position of the one copy that passed. When that copy is read again, it passes
-again. So a micro-batch that is repeated after a crash has the same rows, even if it is split into other tasks. The file
-may therefore be newer than the checkpoint, but never older.
+again. So a micro-batch that is repeated after a crash has the same rows, even if Spark splits it into other tasks. The
+file may therefore be newer than the checkpoint, but never older.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from kiln.schemas.kafka.records import Epoch
 FILE_NAME: Final = "dedup.sqlite"
 
 CHUNK_ROWS: Final = 1_000
-"""Copies in a transaction"""
+"""Maximum number of copies in a transaction"""
 CHUNK_BYTES: Final = 16 << 20
-"""Bytes that the copies of a transaction may keep in memory"""
+"""Maximum bytes that the copies of a transaction keep in memory"""
 
-_PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
+_PATIENCE_S: Final = 60.0  # seconds for another task to put its rows into the file
 _SWEPT_PER_ROW: Final = 8  # old rows checked for each new one, so that the file is at most an eighth larger than needed
 _MIN_SWEPT: Final = 64
 _REBUILT_AT_ONCE: Final = 10_000  # rows
-_MAX_LOOKUP: Final = 999  # digests in a query: the most parameters that any SQLite takes
+_MAX_LOOKUP: Final = 999  # digests in one SELECT: every SQLite takes as many parameters
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class StoredDigest(NamedTuple):
     tip: bytes = b""
     """digest of a tip, if the rule of the query stores tips"""
     at: int = 0
-    """a time that the rule stores, µs"""
+    """a time that the rule stores, in µs"""
 
 
 class DedupCopy(Protocol):
@@ -219,11 +219,11 @@ class DedupStore:
             self._file.execute(_ADD_COUNT, (added,))
 
     def _forget(self, now: int, added: int) -> None:
-        """Check some digests, different ones at each call, and delete the expired ones. `added`: digests that are
-        new."""
+        """Check some digests, different ones at each call, and delete the expired ones. `added`: number of new
+        digests."""
         (first,) = self._file.execute(_SELECT_SWEPT).fetchone()
         last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * added + _MIN_SWEPT)).fetchone()
-        if last is None:  # fewer are left, up to the last of all
+        if last is None:  # fewer digests are left
             forgotten = self._file.execute(_DELETE_REST, (first, now - self._span)).rowcount
         else:
             forgotten = self._file.execute(_DELETE_EXPIRED, (first, *last, now - self._span)).rowcount
@@ -338,7 +338,7 @@ def build_dedup_store(
 ) -> None:
     """Create the file of a query from the digests of the copies that passed earlier, and sync it.
 
-    `epoch`: the micro-batch that is wholly in the file. `now`: the time from which the digests are kept, µs.
+    `epoch`: the micro-batch that is wholly in the file. `now`: time of storage, in µs, from which digests age.
     """
     with DedupStore(config) as store:
         rest = iter(identities)
@@ -431,7 +431,7 @@ def release_positions(checkpoint: Path, lost: Mapping[int, range]) -> None:
 
     Args:
         checkpoint: The folder with the file; nothing happens if there is none.
-        lost: Offsets by partition whose copies passed but were not written. Their digests are removed.
+        lost: By partition, the offsets of copies that passed but were not written. The digests of these are removed.
 
     Raises:
         DedupStoreError: The file cannot be read or written.

@@ -45,7 +45,7 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
 
     Args:
         checkpoint: The query's checkpoint.
-        done: The newest micro-batch that is done. A later one is repeated, so a table may lack it.
+        done: The newest micro-batch that is done. A later micro-batch is repeated, so a table may lack it.
     """
     for app_id, batches in read_table_writes(checkpoint.path).items():
         query_id, table, _ = app_id.split(":")

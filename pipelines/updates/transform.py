@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TYPES: Final = ("UPDATE", "BATCH_UPDATE")
-_LASTING: Final = -(1 << 63)  # in place of a span of time
-_ABSENT: Final = (1 << 64) - 1  # in place of a size
+_LASTING: Final = -(1 << 63)  # in a digest, in place of a span of time
+_ABSENT: Final = (1 << 64) - 1  # in a digest, in place of a size
 _RecordMessages = Iterator[tuple[DecodedMessage, "CopyKey | None"]]
 
 
@@ -283,7 +283,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[bytes, tuple[int, str, bytes, int]])
 
 
 class UpdateProcessor(StatefulProcessor):
-    """Selector keyed by stream. Its time is the time of the micro-batches, and its watermark is `retention` behind."""
+    """Selector keyed by stream. Its time is that of the micro-batches, and its watermark is `retention` behind it."""
 
     def __init__(self, retention: int) -> None:
         """

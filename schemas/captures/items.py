@@ -25,8 +25,8 @@ MAX_PEER: Final = 2048  # bytes of an author's peer id, as kiln.schemas.wire.ide
 
 
 class UnreadableItem(NamedTuple):
-    """A part of a file that yields no Frame. It goes to quarantine, at the stage `kiln.schemas.kafka.frames.HISTORY`,
-    with the file's name and the line."""
+    """A part of a file that yields no Frame. This part goes to quarantine, at the stage
+    `kiln.schemas.kafka.frames.HISTORY`, with the file's name and the line."""
 
     line: int
     """number of the line from 1, or of the record in a binary file"""
@@ -48,7 +48,7 @@ class FileSource(NamedTuple):
     network: str
     """network of messages whose topic names no Ceramic network; 1 to 256 characters"""
     default_time: int
-    """event time of messages for which the file has no time, unix ns"""
+    """capture time of messages for which the file has no time, unix ns"""
 
 
 class LoggedMessage(NamedTuple):

@@ -42,7 +42,7 @@ class KafkaTopic:
     value: str
     """description of a record"""
     partitions: Partitions = "other"
-    """the setting `kafka.…_partitions` of its partitions"""
+    """the `…` in `kafka.…_partitions`, the setting with the number of partitions"""
     compacted: bool = False
     """true if the broker keeps the newest record of each key for ever; else it keeps records for `kafka.retention`"""
     for_life: bool = False

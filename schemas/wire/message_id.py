@@ -50,9 +50,9 @@ class MessageIdRule:
     Attributes:
         text: The rule as `parse_message_id_rule` reads it.
         algorithm: Name of the digest; empty for author and sequence number.
-        with_topic: True if the topic's name precedes the data.
+        with_topic: True if the digest covers the topic's name before the data.
         as_hex: True if the id is the digest in lower-case hex.
-        length: Bytes of an id, the first of a longer digest; 0 for author and sequence number.
+        length: Number of bytes of an id, which are the first of the digest; 0 for author and sequence number.
     """
 
     text: str = AUTHOR_SEQNO
@@ -71,7 +71,7 @@ class MessageIdRule:
 
         Args:
             message: The message.
-            topic: Name of its topic, which the message itself may have by index only.
+            topic: Name of the message's topic, of which the message itself may have only the index.
         """
         if not self.algorithm:
             return gossip_id(message)
