@@ -96,7 +96,7 @@ class Kubo:
 
         Args:
             auth: secret, in a form that `auth_header` reads.
-            at_most: maximum number of concurrent calls that wait for peers.
+            at_most: number of concurrent fetches for which there must be connections.
         """
         self.url = url.rstrip("/")
         self._client = httpx.Client(

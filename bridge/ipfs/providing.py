@@ -26,7 +26,7 @@ class BlockProvider:
     """Calls `provide` for each block, in threads of its own, until `close()`."""
 
     def __init__(self, provide: Callable[[str], None], pause: float = _PAUSE) -> None:
-        """Create the threads."""
+        """Create the provider. The first `add` starts the threads."""
         self._provide = provide
         self._pause = pause
         self._changed = threading.Condition()

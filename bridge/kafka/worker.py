@@ -103,8 +103,8 @@ class KafkaWorker(SessionThread):
         self._outputs = tuple(f"{self._prefix}{name}" for name in outputs)
         self._instance = instance
         self._reads_all = reads_all
-        self._first_id = ""  # of the topic, in the first session
-        self._assigned: set[int] = set()  # partitions, by the group
+        self._first_id = ""  # id of the topic in the first session
+        self._assigned: set[int] = set()  # partitions that the group has assigned to this member
         self._committed: dict[int, Progress] = {}  # by partition that this member reads
         self._broker_error: LibrdkafkaError | None = None
         self._refusal: LibrdkafkaError | None = None  # of a record of `_send`
@@ -137,7 +137,7 @@ class KafkaWorker(SessionThread):
 
     @abstractmethod
     def _wait(self) -> float:
-        """Return the longest wait of the next poll, in s."""
+        """Return the longest wait of the next poll, in seconds."""
 
     @abstractmethod
     def _room(self, partition: int) -> int:
@@ -352,7 +352,7 @@ class KafkaWorker(SessionThread):
         self._producer.produce(f"{self._prefix}{topic}", value, key, on_delivery=record_outcome)
 
     def _await_written(self, timeout: float) -> bool:
-        """Wait until the broker has all records, and return whether it has them after `timeout` seconds.
+        """Wait up to `timeout` seconds for the broker to have all records, and return whether it has them.
 
         Raises:
             FramesProducerError: the broker refused a record.

@@ -181,7 +181,7 @@ class PendingBatches:
 
     @property
     def flows_without_peer(self) -> Collection[Flow]:
-        """A live view of the topics and separators of batches that wait for a peer, longest first."""
+        """A live view of the topics and separators of batches without a peer, those that wait longest first."""
         return self._queue.parked_flows
 
     @property
@@ -275,7 +275,7 @@ class PendingBatches:
         if not unsettled:
             return str(state.not_before)
         while len(text := f"{state.not_before} {end} {encode_numbers(unsettled, unsettled[0])}") > MAX_METADATA:
-            # after a restart, all batches from there on are published again
+            # after a restart, all batches from `end` on are published again
             end, unsettled = unsettled[len(unsettled) // 2], unsettled[: len(unsettled) // 2]
         return text
 

@@ -142,7 +142,7 @@ class DeliveryQueue:
 
     @property
     def parked_flows(self) -> Collection[Flow]:
-        """A live view of the topics and separators without a peer, longest first."""
+        """A live view of the topics and separators without a peer, those that wait longest first."""
         return self._parked.keys()
 
     def time_to_check(self, now: int) -> int:
@@ -273,7 +273,7 @@ class DeliveryQueue:
         return [GivenUp(delivery, _describe(reason, self._waited(delivery))) for delivery in deliveries[:count]]
 
     def _give_up_early(self) -> list[GivenUp]:
-        """Give up deliveries of separators that have not reached a peer, in the order in which they came."""
+        """Give up deliveries of separators that have not reached a peer, first those that have no peer now."""
         given_up: list[GivenUp] = []
         patience = min(self._patience, MIN_PATIENCE)
         for flow in [flow for flow in self._parked if flow not in self._reached]:

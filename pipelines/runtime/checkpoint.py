@@ -111,7 +111,7 @@ class Checkpoint:
 
     @property
     def query_id(self) -> str:
-        """The id of the query, which never changes."""
+        """The id of the query, which never changes within a checkpoint."""
         return str(json.loads((self.path / "metadata").read())["id"])
 
     @property
@@ -176,7 +176,7 @@ class Checkpoint:
 
         Returns:
             Begin (µs) of the earliest micro-batch that Spark still keeps and that, like all later ones, began before
-            `time`; None if the newest micro-batch began at `time` or later.
+            `time` (`is_trailing`); None if the newest one did not.
         """
         since = None
         for batch_id in sorted(self._list_numbers("offsets"), reverse=True):

@@ -55,7 +55,7 @@ class TableWriter:
         the micro-batch as done afterwards.
 
         Each commit names all writes and carries the offsets of the micro-batch, so that `kiln recover` needs only the
-        tables to find where to continue. The files of a write that a table already contains are deleted.
+        tables to find where to continue. If a table already contains a write, the files of the repeat are deleted.
         """
         outputs = [output for output in outputs if output.files]
         progress = self._read_progress(query_id, batch_id, outputs) if outputs else None
