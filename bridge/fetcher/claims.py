@@ -50,7 +50,7 @@ class ClaimedStreams:
         """
         self._capacity = most
         self._claims: dict[str, GenesisClaims] = {}
-        self._waiting: dict[int, OrderedDict[str, None]] = {}  # by count; not attempted yet
+        self._waiting: dict[int, OrderedDict[str, None]] = {}  # CIDs by count; not attempted yet
         self._deferred: OrderedDict[str, int] = OrderedDict()  # end of the wait, earliest first; 0 after `put_back`
         self.evicted = 0
         """geneses evicted since the start"""

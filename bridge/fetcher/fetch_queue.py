@@ -16,7 +16,7 @@ from kiln.bridge.fetcher.wanted import KafkaPosition, WantedEntry
 from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.kafka.records import SeparatorRecord
 
-_PROBE_EVERY: Final = 2_000_000  # µs between attempts while IPFS is unavailable
+_PROBE_EVERY: Final = 2_000_000  # time in µs between attempts while IPFS is unavailable
 _MAX_KNOWN_STREAMS: Final = 200_000  # streams with a cached separator
 _MAX_KNOWN_BLOCKS: Final = 10_000  # batches whose block was fetched
 _MAX_KNOWN_MISSING: Final = 50_000
@@ -147,7 +147,7 @@ class FetchQueue:
         self._running: dict[BlockRequest, Fetch] = {}
         self._batches: deque[Fetch] = deque()  # added in the last _UNPROVEN_WAIT, in their order
         self._number = 0
-        self._ipfs_uptime = 0  # µs that IPFS was available, up to _uptime_at
+        self._ipfs_uptime = 0  # time in µs that IPFS was available, up to _uptime_at
         self._uptime_at: int | None = None
         self._probe_at = 0
         self._available_since: int | None = None  # None if IPFS is unavailable, or no fetch was started yet

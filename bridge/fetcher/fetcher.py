@@ -120,10 +120,10 @@ class Fetcher(KafkaWorker):
         self._pool = self._new_pool()
         self._streams: _StreamsReader | None = None
         self._forget_work()
-        self._renew_at = 0.0  # by `_boot_clock`
+        self._renew_at = 0.0  # time by `_boot_clock`
         self._places_lost = 0
         self._counts_before: Counter[str] = Counter()  # from before the current partitions were assigned
-        self._status = FetcherStatus("", counts=Counter())  # of the last step
+        self._status = FetcherStatus("", counts=Counter())  # status as of the last step
 
     def _forget_work(self) -> None:
         self._without_offset: set[int] = set()  # partitions of which the group has committed none

@@ -68,7 +68,7 @@ class DoneOffsets:
         self._generation = position.generation
         self.read = position.read
         """the offset up to which this run or an earlier one read records"""
-        self._open = dict.fromkeys(offsets)  # in order
+        self._open = dict.fromkeys(offsets)  # unfinished offsets, in order
         self._reread = deque(offsets)  # left open by an earlier run, and not read again yet
         self._next_offset = offset
         self._releasing = releasing  # possibly released by an earlier run

@@ -398,7 +398,7 @@ class PendingFetches:
 
     def _answer_genesis(self, fetch: Fetch, answer: GenesisAnswer, now: int) -> None:
         claimed = self._claims.pop_claims(fetch.request.cid)
-        partitions: dict[str, int] = {}  # of the waiting updates, by stream
+        partitions: dict[str, int] = {}  # partitions of the waiting updates, by stream
         tips: dict[str, dict[WaitedTip, None]] = {}
         for wanted in sorted(fetch.waiting, key=network_order):
             if (update := wanted.record.update) is not None:

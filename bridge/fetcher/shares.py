@@ -38,7 +38,7 @@ class AnnouncerPlaces:
     def __init__(self, capacity: int, unproven: int) -> None:
         self._capacity = capacity
         self._max_unproven = unproven
-        self._held: Counter[tuple[bool, str, str]] = Counter()  # by class, party and its id
+        self._held: Counter[tuple[bool, str, str]] = Counter()  # places by class, party and id of the party
         self._unproven = 0
         self._proven_misses = BoundedDict[str, int](_MAX_KNOWN)  # in a row, by author
         self._failing = BoundedDict[tuple[str, str], None](_MAX_KNOWN)  # party and its id

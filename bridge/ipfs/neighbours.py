@@ -44,10 +44,8 @@ class BitswapPeers:
 
     def __init__(self) -> None:
         self._gossip: dict[str, BitswapPeer] = {}
-        self._announcers = BoundedDict[str, float](
-            MOST_ANNOUNCERS
-        )  # by peer, the end of its time as neighbour; in order
-        self._failed: dict[str, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
+        self._announcers = BoundedDict[str, float](MOST_ANNOUNCERS)  # end of the time as neighbour, by peer; in order
+        self._failed: dict[str, tuple[int, float]] = {}  # by peer: failures in a row, and the time of the next attempt
         self._made: set[str] = set()  # connections that exist only because of this class
         self.connected = 0
         """gossip peers that the node is connected to"""

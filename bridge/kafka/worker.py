@@ -105,9 +105,9 @@ class KafkaWorker(SessionThread):
         self._reads_all = reads_all
         self._first_id = ""  # id of the topic in the first session
         self._assigned: set[int] = set()  # partitions that the group has assigned to this member
-        self._committed: dict[int, Progress] = {}  # by partition that this member reads
+        self._committed: dict[int, Progress] = {}  # for each partition that this member reads
         self._broker_error: LibrdkafkaError | None = None
-        self._refusal: LibrdkafkaError | None = None  # of a record of `_send`
+        self._refusal: LibrdkafkaError | None = None  # the error of a refused record of `_send`
 
     @abstractmethod
     def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:

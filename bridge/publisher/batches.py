@@ -126,7 +126,7 @@ class PendingBatches:
         self.failed = 0
         """receipts with an error"""
         self.lost = 0
-        """records that Kafka deleted before they were read"""
+        """number of records that Kafka deleted before they were read"""
         self._outputs: list[OutputRecord] = []
 
     def start(self, partition: int, offset: int, not_before: int, settled: frozenset[int] = frozenset()) -> None:

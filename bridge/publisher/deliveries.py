@@ -123,12 +123,12 @@ class DeliveryQueue:
         self._retry_every = retry_every
         self._subscribers = subscribers
         self._ready: FairQueue[TopicDelivery] = FairQueue()
-        self._paths: dict[Flow, Path] = {}  # of the flows in `_ready`
+        self._paths: dict[Flow, Path] = {}  # paths of the flows in `_ready`
         self._parked: dict[Flow, list[TopicDelivery]] = {}  # without a peer
         self._parked_count = 0
-        self._reasons: dict[Flow, str] = {}  # of parked flows that were attempted
+        self._reasons: dict[Flow, str] = {}  # reasons of the parked flows that were attempted
         self._reached = BoundedDict[Flow, int](_MAX_REACHED)  # when a peer was last reached; the oldest first
-        self._clock = 0  # µs in which publishing was not paused
+        self._clock = 0  # time in µs in which publishing was not paused
         self._advanced_at: int | None = None  # `None` while publishing is paused
         self._check_at = 0
 

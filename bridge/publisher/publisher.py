@@ -49,8 +49,8 @@ from kiln.conf.process.bridge_status import PublisherStatus
 from kiln.conf.process.kafka_records import KafkaRecord
 
 _LOG: Final = logging.getLogger(__name__)
-_POLL_EVERY: Final = 100_000  # µs between two polls for new batches, while no record comes and nothing is due
-_UNPIN_EVERY: Final = 10_000_000  # µs between two checks for expired pins
+_POLL_EVERY: Final = 100_000  # time in µs between two polls, while no record comes and nothing is due
+_UNPIN_EVERY: Final = 10_000_000  # time in µs between two checks for expired pins
 
 
 class Publisher(KafkaWorker):

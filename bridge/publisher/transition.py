@@ -86,7 +86,7 @@ class _HeightReply(msgspec.Struct):
 
 
 _REPLY: Final = msgspec.json.Decoder(_HeightReply)
-_MAX_RESPONSE: Final = 64 << 10  # bytes
+_MAX_RESPONSE: Final = 64 << 10  # bytes of a response
 _REQUEST: Final = {"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": []}
 
 

@@ -343,7 +343,7 @@ def name_user(number: int) -> str:
 
 
 def _read_available_memory() -> int:
-    import psutil  # of the extra spark
+    import psutil  # in the extra spark
 
     return psutil.virtual_memory().available
 

@@ -87,7 +87,7 @@ class Snapshot:
     copies: int | None = None
     """copies of all messages counted in `messages`"""
     core_differences: int = 0
-    """records that the native core and Python decoded into other rows"""
+    """number of records that the native core and Python decoded differently"""
     control_entries: Mapping[str, int] = field(default_factory=dict)
     """subscriptions and control entries in both directions, by kind"""
     control_rates: Mapping[str, float] = field(default_factory=dict)

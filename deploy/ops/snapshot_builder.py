@@ -193,7 +193,7 @@ class TopicCounts:
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_SHOWN))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
     late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(BATCH_DELAY_BUCKETS) + 1))
-    """batches by delay: up to each bound of BATCH_DELAY_BUCKETS, and above the last one"""
+    """live batches by delay: up to each bound of BATCH_DELAY_BUCKETS, and above the last one"""
     late_sum: float = 0.0
     tips: int = 0
     quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -66,7 +66,8 @@ class QueryStatus:
     Attributes:
         batch: Newest finished micro-batch; `None` before the first.
         offsets: End offsets of that micro-batch.
-        lag: Number of unread records; `None` if the broker does not answer or nothing was committed.
+        lag: Number of unread records; `None` if the broker does not answer, nothing was committed, or a topic was
+            replaced.
     """
 
     name: str

@@ -69,7 +69,7 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     entries: dict[str, int] = {}
     """subscriptions and control entries by kind"""
     core_differences: int = 0
-    """records that the native core and Python decoded into other rows"""
+    """number of records that the native core and Python decoded differently"""
 
 
 class CopyChunk:

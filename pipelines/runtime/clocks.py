@@ -34,7 +34,7 @@ class MicroBatchClock:
         """
         self._now, self._uptime = now, uptime
         self._at = least
-        self._set_at_uptime: int | None = None  # µs, by `uptime`
+        self._set_at_uptime: int | None = None  # time of `uptime` then, in µs
 
     def set_time(self, context: SparkContext) -> None:
         """Set the time of a micro-batch, before its first job. The first micro-batch after a start uses the machine's

@@ -145,7 +145,7 @@ class DedupStore:
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
     def filter_new(self, copies: Collection[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass: one per digest, and another one after the digest has expired. `now`: µs.
+        """Return the copies that pass: one per digest, and another one after the digest has expired. `now`: in µs.
 
         The digests of a copy are checked one after the other, as by two consecutive operators of Spark: a copy that
         the second operator drops still counts as seen by the first.
@@ -177,7 +177,7 @@ class DedupStore:
         return passed
 
     def filter_by(self, rule: DedupRule[_Copy], copies: Collection[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass by a rule of the query. `now`: µs."""
+        """Return the copies that pass by a rule of the query. `now`: in µs."""
         with self._transaction():
             stored, expired = self._find_stored(set(chain.from_iterable(map(rule.keys, copies))), now - self._span)
             passed, changed = rule.select(copies, stored)
@@ -210,7 +210,7 @@ class DedupStore:
             self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 
     def add_known(self, identities: Iterable[tuple[bytes, ...]], now: int) -> None:
-        """Add the digests of copies that passed earlier, at positions that are no longer known. `now`: µs."""
+        """Add the digests of copies that passed earlier, at positions that are no longer known. `now`: in µs."""
         with self._transaction():
             added = 0
             for digests in identities:

@@ -83,7 +83,7 @@ class ProgressListener(StreamingQueryListener):
         self._registered: JavaObject | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryProgress] = {}
-        self._names: dict[UUID, str] = {}  # by run
+        self._names: dict[UUID, str] = {}  # names by id of the run
 
     @property
     def _jlistener(self) -> JavaObject:

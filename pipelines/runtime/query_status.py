@@ -28,7 +28,7 @@ class QueryState:
     phase: QueryPhase
     batch: int | None = None
     lag: int | None = None
-    """records not read yet"""
+    """number of records not read yet"""
     took: float | None = None
     """duration of the last micro-batch that read records, in seconds"""
     input_rate: float | None = None
@@ -41,7 +41,7 @@ class QueryState:
     lag_seconds: float | None = None
     """age in seconds of the oldest record that the query has not read"""
     records: int = 0
-    """records read in this run"""
+    """number of records read in this run"""
     state_rows: int = 0
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)

@@ -70,7 +70,7 @@ def resolve_separator(
     `model`.
 
     A genesis without a separator contradicts no claim, but still takes precedence. If the genesis can be fetched,
-    claims that contradict each other are ignored.
+    claims that contradict each other are ignored, and without `believe` all claims.
 
     Args:
         claims: Claims of the update.

@@ -63,7 +63,7 @@ class Member(NamedTuple):
     number: int
     """position among all entries of the archive, from 0; two entries may have the same name"""
     modified_at: int | None
-    """unix ns"""
+    """unix time in ns"""
 
 
 def open_decompressed(file: BinaryIO) -> BinaryIO:

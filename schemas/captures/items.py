@@ -65,7 +65,7 @@ class LoggedMessage(NamedTuple):
     sender: bytes
     """peer that sent the message to the node"""
     at: int | None
-    """unix ns, or `None` if the log has no times"""
+    """unix time in ns, or `None` if the log has no times"""
 
 
 class LogFrames:

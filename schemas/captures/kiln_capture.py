@@ -50,7 +50,7 @@ class CaptureError(ValueError):
 class CaptureRecord(NamedTuple):
     direction: Literal["R", "S"]
     observed_at: int
-    """unix nanoseconds"""
+    """unix time in ns"""
     local: bytes
     remote: bytes
     protocol: str
@@ -181,7 +181,7 @@ class ConnectionStream(NamedTuple):
     """ExtTopicTable bytes of its hello; empty if none or refused"""
     records: int
     last_at: int
-    """unix nanoseconds of its last record"""
+    """unix time in ns of its last record"""
 
 
 class CaptureSurvey(NamedTuple):
