@@ -1,8 +1,9 @@
 """Tables of the lake in DuckDB: each Delta table is a view over the Parquet files of one version.
 
 delta-rs lists the files, and DuckDB reads them. A pyarrow dataset would cost more than a second of imports and 1.5 ms
-for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert, or
-with Delta features beyond reader version 1. Kiln writes no such table.
+for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert,
+with Delta features beyond reader version 1, or with paths that DuckDB would read as patterns. Kiln's own tables can
+need it only because of their path.
 """
 
 from __future__ import annotations
