@@ -90,7 +90,7 @@ class ConnectionTap:
 
         Args:
             payload: The RPC without its length prefix.
-            observed_at: Unix time in ns.
+            observed_at: Unix time, in ns, at which the RPC was on the wire.
             verdicts: One `Verdict` byte for each message.
 
         Raises:
@@ -134,7 +134,7 @@ class ConnectionTap:
         Args:
             agent: Agent version of the remote peer, by identify; "" if unknown. If it is given, the first frame has it
                 and the arguments after it, which the connection's RPCs do not contain.
-            end_reason: Why the connection ended.
+            end_reason: The reason why the connection ended.
             dialled: True if our node opened the connection.
         """
         if self.closed:

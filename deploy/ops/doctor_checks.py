@@ -190,7 +190,7 @@ def check_port(listener: Listener, error: OSError | None, ours: bool, holder: Po
     """Check a port on which Kiln listens.
 
     Args:
-        listener: The port.
+        listener: The port, and the key of its setting.
         error: Why Kiln could not listen on the port now; `None` if it could.
         ours: True if Kiln already listens on the port, with this state folder.
         holder: The process that listens on the port, if known.

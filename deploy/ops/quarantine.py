@@ -257,7 +257,7 @@ def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: Dec
     """Decode a frame again.
 
     Args:
-        frame: The frame.
+        frame: The frame, as in the table `frames`.
         positions: Positions of messages that were rejected; if it contains `None`, all messages.
         reason: Reason of the rejection.
         how: Configuration of the decoder.

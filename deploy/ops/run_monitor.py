@@ -175,7 +175,7 @@ class Plot(NamedTuple):
     Attributes:
         lines: Points of SVG polylines.
         now: Newest value of the first line.
-        most: Greatest value.
+        most: Greatest value of all lines.
         minutes: Time span of the plot, in minutes.
     """
 
@@ -242,7 +242,7 @@ def build_plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
     """Build a plot with one scale from 0 to the greatest value, and the newest value at the right edge.
 
     Args:
-        title: Title.
+        title: Title of the plot.
         unit: Unit of the values.
         series: Values of each line, at the interval of the history.
     """

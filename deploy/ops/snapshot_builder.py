@@ -45,8 +45,8 @@ class SnapshotBuilder:
         Args:
             settings: The settings.
             names: Queries, in the order of the screen.
-            watch: Counts of the topics.
-            mode: Source of frames.
+            watch: Reader of the topics, which counts their records.
+            mode: Source of frames, as in `Snapshot.mode`.
             duration: Duration limit of the run.
             started: Start of the run, by the monotonic clock, in seconds.
         """
@@ -105,7 +105,7 @@ class SnapshotBuilder:
         Args:
             now: Time by the monotonic clock, in seconds.
             ends: End offsets of the topics.
-            queries: The queries.
+            queries: Supervisor of the queries.
             bridge: State of the bridge, if there is one.
             errors: Errors of other components than the queries.
             broker: Problem with the broker, which is also one of `errors`.

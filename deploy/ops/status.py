@@ -398,7 +398,7 @@ def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple
 
     Args:
         settings: The settings.
-        partitions: Partitions of `updates` on the broker.
+        partitions: Numbers of the partitions of `updates` on the broker.
     """
     now = time.time_ns() // 1000
     topic = settings.kafka.topic("updates")

@@ -67,7 +67,7 @@ def export_lake(
 
     Args:
         lake: The lake.
-        target: The file.
+        target: Path of the DuckDB file.
         progress: Called with progress messages.
         names: Tables and views to export, by default all. The tables that a named view reads are also exported, and
             so are the views that read only exported tables.

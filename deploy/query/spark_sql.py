@@ -53,9 +53,9 @@ def query_spark(
     Args:
         spark: The session.
         lake: The lake.
-        sql: The query.
+        sql: Text of the query.
         as_of: Version or time of the tables, by default the newest.
-        most: Maximum number of rows.
+        most: Maximum number of rows to load; by default all.
         partitions: Number of shuffle partitions.
 
     Raises:

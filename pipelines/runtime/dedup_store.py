@@ -307,9 +307,9 @@ def filter_new_copies(
 
     Args:
         chunks: The copies, one list per transaction.
-        config: The file.
-        now: The time of the micro-batch, µs.
-        epoch: The micro-batch.
+        config: How to open the file.
+        now: The time of the micro-batch, in µs.
+        epoch: Query id and number of the micro-batch.
         rule: Rule by which copies pass; None for the first copy of each digest.
     """
     store = open_dedup_store(config)

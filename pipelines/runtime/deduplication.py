@@ -131,8 +131,8 @@ def find_deduplication(checkpoint: Location, master: str, retention: int, *, dur
     where tasks may run on machines without that file, it uses Spark's state.
 
     Args:
-        checkpoint: The query's checkpoint.
-        master: Spark's master.
+        checkpoint: Folder of the query's checkpoint.
+        master: URL of Spark's master.
         retention: Retention of a digest, µs. The file keeps it twice as long, as Spark's operators do: after a
             downtime, records may be read that much later.
         durable: True if the file must survive a power cut.

@@ -63,8 +63,8 @@ def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offse
 
     Args:
         spark: The session.
-        broker: The broker.
-        topic: Name without prefix.
+        broker: Address and options of Kafka.
+        topic: Name of the topic, without prefix.
         first: First offsets by full topic name and partition.
         end: End offsets of the same partitions.
     """
@@ -221,7 +221,7 @@ class KafkaReader(DataSourceStreamReader):
         """Create the reader.
 
         Args:
-            source: The topics.
+            source: The topics, and the sizes of micro-batches and tasks.
             first: Offsets at which the first micro-batch begins.
             task: The function, packed by `pack_task`. The process that plans never unpacks it, because the function's
                 imports take 30 MB.

@@ -63,7 +63,7 @@ def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> 
     """Find the newest version of each table of which every query has processed all rows.
 
     Args:
-        lake: The tables.
+        lake: The lake with the tables.
         checkpoints: Folder with one checkpoint for each query.
         sink_limit: Most records that a micro-batch of `sink` reads; 0 for no limit.
 

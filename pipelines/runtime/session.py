@@ -206,7 +206,7 @@ def build_session_settings(
     """Build the settings of a session.
 
     Args:
-        master: Spark's master.
+        master: URL of Spark's master.
         driver_memory: Heap of the driver, as Spark writes sizes.
         jars: Jars of the Kafka connector and of Delta.
         java_options: JVM options of the driver.

@@ -60,8 +60,8 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
     A table that cannot be opened is skipped: its readers report it.
 
     Args:
-        lake: The tables.
-        query: The query.
+        lake: The lake with the tables.
+        query: Name of the query.
         checkpoint: The checkpoint of the query.
         done: The newest micro-batch that is done.
         torn: Tables to skip, because a power cut has damaged their newest commits.
@@ -96,7 +96,7 @@ def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
     """Find tables that are older than the checkpoint of the query that writes them, at most one per query.
 
     Args:
-        lake: The tables.
+        lake: The lake with the tables.
         checkpoints: Folder of the checkpoints of the queries, some of which may be missing.
     """
     existing = ((query, Checkpoint(checkpoints / query)) for query in QUERIES)

@@ -129,7 +129,7 @@ def find_mismatches(
     Args:
         saved: Topic ids in the checkpoint.
         read: Offsets up to which the query has read, or has begun to read.
-        states: The topics that the query reads.
+        states: States of the topics that the query reads, by full name.
 
     Returns:
         The mismatches by full topic name. In a replaced topic the query continues at the beginning. In a topic that has
@@ -174,7 +174,7 @@ class TopicEnds:
 
         Args:
             client_options: kafka-python's options.
-            topics: Full names.
+            topics: Full names of the topics.
             check_every: Seconds between two checks of the thread.
 
         Raises:

@@ -29,7 +29,7 @@ def is_update(announced: LastTip[_Tip], updated_at: int | None, last: LastTip[_T
     """Return true if an announcement is an update.
 
     Args:
-        announced: The announced tip.
+        announced: The tip of this announcement, and its time.
         updated_at: Time (µs) of the newest update that announced this tip for this stream, from any author; None if
             there is none.
         last: The previous tip that the same author announced for the stream; None if there is none, or if the author of
@@ -91,7 +91,7 @@ def select_updates(
     So a repeated micro-batch has the same outcome, even if the state is ahead of the micro-batch.
 
     Args:
-        copies: The copies.
+        copies: The copies, in the order of their announcements.
         stored: State of the digests in `list_keys` of all copies.
 
     Returns:

@@ -73,7 +73,7 @@ def resolve_separator(
     claims that contradict each other are ignored, and without `believe` all claims.
 
     Args:
-        claims: Claims of the update.
+        claims: What the topic and the field `model` of the update claim.
         stream: Network and StreamID.
         known: Verified separators.
         separating: The configuration, which decides which claims are accepted.

@@ -104,7 +104,7 @@ def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Itera
     """Read the files in an archive in one pass, in its order, without folders, links and hidden files.
 
     Args:
-        file: The archive.
+        file: The opened archive.
         wanted: Numbers of the members to yield (`Member.number`); by default all.
 
     Yields:

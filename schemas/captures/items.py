@@ -83,7 +83,7 @@ class LogFrames:
         The payload is an RPC with one message without signature, so the verdict is UNVERIFIABLE.
 
         Args:
-            raw: The line, for quarantine.
+            raw: Bytes of the line, for quarantine.
         """
         at = self._source.default_time if logged.at is None else logged.at
         fault = _find_fault(logged, at)

@@ -70,7 +70,7 @@ TOPICS: Final[dict[str, KafkaTopic]] = {
 }
 
 Offsets = Mapping[str, Mapping[int, int]]
-"""end offsets, exclusive, by full topic name and partition"""
+"""offsets by full topic name and partition; end offsets are exclusive"""
 
 
 def count_unread(read: Offsets, ends: Offsets, oldest: Offsets | None = None) -> int:
@@ -79,7 +79,7 @@ def count_unread(read: Offsets, ends: Offsets, oldest: Offsets | None = None) ->
 
     Args:
         read: Offsets up to which records were read.
-        ends: End offsets.
+        ends: Offsets after the last records.
         oldest: First offsets that the broker still has; 0 for a partition that is missing.
     """
     return sum(

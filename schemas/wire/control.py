@@ -132,7 +132,7 @@ def list_control_entries(
     """List the entries of an RPC. Message ids beyond MAX_IDS are counted and not read.
 
     Args:
-        rpc: The RPC.
+        rpc: The RPC, parsed by `parse_control_rpc`.
         table: Topic table of the connection, which resolves topic indices.
         format_id: Formats a message id for the column `message_id`.
     """

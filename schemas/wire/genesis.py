@@ -109,8 +109,8 @@ def read_genesis(
     """Read a genesis, and verify each of its blocks against its CID.
 
     Args:
-        root: CID of the genesis.
-        blocks: Blocks by CID bytes.
+        root: CID of the genesis, as bytes.
+        blocks: The blocks fetched so far, by CID bytes.
         implied_separator: Separator key for a header that has no ``sep``, but a field of this name. rust-ceramic uses
             "model".
 
