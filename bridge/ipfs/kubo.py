@@ -243,7 +243,7 @@ class Kubo:
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
         except (KuboError, BlockStoreUnavailableError):  # the RPC's authorizations may not allow `config`
-            return True  # `provide` will tell
+            return True  # `provide` fails if there is none
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
         """Announce in the node's routing system that the node has this block.

@@ -115,7 +115,7 @@ class DeliveryQueue:
         Args:
             patience: longest wait for a peer.
             retry_every: time between two checks for peers.
-            subscribers: finds the peers of topics. Without it, only an attempt tells whether there is a peer, and each
+            subscribers: finds the peers of topics. Without it, only an attempt shows whether there is a peer, and each
                 delivery is attempted before it is given up, since the transport may keep it for a peer that comes
                 later.
         """

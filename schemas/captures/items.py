@@ -103,7 +103,7 @@ class LogFrames:
             )
         topic = parse_topic(logged.topic)
         return Frame(
-            # no network has a name that is too long for a Frame
+            # a name that is too long for a Frame is no network of Kiln's
             network=topic.network if topic and len(topic.network) <= MAX_NETWORK else self._source.network,
             connection=self._connection,
             direction=Frame.IN,

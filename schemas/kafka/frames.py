@@ -59,7 +59,7 @@ def has_too_many_entries(payload: bytes, limit: int = MAX_ITEMS) -> bool:
 def _has_more(payload: bytes, kind: _MessageType, limit: int) -> bool:
     try:
         return _count_down(payload, 0, len(payload), kind, limit) < 0
-    except IndexError:  # cut within a field: the parser will say so
+    except IndexError:  # cut within a field: the parser rejects the RPC
         return False
 
 
