@@ -40,7 +40,7 @@ costs as much as many frames in it."""
 PORTION: Final = 256 * 1024
 """Bytes in flight, which Kafka must acknowledge within `spool_after`: small enough for a slow link."""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
-"""Bytes. With key and headers the frame must fit in a request."""
+"""Maximum size of a frame in bytes. With key and headers the frame must fit in a request."""
 
 _OVERHEAD: Final = 256  # bytes of Python objects for each frame, roughly
 # SettingsError, a ValueError: the password file cannot be read, as when no file descriptor is free.
@@ -65,7 +65,7 @@ class FrameSink:
         Args:
             connect: Makes a producer, or raises FramesProducerError; called in a thread of its own, since it may wait.
             spool: Used by the sink alone, and closed by it.
-            memory_limit: Bytes in memory above which frames go to disk.
+            memory_limit: Maximum bytes of frames in memory; further frames go to disk.
             spool_after: Seconds without an acknowledgement after which frames go to disk.
             retry_after: Seconds between attempts to connect.
         """

@@ -29,7 +29,7 @@ _READ: Final = (
 )
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _CHECKPOINT: Final = 256  # pages in the write-ahead log after which SQLite copies them into the file
-_LOG_BYTES: Final = 4 * 1024 * 1024  # of the write-ahead log, including one transaction's pages
+_LOG_BYTES: Final = 4 * 1024 * 1024  # bytes of the write-ahead log, including one transaction's pages
 
 
 class SpoolError(RuntimeError):
@@ -42,7 +42,7 @@ class QueuedFrame(NamedTuple):
     connection: bytes
     frame: bytes
     queued_at: float = 0.0
-    """Time by the sink's clock, s; 0 for a frame read from the spool."""
+    """Time in seconds, by the sink's clock; 0 for a frame read from the spool."""
 
 
 class Spool:
@@ -58,7 +58,7 @@ class Spool:
         """Open the spool in a folder, which only one process may use, or create the folder.
 
         Args:
-            limit: Bytes of the files, more than 4 MiB.
+            limit: Maximum bytes of the files; must be over 4 MiB.
             floor: Bytes of the disk that must stay free.
             durable: If true, written frames survive a power cut.
             free: Returns the free bytes, by default of the folder's disk.
@@ -178,7 +178,7 @@ class Spool:
         return bool(pages - unused <= most * 3 // 4)
 
     def find_shortage(self) -> str | None:
-        """Describe a shortage: less than `floor` is free. It ends when a quarter more is free; then return `None`."""
+        """Describe the shortage, if any. It begins when less than `floor` is free, and ends at a quarter more."""
         self.free_bytes = self._free()
         self._is_short = self.free_bytes < (self._floor + self._floor // 4 if self._is_short else self._floor)
         if not self._is_short:

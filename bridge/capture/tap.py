@@ -46,7 +46,7 @@ class ConnectionTap:
         """Set the fields that all frames of the connection share.
 
         Args:
-            connection: 16 bytes, new for each connection.
+            connection: Id of the connection: 16 bytes, new for each connection.
             local_peer: Our peer id, as multihash bytes.
             remote_peer: The other peer's id, as multihash bytes.
 
@@ -90,8 +90,8 @@ class ConnectionTap:
 
         Args:
             payload: The RPC without its length prefix.
-            observed_at: Unix time in ns.
-            verdicts: One byte for each message.
+            observed_at: Unix time, in ns, at which the RPC was on the wire.
+            verdicts: One `Verdict` byte for each message.
 
         Raises:
             ValueError: The connection is closed.
@@ -134,7 +134,7 @@ class ConnectionTap:
         Args:
             agent: Agent version of the remote peer, by identify; "" if unknown. If it is given, the first frame has it
                 and the arguments after it, which the connection's RPCs do not contain.
-            end_reason: Why the connection ended.
+            end_reason: The reason why the connection ended.
             dialled: True if our node opened the connection.
         """
         if self.closed:

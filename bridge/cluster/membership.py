@@ -34,18 +34,18 @@ from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig, SessionThread
 from kiln.conf.process.bridge_status import SharingStatus
 from kiln.conf.process.kafka_clients import open_client
 
-_HEARTBEAT: Final = 2.0  # s, of the member, and between two commits
-_POLL_TIMEOUT: Final = 0.25  # s between two polls of the broker
-_COMMIT_TIMEOUT: Final = 5.0  # s for the broker to answer a commit
-_REJOIN_WITHIN: Final = 20.0  # s for a live bridge to rejoin in a rebalance
-_REJOIN_AFTER: Final = 4.0  # s outside of a round, of which other bridges need one heartbeat, until it rejoins again
-_ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # s for a round, in which a bridge may be missing
+_HEARTBEAT: Final = 2.0  # seconds between two heartbeats, and between two commits
+_POLL_TIMEOUT: Final = 0.25  # seconds between two polls of the broker
+_COMMIT_TIMEOUT: Final = 5.0  # seconds for the broker to answer a commit
+_REJOIN_WITHIN: Final = 20.0  # seconds for a live bridge to rejoin in a rebalance
+_REJOIN_AFTER: Final = 4.0  # seconds outside of a round until the bridge rejoins; the others need a heartbeat to join
+_ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # seconds for a round, in which a bridge may be missing
 
 
 class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python has no types
     """An assignor of kafka-python that assigns no partition, and exchanges the data of `kiln.bridge.cluster.group`.
 
-    kafka-python calls it in kafka-python's own thread.
+    kafka-python calls it in a thread of its own.
     """
 
     name = PROTOCOL

@@ -64,7 +64,7 @@ def fetch_block(
     """Make one attempt to fetch and read a block.
 
     Args:
-        timeout: seconds for each block; a signed genesis has two blocks.
+        timeout: limit for each block, in seconds; a signed genesis has two blocks.
     """
     try:
         if request.kind == "batch":

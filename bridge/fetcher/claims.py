@@ -38,25 +38,24 @@ class GenesisClaims:
 class ClaimedStreams:
     """Geneses to fetch, by CID, counted by the Space-Saving algorithm (Metwally, Agrawal, El Abbadi, 2005).
 
-    A genesis waits, is deferred after an attempt that brought no block, or is being fetched. It is being fetched from
-    `next_genesis` until `pop_claims`, `record_failure`, `put_back` or `defer`.
+    A genesis waits, is deferred after an attempt that brought no block, or is being fetched: from `next_genesis` until
+    `pop_claims`, `record_failure`, `put_back` or `defer`.
     """
 
     def __init__(self, most: int = MAX_CLAIMED) -> None:
         """Create an empty set.
 
         Args:
-            most: number of geneses to keep, in addition to those that are being fetched.
+            most: maximum number of geneses, apart from those that are being fetched.
         """
         self._capacity = most
         self._claims: dict[str, GenesisClaims] = {}
-        self._waiting: dict[int, OrderedDict[str, None]] = {}  # by count; not attempted yet
+        self._waiting: dict[int, OrderedDict[str, None]] = {}  # CIDs by count; not attempted yet
         self._deferred: OrderedDict[str, int] = OrderedDict()  # end of the wait, earliest first; 0 after `put_back`
         self.evicted = 0
         """geneses evicted since the start"""
         self.unrecorded = 0
-        """claims since the start that no quarantine record will report, because their genesis had too many claims
-        already"""
+        """claims since the start that no quarantine record will report, because their genesis already had too many"""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -85,8 +84,8 @@ class ClaimedStreams:
             del claims.tips[next(iter(claims.tips))]
 
     def next_genesis(self, now: int) -> str | None:
-        """Return the genesis to fetch now, if any: the most claimed of those that wait, else one that was deferred
-        until now."""
+        """Return the genesis to fetch now, if any: the most claimed of those that wait, else one whose deferral is
+        over."""
         if self._waiting:
             most = max(self._waiting)
             cid = next(iter(self._waiting[most]))

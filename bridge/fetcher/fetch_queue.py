@@ -16,11 +16,11 @@ from kiln.bridge.fetcher.wanted import KafkaPosition, WantedEntry
 from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.kafka.records import SeparatorRecord
 
-_PROBE_EVERY: Final = 2_000_000  # µs, while IPFS is unavailable
+_PROBE_EVERY: Final = 2_000_000  # time in µs between attempts while IPFS is unavailable
 _MAX_KNOWN_STREAMS: Final = 200_000  # streams with a cached separator
 _MAX_KNOWN_BLOCKS: Final = 10_000  # batches whose block was fetched
 _MAX_KNOWN_MISSING: Final = 50_000
-_UNPROVEN_WAIT: Final = 60_000_000  # µs that IPFS is available, the longest wait for a batch that is not proven
+_UNPROVEN_WAIT: Final = 60_000_000  # longest wait for a batch of an unproven announcer, in µs of IPFS uptime
 _MAX_BLOCKS_IN_MEMORY: Final = 16  # blocks in memory while the geneses of their streams are fetched
 
 
@@ -58,9 +58,9 @@ class Fetch:
     started_at: int | None = None
     """time at which the first attempt began, in uptime of IPFS"""
     waited: int = 0
-    """uptime of IPFS from `started_at` to the end of the last attempt, µs"""
+    """uptime of IPFS from `started_at` to the end of the last attempt, in µs"""
     for_claims: bool = False
-    """started by ClaimedStreams, which must learn the outcome"""
+    """true if ClaimedStreams started the fetch, and must learn the outcome"""
 
     @property
     def has_waiters(self) -> bool:
@@ -101,7 +101,7 @@ class KnownAnswers:
 
 
 class UnansweredGeneses(NamedTuple):
-    """Geneses that no peer had in at least one attempt."""
+    """Geneses for which at least one attempt found no peer that had them."""
 
     streams: int = 0
     updates: int = 0
@@ -147,7 +147,7 @@ class FetchQueue:
         self._running: dict[BlockRequest, Fetch] = {}
         self._batches: deque[Fetch] = deque()  # added in the last _UNPROVEN_WAIT, in their order
         self._number = 0
-        self._ipfs_uptime = 0  # µs that IPFS was available, up to _uptime_at
+        self._ipfs_uptime = 0  # time in µs that IPFS was available, up to _uptime_at
         self._uptime_at: int | None = None
         self._probe_at = 0
         self._available_since: int | None = None  # None if IPFS is unavailable, or no fetch was started yet
@@ -164,8 +164,8 @@ class FetchQueue:
 
     @property
     def room(self) -> int:
-        """The number of further records that may be read: none after a record took a place without room, until there is
-        room for its announcer."""
+        """The number of further records that may be read. After a record took a place without room it is 0, until the
+        record's announcer has room, or the record could be refused."""
         if self._blocking is not None:
             request, wanted = self._blocking
             if not self._places[request.kind].has_room(wanted.announcer) and not self._is_refusable(request, wanted):
@@ -176,11 +176,11 @@ class FetchQueue:
     def admit(self, request: BlockRequest, wanted: WantedEntry, now: int, *, is_kept: bool) -> bool:
         """Add a record that waits for a block, and holds a place until `release`.
 
-        If there is no room, a batch is refused, unless it was announced while IPFS was unavailable. An update is
-        refused only if earlier fetches for the same announcer, or of the same genesis, have failed.
+        If there is no room, a batch that was announced while IPFS was available is refused. Another record is refused
+        only if an earlier fetch of the same block, or for the same announcer, has failed.
 
         Args:
-            is_kept: the record must not be refused.
+            is_kept: true if the record must not be refused.
 
         Returns:
             False if the record is refused.
@@ -226,7 +226,7 @@ class FetchQueue:
             self._enqueue(fetch)
 
     def is_overdue(self, fetch: Fetch, now: int) -> bool:
-        """Return whether a batch of an announcer that is not proven has waited long enough."""
+        """Return whether this is a batch of an unproven announcer that has waited long enough."""
         is_unproven = fetch.request.kind == "batch" and not self._places["batch"].is_proven(fetch.announcer)
         return is_unproven and fetch.added_at + _UNPROVEN_WAIT <= self._update_ipfs_uptime(now)
 
@@ -331,7 +331,7 @@ class FetchQueue:
         return fetch
 
     def _record_evidence(self, fetch: Fetch, *, arrived: bool) -> None:
-        """Record that a block arrived, or that its first attempt failed, for all who announced it."""
+        """Record for all announcers of a block that the block arrived, or that its first attempt failed."""
         if not arrived and fetch.tries > 1:
             return
         kind = fetch.request.kind

@@ -9,18 +9,19 @@ room, the fetcher also fetches geneses of streams whose separator is only claime
 A missing block is retried with growing pauses, for `give_up_after` of the time that IPFS is available. Then its records
 go to quarantine, and the block is not tried again for `retry_after`. While IPFS is unavailable everything waits.
 
-Kafka assigns the work to one bridge (`KafkaWorker`): the one with the first partition reads them all, because updates
-and batches of different partitions may need one genesis.
+Kafka assigns the work to one bridge (`KafkaWorker`): the one with the first partition reads all partitions, because
+updates and batches of different partitions may need one genesis.
 
 Exactly once: a released update carries the epoch (`genesis/NETWORK/PARTITION`, generation). Before the fetcher writes
-the first of some updates, it commits which updates these are and their generation, together with the offset in
+the first update of a group, it commits which updates the group has and its generation, together with the offset in
 `kiln.wanted`. Each commit raises the generation by one. After a crash the fetcher, here or in another bridge, releases
 the same updates under the same generation before anything else, so that a reader of the log drops what came already in
 the same epoch (docs/design, decision 7; kiln.bridge.fetcher.offsets). The broker accepts a commit only from a member of
 the group, and removes no member within SESSION of a commit. Writes end before that time is over, so no write of a
 bridge that was cut off or suspended follows a write of its successor.
 
-Without a committed offset, but with streams that an earlier run fetched, the fetcher stops and explains how to set it.
+If there are streams that an earlier run fetched, but no committed offset, the fetcher stops and explains how to set
+the offset.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ from kiln.schemas.wire.topics import Interest, parse_interest
 
 _LOG: Final = logging.getLogger(__name__)
 _MAX_RECORDS_PER_POLL: Final = 500
-_RENEW_AFTER: Final = 4.0  # s from a commit to the next one while the fetcher writes
-_RENEW_WITHIN: Final = SESSION - _RENEW_AFTER - 2.0  # s for that commit, with a margin before the broker may act
-_STOP_TIMEOUT: Final = 2.0  # s for the broker to acknowledge a stage when the thread stops
+_RENEW_AFTER: Final = 4.0  # seconds from a commit to the next one while the fetcher writes
+_RENEW_WITHIN: Final = SESSION - _RENEW_AFTER - 2.0  # seconds for that commit, with a margin before the broker may act
+_STOP_TIMEOUT: Final = 2.0  # seconds for the broker to acknowledge a stage when the thread stops
 
 
 class PositionLostError(BlockedError):
-    """The offset is lost, so it is unknown which records are done. The message says what to do."""
+    """The committed offset is lost, so it is unknown which records are done. The message says what to do."""
 
 
 class _StreamsReader:
@@ -119,10 +120,10 @@ class Fetcher(KafkaWorker):
         self._pool = self._new_pool()
         self._streams: _StreamsReader | None = None
         self._forget_work()
-        self._renew_at = 0.0  # by `_boot_clock`
+        self._renew_at = 0.0  # time by `_boot_clock`
         self._places_lost = 0
         self._counts_before: Counter[str] = Counter()  # from before the current partitions were assigned
-        self._status = FetcherStatus("", counts=Counter())  # of the last step
+        self._status = FetcherStatus("", counts=Counter())  # status as of the last step
 
     def _forget_work(self) -> None:
         self._without_offset: set[int] = set()  # partitions of which the group has committed none
@@ -130,7 +131,7 @@ class Fetcher(KafkaWorker):
         self._pending = PendingFetches(self._options, self._known)
         self._staged: StagedWrites | None = None  # not written yet
         self._fetches: dict[Future[Answer], BlockRequest] = {}
-        self._followed: list[Interest] | None = None  # at this poll
+        self._followed: list[Interest] | None = None  # the interests, as of this poll
 
     @property
     def leads(self) -> bool:
@@ -183,7 +184,7 @@ class Fetcher(KafkaWorker):
         """Read some of the known streams, and return whether all are read.
 
         Raises:
-            PositionLostError: a fetcher has run, since only fetchers write streams, and the group has no offset.
+            PositionLostError: there are streams, so a fetcher has run, but the group has no offset.
         """
         if self._streams is None:
             return True

@@ -42,9 +42,9 @@ MAX_RELEASING: Final = 300
 """Maximum number of records released at a time. Each takes two bytes, so that they fit into the metadata together with
 all other open records."""
 
-_MAX_OPEN_BYTES: Final = 2_100  # of `unfinished` before base85
+_MAX_OPEN_BYTES: Final = 2_100  # bytes of `unfinished` before base85
 _MAX_SPAN: Final = 8 * (_MAX_OPEN_BYTES - 1)  # offsets that a bitmap can span
-_MAX_STEP_BYTES: Final = 4  # of one varint: 268 million finished records between two open ones
+_MAX_STEP_BYTES: Final = 4  # bytes of one varint: 268 million finished records between two open ones
 
 
 class DoneOffsets:
@@ -57,18 +57,18 @@ class DoneOffsets:
     def __init__(self, offset: int, metadata: str, fresh_generation: int) -> None:
         """Load the committed `offset` and `metadata`.
 
-        If the metadata is missing or cannot be read, as after a user set the offset by hand, every record from `offset`
-        on counts as unfinished.
+        If the metadata is missing or unreadable, as after a user set the offset by hand, every record from `offset` on
+        counts as unfinished.
 
         Args:
-            fresh_generation: The generation to continue from in that case, greater than all earlier ones.
+            fresh_generation: Generation to continue from without readable metadata, greater than all earlier ones.
         """
         committed = _read_metadata(offset, metadata)
         position, offsets, releasing = committed or (CommittedPosition(fresh_generation, offset), [], set[int]())
         self._generation = position.generation
         self.read = position.read
         """the offset up to which this run or an earlier one read records"""
-        self._open = dict.fromkeys(offsets)  # in order
+        self._open = dict.fromkeys(offsets)  # unfinished offsets, in order
         self._reread = deque(offsets)  # left open by an earlier run, and not read again yet
         self._next_offset = offset
         self._releasing = releasing  # possibly released by an earlier run

@@ -63,7 +63,7 @@ MALFORMED: Final = "wanted_malformed"
 RECORDS_LOST: Final = "wanted_gone"
 
 _SECOND: Final = 1_000_000  # µs
-_MAX_PAUSE: Final = 60 * _SECOND  # between two attempts for one block
+_MAX_PAUSE: Final = 60 * _SECOND  # longest pause between two attempts for one block
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
 _MAX_READY: Final = 1_000  # releasable updates that are not released yet
 _UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of its announcer arrived", final=False)
@@ -101,7 +101,7 @@ class FetchingOptions:
     network: str
     max_concurrent: int = 8
     timeout: int = 30 * _SECOND
-    """timeout of one attempt"""
+    """timeout of each block of an attempt"""
     give_up_after: int = 600 * _SECOND
     """the longest time to try one block; only the time that IPFS is available counts"""
     retry_after: int = 600 * _SECOND
@@ -111,7 +111,7 @@ class FetchingOptions:
     genesis_timeout: int = 10 * _SECOND
     """the longest time that a batch's block waits for the geneses"""
     max_open: int = 10_000
-    """records that wait: a quarter batches, the others updates"""
+    """maximum number of waiting records: a quarter batches, the others updates"""
     implied_separator: str | None = None
     authors: Callable[[], Collection[str]] = frozenset
     """returns the peer ids, as text, under which this and our other bridges publish; their batches are not fetched"""
@@ -388,7 +388,7 @@ class PendingFetches:
             if not fetch.has_waiters and not failed.final:
                 self._queue.remove(fetch)
                 return
-        for cid in fetch.checks.keys() - self._checks.keys():  # they waited long enough
+        for cid in fetch.checks.keys() - self._checks.keys():  # these batches wait no longer
             del fetch.checks[cid]
         is_late = fetch.waited >= self._options.give_up_after or self._queue.is_overdue(fetch, now)
         if failed.final or is_late or not fetch.has_waiters:
@@ -398,7 +398,7 @@ class PendingFetches:
 
     def _answer_genesis(self, fetch: Fetch, answer: GenesisAnswer, now: int) -> None:
         claimed = self._claims.pop_claims(fetch.request.cid)
-        partitions: dict[str, int] = {}  # of the waiting updates, by stream
+        partitions: dict[str, int] = {}  # partitions of the waiting updates, by stream
         tips: dict[str, dict[WaitedTip, None]] = {}
         for wanted in sorted(fetch.waiting, key=network_order):
             if (update := wanted.record.update) is not None:
@@ -495,7 +495,7 @@ class PendingFetches:
             failed = failed._replace(
                 detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
             )
-        if failed is not _OVER_LIMIT:  # it was not tried
+        if failed is not _OVER_LIMIT:  # which means: not tried
             self._known.missing[fetch.request] = now + self._options.retry_after, failed
         if fetch.request.kind == "genesis":
             for wanted in fetch.waiting:

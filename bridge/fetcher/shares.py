@@ -1,4 +1,4 @@
-"""Fair shares of the places for waiting records, for those who announce. No Kafka, no IPFS."""
+"""Fair shares of the places for waiting records, by announcer. No Kafka, no IPFS."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Announcer(NamedTuple):
     author: str
     """peer id of the author, or "" of a message without one"""
     peer: str
-    """the peer that sent it, or "" if unknown; keys cost nothing, connections do"""
+    """the peer that sent the message, or "" if unknown; new keys cost nothing, but connections do"""
 
 
 class Place(NamedTuple):
@@ -38,7 +38,7 @@ class AnnouncerPlaces:
     def __init__(self, capacity: int, unproven: int) -> None:
         self._capacity = capacity
         self._max_unproven = unproven
-        self._held: Counter[tuple[bool, str, str]] = Counter()  # by class, party and its id
+        self._held: Counter[tuple[bool, str, str]] = Counter()  # places by class, party and id of the party
         self._unproven = 0
         self._proven_misses = BoundedDict[str, int](_MAX_KNOWN)  # in a row, by author
         self._failing = BoundedDict[tuple[str, str], None](_MAX_KNOWN)  # party and its id
@@ -85,7 +85,7 @@ class AnnouncerPlaces:
         return announcer.author in self._proven_misses
 
     def is_failing(self, announcer: Announcer) -> bool:
-        """Return whether the author is not proven, and the last block of this author, or from this peer, failed."""
+        """Return whether the author is not proven, and the last block of this author or this peer failed."""
         return not self.is_proven(announcer) and any(party in self._failing for party in _list_parties(announcer))
 
     def record_attempt(self, announcer: Announcer, *, arrived: bool) -> bool:

@@ -34,12 +34,12 @@ from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, parse_cid
 
 _CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
 """Codecs with which Kubo stores blocks; Kubo names them as the multicodec table does."""
-_CONNECT: Final = 5.0  # s
-_CALL: Final = 15.0  # s, of a call that needs no peer
-_GRACE: Final = 5.0  # s beyond the node's timeout, so that the node reports the timeout itself
+_CONNECT: Final = 5.0  # seconds
+_CALL: Final = 15.0  # seconds for a call that needs no peer
+_GRACE: Final = 5.0  # seconds beyond the node's timeout, so that the node reports the timeout itself
 _MAX_ANSWER: Final = 1 << 20  # bytes of JSON
 _MOST_PEERS_ANSWER: Final = 8 << 20  # bytes of JSON for a list of peers: thousands of peers, some hundred bytes each
-_PROVIDE: Final = 60.0  # s for a walk through the DHT
+_PROVIDE: Final = 60.0  # seconds for a walk through the DHT
 
 
 class KuboError(Exception):
@@ -96,7 +96,7 @@ class Kubo:
 
         Args:
             auth: secret, in a form that `auth_header` reads.
-            at_most: maximum number of concurrent calls that wait for peers.
+            at_most: number of concurrent fetches for which there must be connections.
         """
         self.url = url.rstrip("/")
         self._client = httpx.Client(
@@ -243,7 +243,7 @@ class Kubo:
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
         except (KuboError, BlockStoreUnavailableError):  # the RPC's authorizations may not allow `config`
-            return True  # `provide` will tell
+            return True  # `provide` fails if there is none
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
         """Announce in the node's routing system that the node has this block.

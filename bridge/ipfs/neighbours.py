@@ -2,7 +2,7 @@
 announcers.
 
 A Ceramic node uses one libp2p node for gossip and IPFS, so a gossip peer that speaks bitswap wants the blocks of Kiln's
-batches, and holds the blocks of its own batches. Time comes from the caller, in s.
+batches, and holds the blocks of its own batches. Time comes from the caller, in seconds.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST: Final = 64
 """Maximum number of neighbours. By default Kubo trims its connections to 32 once it has 96, and the user's own
 connections need room."""
 MOST_ANNOUNCERS: Final = 16  # as many as blocks are fetched at one time by default
-AT_ONCE: Final = 8  # dialled at one time
-_ANNOUNCED_FOR: Final = 600.0  # s that an announcer stays a neighbour; `ipfs.retry_after` is as long
-_FIRST_PAUSE: Final = 5.0  # s after the first failed dial
-_LONGEST_PAUSE: Final = 300.0  # s
+AT_ONCE: Final = 8  # peers dialled at one time
+_ANNOUNCED_FOR: Final = 600.0  # seconds that an announcer stays a neighbour: the default of `ipfs.retry_after`
+_FIRST_PAUSE: Final = 5.0  # seconds after the first failed dial
+_LONGEST_PAUSE: Final = 300.0  # seconds
 
 
 class BitswapPeer(NamedTuple):
@@ -44,10 +44,8 @@ class BitswapPeers:
 
     def __init__(self) -> None:
         self._gossip: dict[str, BitswapPeer] = {}
-        self._announcers = BoundedDict[str, float](
-            MOST_ANNOUNCERS
-        )  # by peer, the end of its time as neighbour; in order
-        self._failed: dict[str, tuple[int, float]] = {}  # failures in a row, and the time of the next attempt
+        self._announcers = BoundedDict[str, float](MOST_ANNOUNCERS)  # end of the time as neighbour, by peer; in order
+        self._failed: dict[str, tuple[int, float]] = {}  # by peer: failures in a row, and the time of the next attempt
         self._made: set[str] = set()  # connections that exist only because of this class
         self.connected = 0
         """gossip peers that the node is connected to"""

@@ -16,9 +16,9 @@ from kiln.bridge.ipfs.providing import BlockProvider
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 
-_EVERY: Final = 10.0  # s between two checks of the node
-_SHORTEST_PAUSE: Final = 1.0  # s between two checks after the gossip peers changed
-_HELLO: Final = 5.0  # s for a response of the node, or a connection to a peer
+_EVERY: Final = 10.0  # seconds between two checks of the node
+_SHORTEST_PAUSE: Final = 1.0  # seconds between two checks after the gossip peers changed
+_HELLO: Final = 5.0  # seconds for a response of the node, or a connection to a peer
 
 
 class KuboBlockStore:

@@ -1,6 +1,6 @@
 """Announcement of our blocks in the routing system of the IPFS node (the DHT), so that peers find a provider.
 
-A DHT walk takes seconds to a minute, and batches may come faster than that. So threads of its own announce blocks after
+A DHT walk takes seconds to a minute, and batches may come faster than that. So separate threads announce blocks after
 they are published, the newest first. Blocks beyond the limit are left out and counted.
 """
 
@@ -19,14 +19,14 @@ MOST: Final = 1_000  # waiting blocks: at a few seconds each, a later one would 
 _REMEMBERED: Final = 10_000  # announced blocks that are not announced again: the publisher and BEP 50 each add a block
 _THREADS: Final = 2
 _TRIES: Final = 3
-_PAUSE: Final = 10.0  # s before another try
+_PAUSE: Final = 10.0  # seconds before another try
 
 
 class BlockProvider:
     """Calls `provide` for each block, in threads of its own, until `close()`."""
 
     def __init__(self, provide: Callable[[str], None], pause: float = _PAUSE) -> None:
-        """Create the threads."""
+        """Create the provider. The first `add` starts the threads."""
         self._provide = provide
         self._pause = pause
         self._changed = threading.Condition()

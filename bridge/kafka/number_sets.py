@@ -1,7 +1,8 @@
 """Sets of numbers as text, for the metadata of a committed offset.
 
-"" is the empty set. Other sets are base85 of a bitmap ("b…": bit i % 8, lowest first, of byte i // 8 is base + i) or of
-varints ("g…": the step from the base to the first number, then from each to the next), whichever is shorter.
+"" is the empty set. Other sets are base85 of a bitmap ("b…": the number base + i is bit i % 8, lowest first, of byte
+i // 8) or of varints ("g…": the step from the base to the first number, then from each to the next), whichever is
+shorter.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ _OPTIONS: Final[Options] = {
     "enable.idempotence": True,
     # a refused record must hold back all later ones
     "enable.gapless.guarantee": True,
-    # no limit: it retries until its records are purged
+    # no limit: librdkafka retries until its records are purged
     "message.timeout.ms": 0,
     "message.max.bytes": MAX_RECORD,
     "batch.size": 256 * 1024,
-    # lets a portion of records fill a request; otherwise the first records would be sent alone
+    # time for a portion of records to fill a request; otherwise the first records would be sent alone
     "linger.ms": 5,
     # the caller limits the bytes in flight
     "queue.buffering.max.messages": 0,
@@ -39,7 +39,7 @@ _OPTIONS: Final[Options] = {
 ONLY_REFUSALS: Final[Options] = {"delivery.report.only.error": True}
 """Report only refused records, because each callback costs Python time."""
 _BULK: Final[Options] = {**ONLY_REFUSALS, "queue.buffering.max.kbytes": 64 * 1024, "message.timeout.ms": 120_000}
-_METADATA_TIMEOUT: Final = 5.0  # s for a broker to list the topics
+_METADATA_TIMEOUT: Final = 5.0  # seconds for a broker to list the topics
 
 
 class FramesProducerError(PrerequisiteError):
@@ -100,7 +100,7 @@ class FramesProducer:
         self._first_error: KafkaError | None = None
 
     def send(self, frame: frame_pb2.Frame) -> None:
-        """Hand one frame to the producer; this returns before the broker has it.
+        """Hand one frame to the producer, and return before the broker has it.
 
         Raises:
             FramesProducerError: this or an earlier frame was refused.

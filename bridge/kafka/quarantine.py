@@ -18,9 +18,9 @@ from kiln.bridge.kafka.producers import FramesProducerError, close_producer, ope
 from kiln.bridge.kafka.session_thread import KafkaConfig, SessionThread
 from kiln.schemas.kafka.records import QuarantineRecord, encode
 
-_WRITE_TIMEOUT: Final = 10.0  # s for the broker to acknowledge a record
-_TICK: Final = 0.2  # s between two checks whether to stop
-_IDLE: Final = 10.0  # s between two steps of a thread without records
+_WRITE_TIMEOUT: Final = 10.0  # seconds for the broker to acknowledge a record
+_TICK: Final = 0.2  # seconds between two checks whether to stop
+_IDLE: Final = 10.0  # seconds between two steps of a thread without records
 
 
 class _QueuedRecord(NamedTuple):

@@ -23,16 +23,16 @@ SESSION: Final = 10.0
 default (`group.min.session.timeout.ms`)."""
 
 STALL_AFTER: Final = 60.0
-"""s without progress after which a thread is reported as stalled. No healthy step takes so long."""
+"""Seconds without progress after which a thread is reported as stalled. No healthy step takes so long."""
 
 REVIVE_AFTER: Final = 10.0
-"""s from the last step of a crashed thread until it is restarted."""
+"""Seconds from the last step of a crashed thread until it is restarted."""
 
-_BLOCKED_PAUSE: Final = 10.0  # s
+_BLOCKED_PAUSE: Final = 10.0  # seconds
 
 
 def now_us() -> int:
-    """Return the Unix time in µs, within the range of records: the clock of the machine may be wrong."""
+    """Return the Unix time in µs, clamped to the range of a record, because the machine's clock may be wrong."""
     return clamp_micros(time.time_ns() // 1_000)
 
 
@@ -62,8 +62,8 @@ class SessionThread(ABC):
         """Create the thread without starting it.
 
         Args:
-            consequence: the consequence if the thread cannot work, such as "nothing is published".
-            retry_after: s from a failed session to the next one.
+            consequence: text for users if the thread cannot work, such as "nothing is published".
+            retry_after: seconds from a failed session to the next one.
         """
         self._name = name
         self._consequence = consequence
@@ -112,7 +112,7 @@ class SessionThread(ABC):
         return self._error
 
     def _mark_progress(self) -> None:
-        """Record progress at each step, because a call that never returns from a client of Kafka reports nothing."""
+        """Record progress at each step, because a Kafka client's call that never returns reports nothing."""
         self._progress_at = time.monotonic()
 
     def _describe_stack(self) -> str:

@@ -39,12 +39,12 @@ from kiln.conf.process.kafka_records import (
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity
 
 _LOG: Final = logging.getLogger(__name__)
-_COMMIT_EVERY: Final = 1.0  # s between two commits of changed offsets, because the broker may sync each commit
-_HEARTBEAT: Final = 1.0  # s
-_ANSWER_TIMEOUT: Final = 10.0  # s for the broker to answer a request
-_DRAIN_TIMEOUT: Final = 2.0  # s for the broker to acknowledge what is written when the thread stops
-_END_TIMEOUT: Final = 5.0  # s for the broker to report an end offset
-_NO_RECORD_FOR: Final = 20.0  # s, after which the broker is asked for the end offsets
+_COMMIT_EVERY: Final = 1.0  # seconds between two commits of changed offsets, because the broker may sync each commit
+_HEARTBEAT: Final = 1.0  # seconds
+_ANSWER_TIMEOUT: Final = 10.0  # seconds for the broker to answer a request
+_DRAIN_TIMEOUT: Final = 2.0  # seconds for the broker to acknowledge what is written when the thread stops
+_END_TIMEOUT: Final = 5.0  # seconds for the broker to report an end offset
+_NO_RECORD_FOR: Final = 20.0  # seconds without a record after which the end offsets are requested
 _REJOINING: Final = frozenset(
     (LibrdkafkaError.REBALANCE_IN_PROGRESS, LibrdkafkaError.ILLEGAL_GENERATION, LibrdkafkaError.UNKNOWN_MEMBER_ID)
 )
@@ -59,7 +59,7 @@ _FATAL: Final = frozenset(
     )
 )
 """Errors that end the session. librdkafka recovers from all others by itself."""
-_NO_ID: Final = "A" * 22  # of a broker that is older than Kafka 2.8
+_NO_ID: Final = "A" * 22  # the topic id from a broker that is older than Kafka 2.8
 _TOPIC_ID: Final = re.compile(r"([\w+/-]{22}) ")
 
 
@@ -95,7 +95,7 @@ class KafkaWorker(SessionThread):
             topic: topic to read, without the prefix.
             outputs: topics that `_send` writes, without the prefix.
             instance: id of the static member; `None` for a member that leaves the group when it ends.
-            reads_all: the member with the first partition reads all of them, and the others read none.
+            reads_all: true if the member with the first partition reads all partitions, and the others read none.
         """
         super().__init__(name, consequence, kafka)
         self._group = group
@@ -103,11 +103,11 @@ class KafkaWorker(SessionThread):
         self._outputs = tuple(f"{self._prefix}{name}" for name in outputs)
         self._instance = instance
         self._reads_all = reads_all
-        self._first_id = ""  # of the topic, in the first session
-        self._assigned: set[int] = set()  # partitions, by the group
-        self._committed: dict[int, Progress] = {}  # by partition that this member reads
+        self._first_id = ""  # id of the topic in the first session
+        self._assigned: set[int] = set()  # partitions that the group has assigned to this member
+        self._committed: dict[int, Progress] = {}  # for each partition that this member reads
         self._broker_error: LibrdkafkaError | None = None
-        self._refusal: LibrdkafkaError | None = None  # of a record of `_send`
+        self._refusal: LibrdkafkaError | None = None  # the error of a refused record of `_send`
 
     @abstractmethod
     def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
@@ -115,7 +115,8 @@ class KafkaWorker(SessionThread):
 
         Args:
             committed: the committed offset; `None` if there is none.
-            first: the first offset that the broker still has; `end` is the offset after the last record.
+            first: the first offset that the broker still has.
+            end: the offset after the last record.
         """
 
     @abstractmethod
@@ -136,7 +137,7 @@ class KafkaWorker(SessionThread):
 
     @abstractmethod
     def _wait(self) -> float:
-        """Return the longest wait of the next poll, in s."""
+        """Return the longest wait of the next poll, in seconds."""
 
     @abstractmethod
     def _room(self, partition: int) -> int:
@@ -351,7 +352,7 @@ class KafkaWorker(SessionThread):
         self._producer.produce(f"{self._prefix}{topic}", value, key, on_delivery=record_outcome)
 
     def _await_written(self, timeout: float) -> bool:
-        """Wait until the broker has all records, and return whether it has them after `timeout` seconds.
+        """Wait up to `timeout` seconds for the broker to have all records, and return whether it has them.
 
         Raises:
             FramesProducerError: the broker refused a record.

@@ -38,12 +38,12 @@ MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
 """Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
-tenths of it, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that further
-batches need not stay in Kafka."""
+tenths of this number, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that
+further batches need not stay in Kafka."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
 _MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
-_IPFS_CHECK_EVERY: Final = 5_000_000  # µs; maximum age of the last response of IPFS when a batch is published
+_IPFS_CHECK_EVERY: Final = 5_000_000  # maximum age of the last response of IPFS when a batch is published, in µs
 
 
 class PublishError(RuntimeError):
@@ -59,7 +59,7 @@ class PublishingOptions:
     """the longest wait of a batch for a peer"""
     retry_every: int = 1_000_000
     max_age: int = 60_000_000
-    """age from which batches are not published on a first start"""
+    """age, at a first start, from which batches are not published"""
     batch_typ: int = 3
     transport: str = "gossipsub"
     target: Callable[[str], str] | None = None
@@ -67,8 +67,7 @@ class PublishingOptions:
 
 
 class OutputRecord(NamedTuple):
-    """A record to write because of one record of `kiln.batches`, which the caller acknowledges once the broker has
-    it."""
+    """A record to write. Once the broker has it, the caller acknowledges `record`."""
 
     record: OpenRecord
     topic: str
@@ -127,7 +126,7 @@ class PendingBatches:
         self.failed = 0
         """receipts with an error"""
         self.lost = 0
-        """records that Kafka deleted before they were read"""
+        """number of records that Kafka deleted before they were read"""
         self._outputs: list[OutputRecord] = []
 
     def start(self, partition: int, offset: int, not_before: int, settled: frozenset[int] = frozenset()) -> None:
@@ -182,7 +181,7 @@ class PendingBatches:
 
     @property
     def flows_without_peer(self) -> Collection[Flow]:
-        """A live view of the topics and separators of batches that wait for a peer, longest first."""
+        """A live view of the topics and separators of batches without a peer, those that wait longest first."""
         return self._queue.parked_flows
 
     @property
@@ -225,7 +224,7 @@ class PendingBatches:
 
         Args:
             publish: sends a message and returns the number of peers; raises `PublishError` if it could not try. It also
-                reports what it sent to `pace`.
+                reports each message to `pace`.
             scheme: the topics to publish on now. If they change, waiting batches move to the new topics.
             pace: decides when the next message may be sent.
         """
@@ -276,7 +275,7 @@ class PendingBatches:
         if not unsettled:
             return str(state.not_before)
         while len(text := f"{state.not_before} {end} {encode_numbers(unsettled, unsettled[0])}") > MAX_METADATA:
-            # after a restart, all batches from there on are published again
+            # after a restart, all batches from `end` on are published again
             end, unsettled = unsettled[len(unsettled) // 2], unsettled[: len(unsettled) // 2]
         return text
 

@@ -21,7 +21,7 @@ from kiln.schemas.wire.topics import Separator
 NO_PEER: Final = "no peer on the topic"
 NO_TURN: Final = "too many new separators for the topic's peers: not sent"
 MIN_PATIENCE: Final = 10_000_000
-"""µs that a batch waits for a peer and its turn even if too many batches wait"""
+"""time in µs that a batch waits for a peer and its turn even if too many batches wait"""
 _MAX_REACHED: Final = 10_000  # separators that are known to have reached a peer
 _MAX_LOOKUP: Final = 10_000  # topics in one call of `Subscribers`, which runs in the node's thread
 _MAX_GIVEN_UP: Final = 5_000  # batches given up early at one check
@@ -115,7 +115,7 @@ class DeliveryQueue:
         Args:
             patience: longest wait for a peer.
             retry_every: time between two checks for peers.
-            subscribers: finds the peers of topics. Without it, only an attempt tells whether there is a peer, and each
+            subscribers: finds the peers of topics. Without it, only an attempt shows whether there is a peer, and each
                 delivery is attempted before it is given up, since the transport may keep it for a peer that comes
                 later.
         """
@@ -123,13 +123,13 @@ class DeliveryQueue:
         self._retry_every = retry_every
         self._subscribers = subscribers
         self._ready: FairQueue[TopicDelivery] = FairQueue()
-        self._paths: dict[Flow, Path] = {}  # of the flows in `_ready`
+        self._paths: dict[Flow, Path] = {}  # paths of the flows in `_ready`
         self._parked: dict[Flow, list[TopicDelivery]] = {}  # without a peer
         self._parked_count = 0
-        self._reasons: dict[Flow, str] = {}  # of parked flows that were attempted
+        self._reasons: dict[Flow, str] = {}  # reasons of the parked flows that were attempted
         self._reached = BoundedDict[Flow, int](_MAX_REACHED)  # when a peer was last reached; the oldest first
-        self._clock = 0  # µs in which publishing was not paused
-        self._advanced_at: int | None = None  # `None` while it is paused
+        self._clock = 0  # time in µs in which publishing was not paused
+        self._advanced_at: int | None = None  # `None` while publishing is paused
         self._check_at = 0
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class DeliveryQueue:
 
     @property
     def parked_flows(self) -> Collection[Flow]:
-        """A live view of the topics and separators without a peer, longest first."""
+        """A live view of the topics and separators without a peer, those that wait longest first."""
         return self._parked.keys()
 
     def time_to_check(self, now: int) -> int:
@@ -210,7 +210,7 @@ class DeliveryQueue:
         """Check for peers, if the time has come, and return what is given up.
 
         Args:
-            is_full: too many deliveries wait.
+            is_full: true if too many deliveries wait.
         """
         if now < self._check_at:
             return []
@@ -273,7 +273,7 @@ class DeliveryQueue:
         return [GivenUp(delivery, _describe(reason, self._waited(delivery))) for delivery in deliveries[:count]]
 
     def _give_up_early(self) -> list[GivenUp]:
-        """Give up deliveries of separators that have not reached a peer, in the order in which they came."""
+        """Give up deliveries of separators that have not reached a peer, first those that have no peer now."""
         given_up: list[GivenUp] = []
         patience = min(self._patience, MIN_PATIENCE)
         for flow in [flow for flow in self._parked if flow not in self._reached]:

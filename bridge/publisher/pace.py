@@ -3,7 +3,7 @@
 Kubo 0.40 and later ignores a message that it validates after a later message of the same author (go-libp2p-pubsub,
 BasicSeqnoValidator), and never fetches again what it ignored. It validates several messages at once, and messages
 overtake each other on their way over relays. Two messages of one author are therefore sent with a gap between them that
-is longer than any reordering in the network. As many authors take turns as the rate needs.
+is longer than any reordering in the network. Several authors take turns for a higher rate.
 
 Kubo drops messages that arrive while 32 wait to be validated (go-libp2p-pubsub, defaultValidateQueueSize). The messages
 of all authors are therefore spread as well: at most half as many are sent in `BURST_SPAN`.
@@ -17,7 +17,7 @@ from typing import Final
 MAX_BURST: Final = 16
 """Maximum number of messages, of all authors, sent in `BURST_SPAN`."""
 BURST_SPAN: Final = 100_000
-"""µs"""
+"""span of a burst, in µs"""
 
 
 class AuthorPacer:

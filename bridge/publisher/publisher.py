@@ -49,8 +49,8 @@ from kiln.conf.process.bridge_status import PublisherStatus
 from kiln.conf.process.kafka_records import KafkaRecord
 
 _LOG: Final = logging.getLogger(__name__)
-_POLL_EVERY: Final = 100_000  # µs between two polls for new batches, while no record comes and nothing is due
-_UNPIN_EVERY: Final = 10_000_000  # µs between two checks for expired pins
+_POLL_EVERY: Final = 100_000  # time in µs between two polls, while no record comes and nothing is due
+_UNPIN_EVERY: Final = 10_000_000  # time in µs between two checks for expired pins
 
 
 class Publisher(KafkaWorker):
@@ -77,8 +77,8 @@ class Publisher(KafkaWorker):
                 called in this thread, as is `keeper`.
             can_publish: returns `None`, or the reason why publishing is held back now.
             topics: returns the topics on which batches are published now.
-            group: consumer group of the offsets; by default one of the network.
-            pace: the gap between two messages of one author; by default none.
+            group: consumer group of the offsets; by default the network's.
+            pace: rate limiter of the messages; by default without a limit.
             instance: id of the bridge in the group (`KafkaWorker`).
             subscribers: finds the peers of topics, so that nothing is handed to the node for a topic that has none;
                 called in this thread.

@@ -86,7 +86,7 @@ class _HeightReply(msgspec.Struct):
 
 
 _REPLY: Final = msgspec.json.Decoder(_HeightReply)
-_MAX_RESPONSE: Final = 64 << 10  # bytes
+_MAX_RESPONSE: Final = 64 << 10  # bytes of a response
 _REQUEST: Final = {"jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": []}
 
 
@@ -231,11 +231,11 @@ class Transition:
     at: int | None = None
     height: HeightWatch | None = None
     phase_out: int = 0
-    """time after the cutover at which the bridge leaves the network's topic; 0 to stay"""
+    """time from the transition's end until the bridge leaves the network's topic; 0 to stay"""
 
     @property
     def _moment(self) -> int | None:
-        """When the transition ends or ended, or `None` if that is unknown or never."""
+        """Time at which the transition ends or ended; `None` if unknown or never."""
         return self.at if self.height is None else self.height.reached_at
 
     @property

@@ -18,9 +18,9 @@ from kiln.conf.process.kafka_records import librdkafka_options
 from kiln.deploy.ops.metric_families import build_bridge_families
 from kiln.schemas.metrics import build_family
 
-_FRESH = 10.0  # s; an older status means that the bridge hangs
-_PROBE_EVERY = 1.0  # s
-_PROBE_TIMEOUT = 2.0  # s
+_FRESH = 10.0  # seconds; an older status means that the bridge hangs
+_PROBE_EVERY = 1.0  # seconds
+_PROBE_TIMEOUT = 2.0  # seconds
 _LOG = logging.getLogger("librdkafka")
 
 
@@ -63,7 +63,7 @@ class BridgeMonitor:
         """Create the monitor.
 
         Args:
-            status_file: Status of the bridge.
+            status_file: File with the status of the bridge.
             network: Name of the network.
             version: Version of Kiln.
             client_options: Returns kafka-python's options of the broker, or raises KilnError.
@@ -87,8 +87,8 @@ class BridgeMonitor:
         return [] if starting or self._status() is not None else ["the bridge does not report its status"]
 
     def why_not_ready(self) -> list[str]:
-        """Describe why the bridge is not ready. While the broker is unreachable it captures, but its frames do not
-        reach Kafka."""
+        """Describe why the bridge is not ready. While the broker is unreachable, the bridge captures, but its frames do
+        not reach Kafka."""
         status = self._status()
         if status is None:
             return ["the bridge does not report its status"]

@@ -78,7 +78,7 @@ from kiln.pipelines.runtime.spark_environment import check_user, find_foreign_va
 from kiln.pipelines.runtime.table_ages import OLDER_TABLE_REMEDY, find_older_tables
 
 _T = TypeVar("_T")
-_KUBO = 3.0  # s, timeout of a request to Kubo
+_KUBO = 3.0  # timeout of a request to Kubo, in seconds
 GROUPS: Final[Mapping[str, Extra | None]] = {
     "query a lake": None,
     "maintain a lake": "lake",
@@ -323,7 +323,7 @@ def find_existing_parent(folder: Path) -> Path:
 
 
 def probe_writing(folder: Path) -> str:
-    """Return why no file can be created in a folder; empty if it can. Does not create a missing folder."""
+    """Return why no file can be created in a folder; empty if one can. A missing folder is not created."""
     parent = find_existing_parent(folder)
     if not parent.is_dir():
         return f"{parent} is not a folder"
@@ -343,7 +343,7 @@ def name_user(number: int) -> str:
 
 
 def _read_available_memory() -> int:
-    import psutil  # of the extra spark
+    import psutil  # in the extra spark
 
     return psutil.virtual_memory().available
 
@@ -363,7 +363,7 @@ def probe_store(lake: Lake) -> str:
     A commit needs a store that rejects the second of two writes of one key, and permission to write, list and remove.
 
     Returns:
-        Why Kiln must not commit to the store; empty if it can.
+        The reason why Kiln must not commit to the store; empty if there is none.
     """
     probe = Lake.from_location(lake.root / f"doctor-{uuid4().hex}")
     try:

@@ -28,7 +28,7 @@ from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE
 Level = Literal["ok", "warn", "fail"]
 GB = 1_000_000_000
 _OPEN_FILES: Final = 1_024  # the default of most systems
-_SILENT = 10.0  # s, age of a status after which its bridge counts as stopped
+_SILENT = 10.0  # age of a status, in seconds, after which its bridge counts as stopped
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def check_state(folder: Path, problem: str, private: bool = True, owner: str = "
 
     Args:
         folder: The state folder.
-        problem: Why Kiln cannot use it; empty if Kiln can.
+        problem: Why Kiln cannot use the folder; empty if it can.
         private: True if no other user can enter the folder.
         owner: Name of the owner, if that is another user.
     """
@@ -190,10 +190,10 @@ def check_port(listener: Listener, error: OSError | None, ours: bool, holder: Po
     """Check a port on which Kiln listens.
 
     Args:
-        listener: The port.
-        error: Why Kiln could not listen on it now; `None` if Kiln could.
-        ours: True if Kiln listens on it already, with this state folder.
-        holder: The process that listens on it, if known.
+        listener: The port, and the key of its setting.
+        error: Why Kiln could not listen on the port now; `None` if it could.
+        ours: True if Kiln already listens on the port, with this state folder.
+        holder: The process that listens on the port, if known.
     """
     name, setting = f"port {listener.port}", listener.setting
     if ours:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kiln.deploy.ops.status import TableStatus
 
 _MAX_SNAPSHOT_AGE = 30.0
-"""s after which a run without a new snapshot counts as hanging"""
+"""Seconds after which a run without a new snapshot counts as hanging"""
 
 
 @dataclass(frozen=True)

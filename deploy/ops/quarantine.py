@@ -104,7 +104,7 @@ class QuarantineRows:
         """Select the rows.
 
         Args:
-            authors: Also fill `author` and `remote_peer`, which reads frames. A selection by author always does.
+            authors: True to fill `author` and `remote_peer` too, from the frames. A selection by author always does.
 
         Raises:
             KilnError: There is no such table, stage or reason.
@@ -257,7 +257,7 @@ def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: Dec
     """Decode a frame again.
 
     Args:
-        frame: The frame.
+        frame: The frame, as in the table `frames`.
         positions: Positions of messages that were rejected; if it contains `None`, all messages.
         reason: Reason of the rejection.
         how: Configuration of the decoder.
@@ -333,8 +333,8 @@ _SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stag
 
 
 class DropResult(NamedTuple):
-    """`rows` is the number of rows removed under the id `drop_id`; an interrupted command had already recorded `known`
-    of them."""
+    """Result of a drop: `rows` is the number of rows removed under the id `drop_id`; an interrupted command had already
+    recorded `known` of them."""
 
     drop_id: str
     rows: int

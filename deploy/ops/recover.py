@@ -91,7 +91,7 @@ class Recovery:
         self._locks.close()
 
     def find(self, query: str = "") -> list[Damage]:
-        """Find the damage, at most one `Damage` per query.
+        """Find the damage: at most one `Damage` per query, and one per other table that cannot be read.
 
         With `query`, find only the damage of this query. If the query can be restored, a `Damage` is returned even if
         nothing is damaged. If there is a broker, the topics and the progress of `updates` are read from it; an
@@ -124,7 +124,7 @@ class Recovery:
 
         Args:
             damages: Damages that `find` returned.
-            now: Current time, µs.
+            now: Current time, in µs.
 
         Returns:
             The damages that remain, each with the obstacle to its repair as the remedy.

@@ -34,7 +34,7 @@ from kiln.deploy.ops.status import TableStatus, read_lake_status
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.printable import printable
 
-_TABLES_EVERY: Final = 15.0  # s
+_TABLES_EVERY: Final = 15.0  # seconds
 
 
 class Monitor(Exporter):
@@ -148,16 +148,16 @@ _TEMPLATES.filters |= {
 
 
 _EVERY: Final = 5.0  # seconds between two points
-_POINTS: Final = 720  # an hour
-_MIN_POINTS: Final = 60  # per plot
-_WIDTH, _HEIGHT = 300.0, 60.0  # of a plot, in its own units
+_POINTS: Final = 720  # those of an hour
+_MIN_POINTS: Final = 60  # least number of points of a plot
+_WIDTH, _HEIGHT = 300.0, 60.0  # size of a plot, in its own units
 
 
 class HistoryPoint(NamedTuple):
     """Values at one moment, `None` if not known."""
 
     at: float
-    """monotonic s"""
+    """time by the monotonic clock, in seconds"""
     frames_rate: float | None
     batches: int
     late_p50: float | None
@@ -175,8 +175,8 @@ class Plot(NamedTuple):
     Attributes:
         lines: Points of SVG polylines.
         now: Newest value of the first line.
-        most: Greatest value.
-        minutes: Time span of the plot.
+        most: Greatest value of all lines.
+        minutes: Time span of the plot, in minutes.
     """
 
     title: str
@@ -194,7 +194,7 @@ class RunHistory:
         self._points: deque[HistoryPoint] = deque(maxlen=_POINTS)
 
     def see(self, snapshot: Snapshot, now: float) -> None:
-        """Add a snapshot, if the newest point is old enough; `now` in monotonic s."""
+        """Add a snapshot, if the newest point is old enough. `now`: monotonic clock, in seconds."""
         if self._points and now - self._points[-1].at < _EVERY:
             return
         lags = [line.lag_seconds for line in snapshot.queries if line.lag_seconds is not None]
@@ -242,7 +242,7 @@ def build_plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
     """Build a plot with one scale from 0 to the greatest value, and the newest value at the right edge.
 
     Args:
-        title: Title.
+        title: Title of the plot.
         unit: Unit of the values.
         series: Values of each line, at the interval of the history.
     """

@@ -11,7 +11,7 @@ from kiln.conf.process.bridge_status import BridgeStatus
 from kiln.pipelines.runtime.query_status import QueryState
 
 BATCH_DELAY_BUCKETS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds, seconds."""
+"""Upper bounds of buckets of batch delays, in seconds."""
 
 CONTROL_KINDS: Final = ("IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE")
 """Kinds of control entries whose rates are shown."""
@@ -42,7 +42,7 @@ class BridgeInRun:
     """The bridge of a run, and what the demo network received from it."""
 
     status: BridgeStatus | None = None
-    """newest status, `None` if there is none or it is old"""
+    """newest status; `None` if there is none, or only an old one"""
     received: Mapping[str, int] = field(default_factory=dict)
     """number of BATCH_UPDATEs that each node of the demo network has received"""
     fetched: Mapping[str, int] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Snapshot:
     copies: int | None = None
     """copies of all messages counted in `messages`"""
     core_differences: int = 0
-    """records that the native core and Python decoded into other rows"""
+    """number of records that the native core and Python decoded differently"""
     control_entries: Mapping[str, int] = field(default_factory=dict)
     """subscriptions and control entries in both directions, by kind"""
     control_rates: Mapping[str, float] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Snapshot:
     """newest first"""
     window: timedelta = timedelta(seconds=1)
     late_p50: float | None = None
-    """delay of live batches, s (`BatchLine.late`)"""
+    """delay of live batches, in seconds (`BatchLine.late`)"""
     late_p99: float | None = None
     late_by_bucket: Sequence[int] = ()
     """live batches by delay: a number for each bound of `BATCH_DELAY_BUCKETS`, and one for longer delays"""

@@ -45,10 +45,10 @@ class SnapshotBuilder:
         Args:
             settings: The settings.
             names: Queries, in the order of the screen.
-            watch: Counts of the topics.
-            mode: Source of frames.
+            watch: Reader of the topics, which counts their records.
+            mode: Source of frames, as in `Snapshot.mode`.
             duration: Duration limit of the run.
-            started: Start of the run, monotonic s.
+            started: Start of the run, by the monotonic clock, in seconds.
         """
         self._settings = settings
         self._names = names
@@ -103,9 +103,9 @@ class SnapshotBuilder:
         """Build a snapshot.
 
         Args:
-            now: Monotonic s.
+            now: Time by the monotonic clock, in seconds.
             ends: End offsets of the topics.
-            queries: The queries.
+            queries: Supervisor of the queries.
             bridge: State of the bridge, if there is one.
             errors: Errors of other components than the queries.
             broker: Problem with the broker, which is also one of `errors`.
@@ -175,7 +175,7 @@ class SnapshotBuilder:
         self.frames = frames - self._first_end
 
 
-_POLL = 0.2  # s
+_POLL = 0.2  # seconds
 _SHOWN = 8  # batches on the screen
 _LATENESS = 20_000  # newest batches for percentiles
 
@@ -185,15 +185,15 @@ class TopicCounts:
     """Counts since the start of the watch.
 
     Attributes:
-        late: Delays of live batches, s (`BatchLine.late`). Batches of replayed captures do not count, because their
-            event times come from the capture.
+        late: Delays of live batches, in seconds (`BatchLine.late`). Batches of replayed captures do not count, because
+            their event times come from the capture.
     """
 
     batches: int = 0
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_SHOWN))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
     late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(BATCH_DELAY_BUCKETS) + 1))
-    """batches by delay: up to each bound of BATCH_DELAY_BUCKETS, and above the last one"""
+    """live batches by delay: up to each bound of BATCH_DELAY_BUCKETS, and above the last one"""
     late_sum: float = 0.0
     tips: int = 0
     quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -204,7 +204,7 @@ class TopicCounts:
 
         Args:
             value: Value of the record.
-            timestamp: The broker's, ms.
+            timestamp: The broker's timestamp, in ms.
 
         Raises:
             UNREADABLE: The record cannot be parsed.
@@ -232,11 +232,11 @@ class TopicCounts:
 class OpenWindows:
     """Number of open windows, derived only from keys and times of the log.
 
-    A window per key opens with an update and ends T + G later in log time (decision 1).
+    For each key, a window opens with an update and ends T + G later in log time (decision 1).
     """
 
     def __init__(self, window: float) -> None:
-        """Create the counter; `window` is T + G in s."""
+        """Create the counter. `window`: T + G, in seconds."""
         self._window = window * 1000
         self._ends: dict[int, dict[bytes, float]] = {}
 
@@ -264,7 +264,7 @@ class TopicWatch:
         Args:
             client_options: kafka-python's options.
             prefix: Prefix of the topics.
-            window: T + G in s.
+            window: T + G, in seconds.
         """
         self._options = dict(client_options)
         self._group = f"{prefix}watch"

@@ -66,7 +66,8 @@ class QueryStatus:
     Attributes:
         batch: Newest finished micro-batch; `None` before the first.
         offsets: End offsets of that micro-batch.
-        lag: In records; `None` if the broker does not answer or nothing was committed.
+        lag: Number of unread records; `None` if the broker does not answer, nothing was committed, or a topic was
+            replaced.
     """
 
     name: str
@@ -141,7 +142,7 @@ def read_checkpoint(folder: Location) -> QueryStatus:
     """Read the progress of a query, without its lag.
 
     Raises:
-        CheckpointError: A file cannot be parsed; the message names it.
+        CheckpointError: A file cannot be parsed; the message names the file.
     """
     commits = _list_micro_batches(folder / "commits")
     finished = commits.keys() & _list_micro_batches(folder / "offsets").keys()
@@ -257,7 +258,7 @@ def read_table_status(lake: Lake, name: str) -> TableStatus:
         sizes = adds["size_bytes"].to_pylist()
         newest = table.history(1)
         has_deletion_vectors = "deletionVectors" in list_reader_features(table)
-    except (LakeError, DeltaError) as error:  # Kiln's own, or such as of a feature that delta-rs does not have
+    except (LakeError, DeltaError) as error:  # DeltaError: for example, a feature that delta-rs does not have
         return TableStatus(name, None, 0, 0, None, None, str(error))
     rows = None if has_deletion_vectors or any(count is None for count in counts) else sum(counts)
     stamp = newest[0].get("timestamp") if newest else None
@@ -315,7 +316,7 @@ def read_status(settings: Settings) -> KilnStatus:
     return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges, find_engine().describe())
 
 
-_PATIENCE = 3_000  # ms
+_PATIENCE = 3_000  # timeout in ms
 
 
 @dataclass(frozen=True)
@@ -379,7 +380,7 @@ class ClockStatus:
     """A clock that is behind a stored time.
 
     Attributes:
-        behind: Seconds.
+        behind: Seconds by which the clock is behind.
         since: Start of the first micro-batch, of those in the checkpoint, that ran while the clock was behind.
         until: Stored time, which the clock must pass.
         problem: Description with a remedy.
@@ -397,7 +398,7 @@ def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple
 
     Args:
         settings: The settings.
-        partitions: Partitions of `updates` on the broker.
+        partitions: Numbers of the partitions of `updates` on the broker.
     """
     now = time.time_ns() // 1000
     topic = settings.kafka.topic("updates")
@@ -412,10 +413,10 @@ def compare_clocks(
 
     Args:
         settings: The settings.
-        now: Current time, µs.
-        stored: Newest time in the checkpoint of each query, µs; 0 if not known.
+        now: Current time, in µs.
+        stored: Newest time in the checkpoint of each query, in µs; 0 if not known.
         topic: Full name of the topic `updates`.
-        log_time: Log time of that topic, µs; 0 if not known.
+        log_time: Log time of that topic, in µs; 0 if not known.
     """
     clocks = []
     late = [name for name, newest in stored.items() if is_trailing(now, newest)]

@@ -39,7 +39,7 @@ AsOf = int | datetime
 
 
 class NoSuchVersionError(KilnError):
-    """A table does not or no longer have the version. The message names the table and its newest version."""
+    """A table does not have the version, or no longer has it. The message names the table and its newest version."""
 
 
 def parse_as_of(text: str) -> AsOf:
@@ -273,7 +273,7 @@ def limit_memory(connection: duckdb.DuckDBPyConnection, most: int | None = None)
 
     Args:
         connection: The connection.
-        most: Maximum in bytes, if less is enough.
+        most: Upper bound of the limit, in bytes, if that is enough memory.
 
     DuckDB's default is 80 % of the memory of the machine or container, as if the process used none itself: a query in
     a container of 256 MB is then killed by the kernel instead of spilling to disk.

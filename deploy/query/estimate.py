@@ -38,7 +38,7 @@ class ReceivedUpdate(NamedTuple):
 
 @dataclass
 class BatchSavings:
-    """Messages and bytes of a separator, or of updates without one, for the T `window` (µs)."""
+    """Messages and bytes of a separator, or of updates without one, if T is `window` (in µs)."""
 
     network: str
     origin: Origin
@@ -71,14 +71,14 @@ def estimate_savings(
     """Estimate the savings for each T, by network, origin and separator.
 
     A simulated window takes all updates within T of its first update, regardless of log time. If log time ended
-    windows earlier, `kiln.batches` has more of them.
+    windows earlier, `kiln.batches` has more batches.
 
     Args:
         received: Updates grouped by separator, and ordered by event time in each group. At equal times, new updates
             come before repeated ones.
-        windows: Values of T, µs.
+        windows: Values of T, in µs.
         typ: Message type of a BATCH_UPDATE.
-        limit: Maximum size of a block, bytes.
+        limit: Maximum size of a block, in bytes.
     """
     savings: list[BatchSavings] = []
     for (network, origin, separator), updates in groupby(received, key=itemgetter(0, 1, 2)):
@@ -144,7 +144,7 @@ def read_received_updates(lake: Lake) -> Iterator[ReceivedUpdate]:
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
-    """Parse `1s,5s,30s` to distinct µs.
+    """Parse `1s,5s,30s` to distinct durations in µs.
 
     Raises:
         ValueError: A duration is malformed or zero; the message says what was expected.

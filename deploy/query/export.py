@@ -47,7 +47,7 @@ _STORAGE: Final = "v1.0.0"
 
 
 _MEMORY: Final = 1 << 30
-"""bytes that DuckDB may use; with more, it would only keep blocks that are already written"""
+"""bytes of memory that DuckDB may use; with more, it would only keep blocks that are already written"""
 
 
 class ExportError(KilnError):
@@ -67,11 +67,11 @@ def export_lake(
 
     Args:
         lake: The lake.
-        target: The file.
+        target: Path of the DuckDB file.
         progress: Called with progress messages.
         names: Tables and views to export, by default all. The tables that a named view reads are also exported, and
             so are the views that read only exported tables.
-        since: Time of the oldest rows, for tables whose rows have an age.
+        since: Time from which rows are copied, for tables whose rows have an age.
         as_of: Version or time of the tables, by default the newest.
 
     Returns:

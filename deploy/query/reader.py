@@ -151,7 +151,7 @@ class LakeReader:
         return QueryResult(QueryRelation(self._lake, query, _read_as_of(as_of)))
 
     def table(self, name: str, *, as_of: int | str | datetime | None = None) -> QueryResult:
-        """Read a table or a view. `sql` reads only the columns and rows that you need.
+        """Read a table or a view. Use `sql` to read only the columns and rows that you need.
 
         Raises:
             SqlError: There is no such table or view; the message has the nearest name.

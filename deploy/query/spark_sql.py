@@ -53,9 +53,9 @@ def query_spark(
     Args:
         spark: The session.
         lake: The lake.
-        sql: The query.
+        sql: Text of the query.
         as_of: Version or time of the tables, by default the newest.
-        most: Maximum number of rows.
+        most: Maximum number of rows to load; by default all.
         partitions: Number of shuffle partitions.
 
     Raises:
@@ -122,8 +122,8 @@ def _first_line(error: Exception) -> str:
 
 SOURCES = sorted(Path(__file__).parent.glob("*.scala"))
 FUNCTIONS = Path(__file__).with_name("functions.txt")
-"""copied to the folder of the classes"""
-_PATIENCE = 300.0  # s
+"""file that is copied to the folder of the classes"""
+_PATIENCE = 300.0  # seconds
 
 
 def compile_classes(progress: Callable[[str], None]) -> Path:

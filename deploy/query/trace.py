@@ -2,7 +2,7 @@
 
 The plan consists of pure functions from an id and the rows of earlier steps to the next steps. A step has a title and a
 query in which all ids, times and positions are literals. So the query also runs in `kiln sql`, and DuckDB skips files
-and row groups that cannot contain the literals. If the query were a join, DuckDB would read them.
+and row groups that cannot contain the literals. If the query were a join, DuckDB would read these too.
 """
 
 from __future__ import annotations

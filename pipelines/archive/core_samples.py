@@ -23,7 +23,7 @@ _ArchiveRows = dict[str, _Values]
 def compare_samples(
     rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder
 ) -> Iterator[tuple[RecordRow, _ArchiveRows, _ArchiveRows]]:
-    """Yield the samples of a call of the core, each with its rows from the core and from Python."""
+    """Yield the sampled records of a call of the core, each with its rows from the core and from Python."""
     samples = list(take_records(batch, rows.samples))
     if not samples:
         return

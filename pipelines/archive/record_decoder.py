@@ -58,7 +58,7 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     """Result of one decode task."""
 
     spans: dict[int, tuple[int, int]]
-    """first and last offset, by partition"""
+    """first and last offset that the task read, by partition"""
     frame_ranges: dict[bytes, list[tuple[int, int]]]
     """the frames in the files, as `kiln.pipelines.delta.frame_ranges.FrameRanges`"""
     frames: list[DataFile]
@@ -69,7 +69,7 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     entries: dict[str, int] = {}
     """subscriptions and control entries by kind"""
     core_differences: int = 0
-    """records that the native core and Python decoded into other rows"""
+    """number of records that the native core and Python decoded differently"""
 
 
 class CopyChunk:
@@ -77,8 +77,8 @@ class CopyChunk:
     the core, then the rows from Python.
 
     Attributes:
-        messages: Rows of `messages` of the core.
-        items: Rows from Python: a message is a `DecodedMessage`.
+        messages: Rows of the table `messages` from the core.
+        items: Rows from Python, in which a message is a `DecodedMessage`.
         columns: Digests and positions of all rows, in the order of their records.
     """
 
@@ -92,10 +92,10 @@ class CopyChunk:
         """Create the chunk.
 
         Args:
-            items: Rows from Python.
-            rows: Row of each item's record in the batch; needed only if there are rows of the core.
-            messages: Rows of the core.
-            identities: For each row of the core: digests, position, and the row of its record in the batch.
+            items: Rows from Python, with messages as `DecodedMessage`.
+            rows: For each item, the index of its record in the batch; needed only if `messages` is not empty.
+            messages: Rows of the table `messages` from the core.
+            identities: For each row in `messages`: digests, position, and the index of its record in the batch.
         """
         self.messages = messages
         self.items = items
@@ -109,7 +109,7 @@ class CopyChunk:
         self.columns = CopyColumns(first, second, positions)
         if messages.num_rows and items:
             records = [*identities.column("row").to_pylist(), *rows]
-            self._order = order = sorted(range(len(records)), key=records.__getitem__)  # stable
+            self._order = order = sorted(range(len(records)), key=records.__getitem__)  # a stable sort
             self.columns = CopyColumns(
                 [first[at] for at in order], [second[at] for at in order], [positions[at] for at in order]
             )
@@ -134,7 +134,7 @@ def decode_records(
         config: How to decode.
         lake: The lake of the files.
         task: Digest that all attempts of this task share, and no other task has.
-        native_core: Use the native core if there is one.
+        native_core: True to use the native core if there is one.
 
     Yields:
         Every copy of a message, even a repeat, because the deduplication file may already have accepted a later copy
@@ -209,7 +209,7 @@ class _RecordDecoder:
         return not find_engine().is_native
 
     def _decode_in_python(self, batch: pa.RecordBatch, first: int, end: int) -> Iterator[CopyChunk]:
-        """Decode consecutive records."""
+        """Decode the records from the index `first` to before `end`."""
         records = batch.slice(first, end - first)
         columns = (records.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
         for partition, offset, stamp, value in zip(*columns, strict=True):

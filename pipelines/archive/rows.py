@@ -107,7 +107,7 @@ NO_CONTROL_ROWS: Final = ControlRows()
 def read_control_rpc(frame: Frame) -> RPC | None:
     """Read the RPC of a frame if it has a control part.
 
-    Returns `None` if the frame was cut or is no gossipsub RPC: `FrameDecoder` returns the fault of such a frame.
+    Returns `None` if the frame was cut or has no gossipsub RPC: `FrameDecoder` returns the fault of such a frame.
     """
     payload = frame.payload
     if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
@@ -119,8 +119,8 @@ def read_control_rpc(frame: Frame) -> RPC | None:
 def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
     """Build the rows of a frame.
 
-    The network of a row is the one that its topic names, as in the table `messages`, or else the frame's. `rpc`: the
-    RPC in the frame.
+    The network of a row is the one that the row's topic names, as in the table `messages`, or else the frame's. `rpc`:
+    the RPC in the frame.
     """
     table = negotiate_table(frame.hello_in, frame.hello_out, config.bundles).table
     part = list_control_entries(rpc, table, config.message_ids.format)

@@ -115,7 +115,7 @@ def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig
 
 
 def _pack_messages(chunks: Iterable[CopyChunk]) -> Iterator[UniqueRow[object]]:
-    """Yield the rows for Spark's operators, with only the first copy of each message, to save the operators work."""
+    """Yield the rows for Spark's operators. To save work, only the first copy of each message in the task is there."""
     emitted: set[tuple[bytes, ...]] = set()
     for chunk in chunks:
         for item in chunk.items:
@@ -176,7 +176,7 @@ class OutputWriter:
         for fault in self._rejected:
             yield from self._add_faults(fault)
         faults = self._failed.total()
-        del self._failed[""]  # not signed
+        del self._failed[""]  # the faults of unsigned messages
         names = self._valid.keys() | self._failed.keys()
         tallies = [AuthorTally(name, self._valid[name], self._failed[name]) for name in names]
         output = msgspec.msgpack.encode(ArchiveOutput(files, self._counts, faults, tallies))

@@ -52,7 +52,7 @@ class DeltaRsCommits:
         if newest is not None and newest >= write_id.batch_id:
             return False
         if self._durable:
-            self._lake.folder(table).sync()  # so that the files have their names on disk before a commit refers to them
+            self._lake.folder(table).sync()  # the names of the files must be on disk before a commit refers to them
         followed = opened.version()
         now = int(time.time() * 1000)  # the log tells readers when a commit was made
         adds: list[AddAction | RemoveAction] = [
@@ -128,7 +128,7 @@ def commit_replacement(
     Args:
         lake: The lake.
         table: Name of the table.
-        opened: Version with the files to remove. Afterwards it is the version of the new commit.
+        opened: The table, at a version with the files to remove; afterwards at the version of the new commit.
         actions: The files to add and to remove.
         properties: Properties of the commit, with `max_commit_retries` 0.
 

@@ -1,8 +1,9 @@
 """Tables of the lake in DuckDB: each Delta table is a view over the Parquet files of one version.
 
 delta-rs lists the files, and DuckDB reads them. A pyarrow dataset would cost more than a second of imports and 1.5 ms
-for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert, or
-with Delta features beyond reader version 1. Kiln writes no such table.
+for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert,
+with Delta features beyond reader version 1, or with paths that DuckDB would read as patterns. Kiln's own tables can
+need it only because of their path.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def _build_dataset(lake: Lake, name: str, table: DeltaTable) -> Dataset:
     from deltalake.exceptions import DeltaProtocolError
 
     features = list_reader_features(table)
-    if table.protocol().reader_features is None and features:  # of which delta-rs checks the named ones only
+    if table.protocol().reader_features is None and features:  # delta-rs checks only named features
         raise build_features_error(lake, name, features)
     try:
         return table.to_pyarrow_dataset(filesystem=_build_local_file_system(lake.folder(name)))
@@ -277,7 +278,7 @@ def build_columns_query(
         columns: DuckDB types by name.
         files: Paths of the files.
         union_by_name: True if the schemas of the files may differ.
-        with_positions: Add DuckDB's columns `filename` and `file_row_number`.
+        with_positions: True to add DuckDB's columns `filename` and `file_row_number`.
     """
     columns = {**columns, **_ROW_POSITION} if with_positions else columns
     quoted = {quote_name(name): column_type for name, column_type in columns.items()}

@@ -19,10 +19,10 @@ from kiln.pipelines.delta.lake import Lake, list_stats_columns
 from kiln.schemas.delta.tables import TABLES
 
 FILE_BYTES = 128 << 20
-"""Size at which a file is closed, and the next one started."""
+"""Size in bytes at which a file is closed, and the next one started."""
 
 _GROUP_ROWS = 20_000
-"""Rows of a row group"""
+"""Number of rows in a row group"""
 
 _REPEATED = frozenset(
     (
@@ -58,7 +58,7 @@ class TableFiles:
         Args:
             lake: The lake of the table.
             table: Name of the table.
-            file_bytes: Size at which a file is closed, bytes; `FILE_BYTES` by default.
+            file_bytes: Size in bytes at which a file is closed; `FILE_BYTES` by default.
             refuse: Called with each row that the table cannot store; by default `add` or `close` raises.
         """
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes

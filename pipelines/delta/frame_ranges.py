@@ -113,7 +113,7 @@ class StoredFrameRanges:
 
     def __init__(self) -> None:
         """Create the database in the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
-        # Spark calls from more than one thread, one after another.
+        # Spark calls in several threads, but never in two at the same time.
         self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._file.execute("PRAGMA journal_mode = OFF")  # each process has a new file
         self._file.execute(
@@ -135,7 +135,7 @@ class StoredFrameRanges:
         return all_near
 
     def add(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
-        """Add frames."""
+        """Add ranges of frames."""
         near = self.find_near(frame_ranges)
         replaced = [(key, low) for key, ranges in near.items() for low, _ in ranges]
         merged = merge(near, frame_ranges)
@@ -145,7 +145,7 @@ class StoredFrameRanges:
             self._file.executemany("INSERT INTO ranges VALUES (?, ?, ?)", rows)
 
 
-# From the last range that begins at `low` or before, to the last range that begins at `high` or before.
+# Ranges that overlap ?2 to ?3. The last condition lets SQLite begin at the last range that begins at ?2 or before.
 _NEAR = """
 SELECT low, high FROM ranges WHERE side = ?1 AND low <= ?3 AND high >= ?2
 AND low >= ifnull((SELECT max(low) FROM ranges WHERE side = ?1 AND low <= ?2), ?2)

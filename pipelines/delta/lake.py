@@ -39,7 +39,7 @@ class SchemaChangedError(LakeError):
 
 @dataclass(frozen=True)
 class Lake:
-    """The folder of the Delta tables, one folder a table, on a disk or in an object store."""
+    """The folder of the Delta tables, with a folder for each table, on a disk or in an object store."""
 
     path: str
     """path or URI"""

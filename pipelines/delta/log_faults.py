@@ -110,8 +110,8 @@ def _is_intact(folder: Path, add: dict[str, object]) -> bool:
 
 
 def _list_torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
-    """List the unreadable checkpoints that the log does not need, because it is complete from the first commit on, or
-    from an older checkpoint that can be read."""
+    """List the unreadable checkpoints that the log does not need, because the log is complete from the first commit on,
+    or from a checkpoint that can be read; also `_last_checkpoint` if it names one of them or none."""
     torn = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
     if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in torn]):
         return []

@@ -14,14 +14,14 @@ from kiln.pipelines.delta.lake import locate_commit, locate_log
 
 
 class CommitTime(NamedTuple):
-    """A commit, and when it was made, ms since the epoch."""
+    """A commit, and the time when it was made, in ms since the epoch."""
 
     version: int
     at: int
 
 
 def find_commit_at(table: Location, at: int) -> CommitTime | None:
-    """Find the newest commit of a table at a time, ms.
+    """Find the newest commit of a table as of a time, in ms.
 
     The log is read backwards from its newest commit. A commit that states no time has the time of the next commit.
 

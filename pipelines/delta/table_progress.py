@@ -44,8 +44,8 @@ class _History:
     writes: dict[_Key, dict[str, BatchProgress]] = field(default_factory=dict)
     """progress by micro-batch, and then by write"""
     versions: list[tuple[int, _Key | None]] = field(default_factory=list)
-    """from the newest on: each commit that adds or removes rows, and its micro-batch; None if the query did not make
-    the commit"""
+    """each commit that adds or removes rows, newest first, and its micro-batch; None if the query did not make the
+    commit"""
     generation: int = 0
 
     def has(self, lake: Lake, progress: BatchProgress, write: str) -> bool:

@@ -58,7 +58,8 @@ def read_rows(
     """Read the rows of a table in a range of times.
 
     delta-rs lists the files, and Spark reads the files that may have such rows, because Delta's connector takes a
-    second or two for each table. The connector is used only for tables with deletion vectors or column mapping.
+    second or two for each table. The connector is used only for tables with deletion vectors, column mapping, or
+    characters in paths that Spark would interpret.
     """
     files = list_plain_files(lake, table, version, times)
     if files is None or _GLOB & set(lake.folder(table).spark_uri):
@@ -76,7 +77,7 @@ class PlainFile(NamedTuple):
 
     location: Location
     size: int
-    """bytes"""
+    """size in bytes"""
 
 
 def list_plain_files(

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _STATISTICS_ROUNDING: Final = 1_000
-"""µs by which the greatest time of a file may exceed its statistic, because Spark writes milliseconds (PROTOCOL.md,
-Per-file Statistics)."""
+"""Time in µs by which the greatest time of a file may exceed its statistic, because Spark writes milliseconds
+(PROTOCOL.md, Per-file Statistics)."""
 
 
 class TimeBounds(NamedTuple):
-    """Half-open range [low, high) of a timestamp column, µs; `None` means no bound."""
+    """Half-open range [low, high) of a timestamp column, in µs; `None` means no bound."""
 
     column: str = "observed_at"
     low: int | None = None

@@ -111,7 +111,7 @@ class Checkpoint:
 
     @property
     def query_id(self) -> str:
-        """The id of the query, which never changes."""
+        """The id of the query, which never changes within a checkpoint."""
         return str(json.loads((self.path / "metadata").read())["id"])
 
     @property
@@ -126,7 +126,7 @@ class Checkpoint:
 
     @property
     def watermark(self) -> int:
-        """Time before which rows are late, µs; 0 if no row is late."""
+        """Time before which rows are late, in µs; 0 if no row is late."""
         return int(self._read_metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
     def newest_time(self, retention: int) -> int:
@@ -175,8 +175,8 @@ class Checkpoint:
         """Find since when the driver's clock has been behind `time`.
 
         Returns:
-            Begin (µs) of the earliest micro-batch from which on all micro-batches that Spark still keeps began before
-            `time`; None if the newest micro-batch began at `time` or later.
+            Begin (µs) of the earliest micro-batch that Spark still keeps and that, like all later ones, began before
+            `time` (`is_trailing`); None if the newest one did not.
         """
         since = None
         for batch_id in sorted(self._list_numbers("offsets"), reverse=True):
@@ -244,7 +244,7 @@ class LastIntactMicroBatch:
     """The newest intact micro-batch of a checkpoint."""
 
     batch_id: int
-    """-1 if none was begun"""
+    """number of the micro-batch; -1 if none was begun"""
     done: bool
     """true if Spark has recorded it as done"""
 
@@ -373,11 +373,11 @@ class DurableCheckpoint:
         self._path = path
         self._synced: set[_FileVersion] = set()
         self._folders: set[str] = set()
-        """folders whose own names are on disk"""
+        """folders whose entries in their parents are on disk"""
 
     def sync(self) -> None:
         """Sync every new file in the checkpoint, and the folder entry that names it."""
-        if not self._synced:  # the folders above, once
+        if not self._synced:  # sync the folders above, once
             for folder in (self._path.parent.parent, self._path.parent):
                 to_disk(folder)
         files = set(_list_files(str(self._path)))

@@ -3,8 +3,8 @@ stored times.
 
 The driver passes its time to the tasks of a micro-batch. This time never goes back: with Spark's own
 `current_timestamp`, the deduplicating operators would silently drop every row as late after a wrong clock is set back.
-It also never advances by more than the elapsed time: otherwise a clock that is set ahead by days would expire digests
-that are a second old.
+While the query runs, this time also never advances by more than the elapsed time: otherwise a clock that is set ahead
+by days would expire digests that are a second old.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class MicroBatchClock:
         """Start the clock.
 
         Args:
-            now: The time, µs.
-            uptime: A clock that is never set, µs.
-            least: The newest time that the query has used before, µs.
+            now: Returns the time, in µs.
+            uptime: Returns the time of a clock that is never set, in µs.
+            least: The newest time that the query has used before, in µs.
         """
         self._now, self._uptime = now, uptime
         self._at = least
-        self._set_at_uptime: int | None = None  # µs, by `uptime`
+        self._set_at_uptime: int | None = None  # time of `uptime` then, in µs
 
     def set_time(self, context: SparkContext) -> None:
         """Set the time of a micro-batch, before its first job. The first micro-batch after a start uses the machine's
@@ -76,7 +76,7 @@ def with_dedup_watermark(rows: DataFrame, retention: int) -> DataFrame:
 
 
 _TOLERANCE = 1_000_000
-"""difference that clocks of one cluster may have, µs"""
+"""difference that clocks of one cluster may have, in µs"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -85,7 +85,7 @@ class TrailingClock:
     """Comparison of a clock with the newest time that was recorded."""
 
     since: int | None = None
-    """time, by that clock, at which it was first seen to be behind; `None` if it is not behind"""
+    """time, by that clock, at which the clock was first seen to be behind; `None` if it is not behind"""
     now: int = 0
     newest: int = 0
 

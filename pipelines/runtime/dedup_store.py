@@ -1,8 +1,8 @@
 """Deduplication store of a query, on the disk next to the query's checkpoint (decision 10).
 
 Each digest is stored with the Kafka position of the one copy that passed. When that copy is read again, it passes
-again. So a micro-batch that is repeated after a crash has the same rows, even if it is split into other tasks. The file
-may therefore be newer than the checkpoint, but never older.
+again. So a micro-batch that is repeated after a crash has the same rows, even if Spark splits it into other tasks. The
+file may therefore be newer than the checkpoint, but never older.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from kiln.schemas.kafka.records import Epoch
 FILE_NAME: Final = "dedup.sqlite"
 
 CHUNK_ROWS: Final = 1_000
-"""Copies in a transaction"""
+"""Maximum number of copies in a transaction"""
 CHUNK_BYTES: Final = 16 << 20
-"""Bytes that the copies of a transaction may keep in memory"""
+"""Maximum bytes that the copies of a transaction keep in memory"""
 
-_PATIENCE_S: Final = 60.0  # until another task has put its rows into the file
+_PATIENCE_S: Final = 60.0  # seconds for another task to put its rows into the file
 _SWEPT_PER_ROW: Final = 8  # old rows checked for each new one, so that the file is at most an eighth larger than needed
 _MIN_SWEPT: Final = 64
 _REBUILT_AT_ONCE: Final = 10_000  # rows
-_MAX_LOOKUP: Final = 999  # digests in a query: the most parameters that any SQLite takes
+_MAX_LOOKUP: Final = 999  # digests in one SELECT: every SQLite takes as many parameters
 
 
 @dataclass(frozen=True)
 class DedupStoreConfig:
-    """The file, as a task opens it. `span`: retention of a digest, µs. `durable`: the file must survive a power
-    cut."""
+    """How a task opens the file. `span`: retention of a digest, in µs. `durable`: true if the file must survive a
+    power cut."""
 
     path: str
     span: int
@@ -69,7 +69,7 @@ class StoredDigest(NamedTuple):
     tip: bytes = b""
     """digest of a tip, if the rule of the query stores tips"""
     at: int = 0
-    """a time that the rule stores, µs"""
+    """a time that the rule stores, in µs"""
 
 
 class DedupCopy(Protocol):
@@ -145,7 +145,7 @@ class DedupStore:
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
     def filter_new(self, copies: Collection[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass: one per digest, and another one after the digest has expired. `now`: µs.
+        """Return the copies that pass: one per digest, and another one after the digest has expired. `now`: in µs.
 
         The digests of a copy are checked one after the other, as by two consecutive operators of Spark: a copy that
         the second operator drops still counts as seen by the first.
@@ -177,7 +177,7 @@ class DedupStore:
         return passed
 
     def filter_by(self, rule: DedupRule[_Copy], copies: Collection[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass by a rule of the query. `now`: µs."""
+        """Return the copies that pass by a rule of the query. `now`: in µs."""
         with self._transaction():
             stored, expired = self._find_stored(set(chain.from_iterable(map(rule.keys, copies))), now - self._span)
             passed, changed = rule.select(copies, stored)
@@ -210,7 +210,7 @@ class DedupStore:
             self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 
     def add_known(self, identities: Iterable[tuple[bytes, ...]], now: int) -> None:
-        """Add the digests of copies that passed earlier, at positions that are no longer known. `now`: µs."""
+        """Add the digests of copies that passed earlier, at positions that are no longer known. `now`: in µs."""
         with self._transaction():
             added = 0
             for digests in identities:
@@ -219,11 +219,11 @@ class DedupStore:
             self._file.execute(_ADD_COUNT, (added,))
 
     def _forget(self, now: int, added: int) -> None:
-        """Check some digests, different ones at each call, and delete the expired ones. `added`: digests that are
-        new."""
+        """Check some digests, different ones at each call, and delete the expired ones. `added`: number of new
+        digests."""
         (first,) = self._file.execute(_SELECT_SWEPT).fetchone()
         last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * added + _MIN_SWEPT)).fetchone()
-        if last is None:  # fewer are left, up to the last of all
+        if last is None:  # fewer digests are left
             forgotten = self._file.execute(_DELETE_REST, (first, now - self._span)).rowcount
         else:
             forgotten = self._file.execute(_DELETE_EXPIRED, (first, *last, now - self._span)).rowcount
@@ -307,9 +307,9 @@ def filter_new_copies(
 
     Args:
         chunks: The copies, one list per transaction.
-        config: The file.
-        now: The time of the micro-batch, µs.
-        epoch: The micro-batch.
+        config: How to open the file.
+        now: The time of the micro-batch, in µs.
+        epoch: Query id and number of the micro-batch.
         rule: Rule by which copies pass; None for the first copy of each digest.
     """
     store = open_dedup_store(config)
@@ -338,7 +338,7 @@ def build_dedup_store(
 ) -> None:
     """Create the file of a query from the digests of the copies that passed earlier, and sync it.
 
-    `epoch`: the micro-batch that is wholly in the file. `now`: the time from which the digests are kept, µs.
+    `epoch`: the micro-batch that is wholly in the file. `now`: time of storage, in µs, from which digests age.
     """
     with DedupStore(config) as store:
         rest = iter(identities)
@@ -431,7 +431,7 @@ def release_positions(checkpoint: Path, lost: Mapping[int, range]) -> None:
 
     Args:
         checkpoint: The folder with the file; nothing happens if there is none.
-        lost: Offsets by partition whose copies passed but were not written. Their digests are removed.
+        lost: By partition, the offsets of copies that passed but were not written. The digests of these are removed.
 
     Raises:
         DedupStoreError: The file cannot be read or written.

@@ -30,7 +30,7 @@ _Batches = Iterator[pa.RecordBatch]
 _Row = TypeVar("_Row")
 
 _SMALL: Final = 20_000
-"""number of records up to which one task writes a micro-batch: each task has a startup cost, and files of its own"""
+"""number of records below which one task writes a micro-batch: each task has a startup cost, and files of its own"""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class DedupSteps:
     """from rows of the source to rows of a micro-batch"""
     run_in_micro_batch: Callable[[DataFrame, int | None], DataFrame]
     """from rows of a micro-batch to the query's output, by the steps that are left to foreachBatch. A micro-batch with
-    few records has one task; their number is `None` if it is not known"""
+    few records has one task; the number of records is `None` if unknown"""
 
 
 @dataclass(frozen=True)
@@ -131,11 +131,11 @@ def find_deduplication(checkpoint: Location, master: str, retention: int, *, dur
     where tasks may run on machines without that file, it uses Spark's state.
 
     Args:
-        checkpoint: The query's checkpoint.
-        master: Spark's master.
+        checkpoint: Folder of the query's checkpoint.
+        master: URL of Spark's master.
         retention: Retention of a digest, µs. The file keeps it twice as long, as Spark's operators do: after a
             downtime, records may be read that much later.
-        durable: The file must survive a power cut.
+        durable: True if the file must survive a power cut.
 
     Raises:
         KilnError: The query's deduplication state is in a file, but this master uses Spark's state, or the reverse.

@@ -19,12 +19,12 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_clients import open_client
 
 SESSION = 10.0
-"""session timeout of a driver, s"""
-_PATIENCE = 2 * SESSION + 5  # s for a session to expire and a first join, which Kafka delays by 3 s
-_CHECK_INTERVAL = 1.0  # s
+"""session timeout of a driver, in seconds"""
+_PATIENCE = 2 * SESSION + 5  # seconds for a session to expire and a first join, which Kafka delays by 3 s
+_CHECK_INTERVAL = 1.0  # seconds
 HOLDER_POLL_INTERVAL = 0.5
-"""pause between two checks of a holder that runs, s"""
-_JOIN_TIMEOUT = 5.0  # s; Kafka delays the first join of a group by 3 s
+"""seconds between two checks of a holder that runs"""
+_JOIN_TIMEOUT = 5.0  # seconds; Kafka delays the first join of a group by 3 s
 _INSTANCE = "driver"
 """group.instance.id (KIP-345) of every driver of a query: Kafka fences the previous driver when the next one joins"""
 
@@ -62,7 +62,7 @@ class DriverLease:
             client_options: kafka-python's options.
             query: Full name of the query.
             topic: Full name of a topic, which must exist and is not read.
-            now: Monotonic clock, s.
+            now: Monotonic clock, in seconds.
         """
         self._options = client_options
         self._query = query

@@ -63,8 +63,8 @@ def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offse
 
     Args:
         spark: The session.
-        broker: The broker.
-        topic: Name without prefix.
+        broker: Address and options of Kafka.
+        topic: Name of the topic, without prefix.
         first: First offsets by full topic name and partition.
         end: End offsets of the same partitions.
     """
@@ -133,9 +133,9 @@ Offsets = dict[str, dict[str, int]]
 """Offsets by full topic name and partition; the partition is text, as in JSON."""
 
 _FORMAT: Final = "kiln-kafka"
-_TIMEOUT: Final = 5.0  # s for the broker to answer
-_PATIENCE: Final = 60.0  # s without an answer until the query fails; stopping it takes at most _TIMEOUT
-_LIST_EVERY: Final = 10.0  # s between two checks for new partitions
+_TIMEOUT: Final = 5.0  # seconds for the broker to answer
+_PATIENCE: Final = 60.0  # seconds without an answer until the query fails; stopping the query takes at most _TIMEOUT
+_LIST_EVERY: Final = 10.0  # seconds between two checks for new partitions
 _EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as above
 _LOG = logging.getLogger("librdkafka")
@@ -162,8 +162,8 @@ def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask,
     """Register the source for `session.readStream.format(…).schema(…).load()`. Its rows are the rows that `task` makes
     from `kafka_ranges.RECORDS`.
 
-    A query without a checkpoint reads from the beginning of the log. A record that Kafka's retention removed before it
-    was read stops the query: loss is never silent.
+    A query without a checkpoint begins at the oldest records in Kafka. If retention then removes a record that the
+    query has not read, the query stops: loss is never silent.
 
     Returns:
         Name of the format in this session.
@@ -193,7 +193,7 @@ def pack_task(task: ArrowTask) -> bytes:
 
 def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
     """Load the offsets at which the first micro-batch begins. At the first start, these are the oldest offsets in
-    Kafka. They are saved because a crash may repeat the micro-batch after retention has removed some of its records."""
+    Kafka. They are saved because Spark may repeat the micro-batch when retention has removed some of its records."""
     saved = checkpoint.first_offsets
     if saved is not None:
         return _collect((topic, part, at) for topic, parts in saved.items() for part, at in parts.items())
@@ -221,10 +221,10 @@ class KafkaReader(DataSourceStreamReader):
         """Create the reader.
 
         Args:
-            source: The topics.
+            source: The topics, and the sizes of micro-batches and tasks.
             first: Offsets at which the first micro-batch begins.
-            task: `pack_task` of the function. The process that plans never unpacks the function, because its imports
-                take 30 MB.
+            task: The function, packed by `pack_task`. The process that plans never unpacks it, because the function's
+                imports take 30 MB.
         """
         self._source = source
         self._first = first
@@ -299,7 +299,8 @@ class KafkaReader(DataSourceStreamReader):
 
 
 def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]:
-    """Shorten each range in proportion to its size (rounded up), so that all together have `limit` records."""
+    """Shorten each range in proportion to its size, so that all together have `limit` records, or a few more because
+    each is rounded up."""
     total = sum(offsets.size for offsets in ranges)
     if total <= limit:
         return list(ranges)

@@ -15,8 +15,8 @@ from kiln.conf.process.kafka_records import READ_OPTIONS, UNDECODABLE, describe_
 from kiln.schemas.times import MIN_MICROS
 
 ClientOptions = tuple[tuple[str, str | int | bool], ...]
-"""librdkafka's options for the broker, as (name, value) pairs. `group.id` must be among them, although no consumer
-joins the group."""
+"""librdkafka's options for the broker, as (name, value) pairs. `group.id` must be there, although no consumer joins the
+group."""
 
 RECORDS: Final = pa.schema(
     [
@@ -28,14 +28,14 @@ RECORDS: Final = pa.schema(
         ("value", pa.binary()),
     ]
 )
-"""`topic`: without prefix. `stamp`: the broker's, µs."""
+"""`topic`: name without prefix. `stamp`: the broker's timestamp, in µs."""
 
 ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Function of one task, as for `mapInArrow`."""
 
 _CHUNK: Final = 10_000  # records
-_POLL: Final = 0.1  # s; in this time librdkafka delivers no more than some 50 MB
-_PATIENCE: Final = 60.0  # s without a record, as long as Spark's Kafka source waits
+_POLL: Final = 0.1  # seconds; in this time librdkafka delivers no more than some 50 MB
+_PATIENCE: Final = 60.0  # seconds without a record, as long as Spark's Kafka source waits
 _OPTIONS: Final[dict[str, str | int | bool]] = {
     **READ_OPTIONS,
     "auto.offset.reset": "error",
@@ -55,7 +55,7 @@ _PartitionKey = tuple[str | None, int | None]
 
 
 class OffsetRange(NamedTuple):
-    """Records of a partition, from the offset `first` to before `end`. `topic`: full name."""
+    """Offsets of a partition, from `first` to before `end`. `topic`: full name."""
 
     topic: str
     partition: int
@@ -81,8 +81,8 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
         RECORDS of one partition.
 
     Raises:
-        LostRecordsError: Kafka's retention has removed the beginning of a range, the log ends before a range, or no
-            record arrives for _PATIENCE s.
+        LostRecordsError: Kafka's retention has removed the beginning of a range, the log ends before a range does, or
+            no record arrives for _PATIENCE s.
     """
     unread: dict[_PartitionKey, OffsetRange] = {
         (offsets.topic, offsets.partition): offsets for offsets in ranges if offsets.size

@@ -23,7 +23,7 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.schemas.queries import QUERIES
 
 CAUGHT_UP_FILE: Final = "caught-up.json"
-"""file in the folder of the checkpoints: the newest micro-batch by query id when all queries had read all records"""
+"""file in the folder of the checkpoints: by query id, the newest micro-batch when all queries had read all records"""
 
 _NONE: Final = -1
 
@@ -33,7 +33,7 @@ class PlannedBatch(NamedTuple):
 
     number: int
     planned_at: int
-    """ms"""
+    """time in ms"""
     ends: Mapping[tuple[str, int], int]
 
 
@@ -63,7 +63,7 @@ def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> 
     """Find the newest version of each table of which every query has processed all rows.
 
     Args:
-        lake: The tables.
+        lake: The lake with the tables.
         checkpoints: Folder with one checkpoint for each query.
         sink_limit: Most records that a micro-batch of `sink` reads; 0 for no limit.
 
@@ -99,8 +99,8 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
     }
     for before, newest in reversed(list(pairwise(done["sink"]))):
         count = sum(newest.ends.values()) - sum(before.ends.values())
-        if sink_limit and count + len(newest.ends) >= sink_limit:  # Spark rounds each partition's share down
-            continue  # `newest` did not reach the ends of its topics
+        if sink_limit and count + len(newest.ends) >= sink_limit:  # the limit may have cut `newest` short
+            continue  # `newest` did not reach the ends of its topics for certain
         written = {name: _find_written(batches, before.planned_at) for name, batches in planned.items()}
         archive = [one for one in done["archive"] if one.number <= written["archive"].number]
         sink = [one for one in done["sink"] if one.number <= before.number]

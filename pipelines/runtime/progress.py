@@ -31,8 +31,8 @@ Offsets = dict[str, dict[int, int]]
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """A query's newest micro-batch, and its totals since the listener was created. Times are ms, rates records a
-    second."""
+    """A query's newest micro-batch, and the query's totals since the listener was created. Times are in ms, rates in
+    records per second."""
 
     name: str
     read: Offsets
@@ -47,9 +47,9 @@ class QueryProgress:
     phases: Mapping[str, int] = field(default_factory=dict)
     """durations of the newest micro-batch that read records, by Spark's names"""
     watermark: int = 0
-    """Spark's watermark, µs; 0 if there is none"""
+    """Spark's watermark, in µs; 0 if there is none"""
     dedup_time: int = 0
-    """newest time that the query's deduplication file has used, µs; 0 if there is no such file"""
+    """newest time that the query's deduplication file has used, in µs; 0 if there is no such file"""
     idle: bool = False
     """true if the last poll found no records. A query that starts without records reports no offsets."""
 
@@ -83,7 +83,7 @@ class ProgressListener(StreamingQueryListener):
         self._registered: JavaObject | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryProgress] = {}
-        self._names: dict[UUID, str] = {}  # by run
+        self._names: dict[UUID, str] = {}  # names by id of the run
 
     @property
     def _jlistener(self) -> JavaObject:
@@ -127,7 +127,7 @@ class ProgressListener(StreamingQueryListener):
         dedup_state = self._read_dedup_state(progress.name)
         starts = _merge_offsets([source.startOffset for source in progress.sources])
         ends = _merge_offsets([source.endOffset for source in progress.sources])
-        records = log.count_unread(starts, ends)  # Spark would count the rows that tasks make from them
+        records = log.count_unread(starts, ends)  # Spark would count the rows that tasks make from the records
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
             began_at = _parse_time(progress.timestamp) // 1000

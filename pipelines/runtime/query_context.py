@@ -55,7 +55,7 @@ class TableWriter:
         the micro-batch as done afterwards.
 
         Each commit names all writes and carries the offsets of the micro-batch, so that `kiln recover` needs only the
-        tables to find where to continue. The files of a write that a table already contains are deleted.
+        tables to find where to continue. If a table already contains a write, the files of the repeat are deleted.
         """
         outputs = [output for output in outputs if output.files]
         progress = self._read_progress(query_id, batch_id, outputs) if outputs else None
@@ -112,13 +112,13 @@ class QueryContext:
     """limit of records per micro-batch; 0 for none"""
     state_partitions: int
     dedup_retention: int
-    """retention of the digests that identify copies, µs (decision 10)"""
+    """retention of the digests that identify copies, in µs (decision 10)"""
     now: Callable[[], int]
-    """returns the time, µs"""
+    """returns the time, in µs"""
     uptime: Callable[[], int]
-    """returns the time since the machine's start, µs; this clock is never set"""
+    """returns the time since the machine's start, in µs; this clock is never set"""
     durable: bool = False
-    """sync all effects of a micro-batch to disk before Spark records it as done"""
+    """true to sync all effects of a micro-batch to disk before Spark records the micro-batch as done"""
     report: Report = field(default=ignore_report)
     listener: StreamingQueryListener | None = None
 
@@ -195,8 +195,8 @@ def write_in_order(
     write.
 
     `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
-    it, so that its state is on disk before Spark records the micro-batch as done (decision 19). After the end of
-    its JVM, a query's call may still run: the next call of the same query waits for it.
+    the call, so that its state is on disk before Spark records the micro-batch as done (decision 19). A call may still
+    run after the JVM has ended: the next call of the same query waits for its end.
     """
 
     def call(rows: DataFrame, batch_id: int) -> None:

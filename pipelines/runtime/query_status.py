@@ -28,24 +28,24 @@ class QueryState:
     phase: QueryPhase
     batch: int | None = None
     lag: int | None = None
-    """records not read yet"""
+    """number of records not read yet"""
     took: float | None = None
-    """duration of the last micro-batch, s"""
+    """duration of the last micro-batch that read records, in seconds"""
     input_rate: float | None = None
-    """rows a second"""
+    """records read per second, from one start of a micro-batch to the next"""
     process_rate: float | None = None
-    """rows a second"""
+    """records per second of the micro-batch's duration"""
     restarts: int = 0
     error: str = ""
-    """last failure; empty if the query never failed"""
+    """last failure, while the query is down; else empty"""
     lag_seconds: float | None = None
-    """age in Kafka of the oldest record that the query has not read"""
+    """age in seconds of the oldest record that the query has not read"""
     records: int = 0
-    """records read in this run"""
+    """number of records read in this run"""
     state_rows: int = 0
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
-    """durations of the last micro-batch, ms, by Spark's names"""
+    """durations of that micro-batch, in ms, by Spark's names"""
 
 
 class QueryBacklog:
@@ -57,12 +57,12 @@ class QueryBacklog:
         self._samples: deque[tuple[float, int]] = deque()  # when an end offset was first seen, and the offset
 
     def observe(self, now: float, end: int, lag: int) -> float:
-        """Add a sample, and return the age in s.
+        """Add a sample, and return the age in seconds.
 
         Args:
-            now: Monotonic clock, s.
+            now: Time by the monotonic clock, in seconds.
             end: Sum of the end offsets of all partitions.
-            lag: Records not read.
+            lag: Number of records not read.
         """
         if not self._samples or end > self._samples[-1][1]:
             self._samples.append((now, end))
@@ -120,7 +120,7 @@ class QueryWatch:
     def build_state(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
     ) -> QueryState:
-        """Build the state of the query. `now`: monotonic clock, s. The other arguments are as for
+        """Build the state of the query. `now`: time by the monotonic clock, in seconds. The other arguments are as for
         `build_query_state`."""
         read = {topic: ends.get(topic, {}) for topic in self._topics}
         line = build_query_state(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)

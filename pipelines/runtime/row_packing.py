@@ -25,7 +25,7 @@ class UniqueRow(NamedTuple, Generic[_Row]):
     """Kafka position from which the row comes"""
     row: _Row
     size: int
-    """approximate size of the payload, bytes"""
+    """approximate size of the payload, in bytes"""
 
 
 def pack(row: object) -> bytes:
@@ -54,7 +54,7 @@ def pack_rows(items: Iterable[UniqueRow[object]], identities: Sequence[str], see
 def unpack_rows(batches: Iterable[pa.RecordBatch], types: Mapping[str, type[object]]) -> Iterator[UniqueRow[object]]:
     """Unpack the rows that Spark's operator has accepted, from the columns kind and data.
 
-    `types`: types of a row, by kind.
+    `types`: type of a row, by kind.
     """
     decoders = {kind: msgspec.msgpack.Decoder(row_type) for kind, row_type in types.items()}
     for batch in batches:

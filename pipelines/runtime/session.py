@@ -119,7 +119,7 @@ _STREAMING = {
     # A record batch of the largest frames must fit into a Python worker.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
     "spark.sql.execution.arrow.maxBytesPerBatch": "33554432",
-    # The same holds for rows that Spark caches between two writes (10,000 by default), and for Parquet's row groups.
+    # So must the rows that Spark caches between two writes (10,000 by default), and Parquet's row groups.
     "spark.sql.inMemoryColumnarStorage.batchSize": "200",
     "spark.hadoop.parquet.block.size": "33554432",
     "spark.hadoop.parquet.page.size.row.check.max": "100",
@@ -159,7 +159,7 @@ def create_session(
 ) -> SparkSession:
     """Create a session with Delta, the Kafka connector and the settings that Kiln's checkpoints need.
 
-    It takes the arguments of `build_session_settings`, and `appended`: more jars and folders, for the end of the class
+    The arguments are those of `build_session_settings`, and `appended`: more jars and folders, for the end of the class
     path. The JVM uses the archive of Spark's classes only if the class path begins with the class path of the archive
     (deploy/run/spark_classes.py). The options of `spark-submit` override `master` and `driver_memory`.
     """
@@ -206,7 +206,7 @@ def build_session_settings(
     """Build the settings of a session.
 
     Args:
-        master: Spark's master.
+        master: URL of Spark's master.
         driver_memory: Heap of the driver, as Spark writes sizes.
         jars: Jars of the Kafka connector and of Delta.
         java_options: JVM options of the driver.
@@ -251,7 +251,7 @@ def build_session_settings(
 
 
 def _get_submitted_master() -> str | None:
-    """Return the master of `spark-submit`, or None if it did not start this process."""
+    """Return the master of `spark-submit`, or None if `spark-submit` did not start this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     SparkContext._ensure_initialized()  # connects to the JVM, which has the options of spark-submit

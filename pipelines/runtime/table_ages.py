@@ -45,7 +45,7 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
 
     Args:
         checkpoint: The query's checkpoint.
-        done: The newest micro-batch that is done. A later one is repeated, so a table may lack it.
+        done: The newest micro-batch that is done. A later micro-batch is repeated, so a table may lack it.
     """
     for app_id, batches in read_table_writes(checkpoint.path).items():
         query_id, table, _ = app_id.split(":")
@@ -60,8 +60,8 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
     A table that cannot be opened is skipped: its readers report it.
 
     Args:
-        lake: The tables.
-        query: The query.
+        lake: The lake with the tables.
+        query: Name of the query.
         checkpoint: The checkpoint of the query.
         done: The newest micro-batch that is done.
         torn: Tables to skip, because a power cut has damaged their newest commits.
@@ -96,7 +96,7 @@ def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
     """Find tables that are older than the checkpoint of the query that writes them, at most one per query.
 
     Args:
-        lake: The tables.
+        lake: The lake with the tables.
         checkpoints: Folder of the checkpoints of the queries, some of which may be missing.
     """
     existing = ((query, Checkpoint(checkpoints / query)) for query in QUERIES)

@@ -75,7 +75,7 @@ class KafkaTopics:
         parts = [
             TopicPartition(topic, part) for topic, identity in topics.items() for part in range(identity.partitions)
         ]
-        # an end is where readers stop: at the first open transaction, if any
+        # the end is the offset at which readers stop: that of the first open transaction, if any
         specs = dict.fromkeys(parts, spec)
         answer = self._admin.list_partition_offsets(specs, IsolationLevel.READ_COMMITTED) if parts else {}
         offsets: dict[str, dict[int, int]] = {topic: {} for topic in topics}
@@ -129,7 +129,7 @@ def find_mismatches(
     Args:
         saved: Topic ids in the checkpoint.
         read: Offsets up to which the query has read, or has begun to read.
-        states: The topics that the query reads.
+        states: States of the topics that the query reads, by full name.
 
     Returns:
         The mismatches by full topic name. In a replaced topic the query continues at the beginning. In a topic that has
@@ -174,8 +174,8 @@ class TopicEnds:
 
         Args:
             client_options: kafka-python's options.
-            topics: Full names.
-            check_every: Interval of the thread, s.
+            topics: Full names of the topics.
+            check_every: Seconds between two checks of the thread.
 
         Raises:
             KafkaError: No broker answers.
@@ -261,8 +261,8 @@ _METADATA = msgspec.json.Decoder(_Metadata)
 class ProgressMarker:
     """Progress of one query, committed as the offsets of a group with the query's full name. For one thread at a time.
 
-    It is for a query that writes no table: there is no table with which an older checkpoint could be compared (decision
-    19). Tools for consumer groups then show the query's lag.
+    A query that writes no table needs this: there is no table with which an older checkpoint could be compared
+    (decision 19). Tools for consumer groups then show the query's lag.
     """
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:

@@ -19,7 +19,7 @@ _Tip = TypeVar("_Tip")
 
 
 class LastTip(NamedTuple, Generic[_Tip]):
-    """The tip of a stream that an author announced last. `at`: µs."""
+    """The tip of a stream that an author announced last. `at`: capture time, in µs."""
 
     tip: _Tip
     at: int
@@ -29,7 +29,7 @@ def is_update(announced: LastTip[_Tip], updated_at: int | None, last: LastTip[_T
     """Return true if an announcement is an update.
 
     Args:
-        announced: The announced tip.
+        announced: The tip of this announcement, and its time.
         updated_at: Time (µs) of the newest update that announced this tip for this stream, from any author; None if
             there is none.
         last: The previous tip that the same author announced for the stream; None if there is none, or if the author of
@@ -41,7 +41,7 @@ def is_update(announced: LastTip[_Tip], updated_at: int | None, last: LastTip[_T
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
-    """Digests that identify an announcement and its parts. `at`: capture time, µs."""
+    """Digests that identify an announcement and its parts. `at`: capture time, in µs."""
 
     update: bytes
     """digest of the stream, the tip and the separator"""
@@ -52,7 +52,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     author: bytes | None = None
     """digest of the author and the stream"""
     bare: bytes | None = None
-    """digest as `update`, but without separator; None if an announcement without separator is no repeat of this"""
+    """digest as `update`, but without separator; None if an announcement without separator does not repeat this one"""
     has_waited: bool = False
     """true if the tip waited for the genesis of the stream, and became an update then"""
 
@@ -63,8 +63,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnnouncementCopy(Protocol):
-    """A row that passes once. `identity`: digest of a row that is not an announcement; `position`: unique to this
-    copy."""
+    """A copy of a row that passes once. `identity`: digest of a row that is not an announcement; `position`: unique to
+    this copy."""
 
     @property
     def identity(self) -> bytes: ...
@@ -91,7 +91,7 @@ def select_updates(
     So a repeated micro-batch has the same outcome, even if the state is ahead of the micro-batch.
 
     Args:
-        copies: The copies.
+        copies: The copies, in the order of their announcements.
         stored: State of the digests in `list_keys` of all copies.
 
     Returns:

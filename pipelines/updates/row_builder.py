@@ -49,7 +49,7 @@ ROWS: Final = pa.schema(
     [("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("observed_at", pa.int64())]
 )
 ROWS_DDL: Final = "topic string, key binary, value binary, observed_at bigint"
-"""Records for Kafka"""
+"""Columns of the records for Kafka"""
 
 _COPIES: Final = pa.schema(
     [
@@ -67,7 +67,7 @@ COPIES_DDL: Final = (
     "stream binary, identity binary, announcement binary, partition int, offset bigint, index int, "
     f"{ROWS_DDL}, batch_time bigint"
 )
-"""An `UpdateRow` and the time of the micro-batch, µs"""
+"""Columns of an `UpdateRow`, and the time of the micro-batch in µs"""
 COPY_COLUMNS: Final[tuple[str, ...]] = tuple(_COPIES.names[:-1])
 """Columns of an `UpdateRow`, as `read_copies` takes them"""
 
@@ -85,7 +85,7 @@ class UpdateRow(NamedTuple):
         topic: Topic of Kafka, without prefix.
         key: Key of the record.
         value: Value of the record.
-        observed_at: Capture time, µs.
+        observed_at: Capture time, in µs.
         announcement: Announcement of an update; None for any other row.
     """
 
@@ -286,8 +286,8 @@ def _build_announcement(
 
     Args:
         update: The update.
-        group: Digest of its stream.
-        is_lasting: True if copies of a signed message with this id are identified while digests are stored.
+        group: Digest of the update's stream.
+        is_lasting: True if the message's id identifies its copies for as long as digests are stored.
         may_wait: True if announcements without separator wait for their genesis.
         has_waited: True if the tip waited, and became an update then.
     """

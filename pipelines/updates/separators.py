@@ -33,10 +33,10 @@ from kiln.schemas.wire.topics import Separator
 
 @dataclass(frozen=True)
 class SeparatorConfig:
-    """Configuration of separators.
+    """How to find the separators of updates.
 
     Attributes:
-        streams: Topic of the verified separators, if any.
+        streams: Topic with the verified separators, if any.
         fetch: True if blocks can be fetched.
         believe: True to accept a claim before it is verified, even if it can be verified.
     """
@@ -47,7 +47,7 @@ class SeparatorConfig:
 
 
 class KnownSeparators(Protocol):
-    """Separators of verified geneses, by (network, StreamID), such as a dict; None: a genesis without separator."""
+    """Separators of verified geneses, by (network, StreamID): for example, a dict. None: genesis without separator."""
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None: ...
 
@@ -70,10 +70,10 @@ def resolve_separator(
     `model`.
 
     A genesis without a separator contradicts no claim, but still takes precedence. If the genesis can be fetched,
-    claims that contradict each other are ignored.
+    claims that contradict each other are ignored, and without `believe` all claims.
 
     Args:
-        claims: Claims of the update.
+        claims: What the topic and the field `model` of the update claim.
         stream: Network and StreamID.
         known: Verified separators.
         separating: The configuration, which decides which claims are accepted.
@@ -106,8 +106,8 @@ def build_false_claim(claimed: Separator, separator: Separator, data: bytes, obs
 
 
 _POLL_S: Final = 1.0
-_PATIENCE_S: Final = 30.0  # until a broker answers; after that the task fails, and the query starts again
-_LOCK_PATIENCE_S: Final = 60.0  # until another worker has put its rows into the file
+_PATIENCE_S: Final = 30.0  # seconds for a broker to answer; after that the task fails, and the query starts again
+_LOCK_PATIENCE_S: Final = 60.0  # seconds for another worker to put its rows into the file
 _REMEMBERED: Final = 10_000  # cached answers of a worker
 
 
@@ -145,7 +145,7 @@ class StreamsFile:
     def add(self, values: Iterable[bytes | None], offsets: Mapping[int, int]) -> None:
         """Add records of the topic, in the order of their offsets, and the offsets after them: all or nothing.
 
-        The rows are first sorted on disk. Inserted one by one, each would rewrite a page of its own.
+        The rows are first sorted on disk. If they were inserted one by one, each would rewrite a page of its own.
         """
         with self._transaction():
             self._file.executemany("INSERT INTO temp.new_streams VALUES (?, ?)", self._rows(values))

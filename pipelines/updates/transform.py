@@ -80,8 +80,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TYPES: Final = ("UPDATE", "BATCH_UPDATE")
-_LASTING: Final = -(1 << 63)  # in place of a span of time
-_ABSENT: Final = (1 << 64) - 1  # in place of a size
+_LASTING: Final = -(1 << 63)  # in a digest, in place of a span of time
+_ABSENT: Final = (1 << 64) - 1  # in a digest, in place of a size
 _RecordMessages = Iterator[tuple[DecodedMessage, "CopyKey | None"]]
 
 
@@ -261,7 +261,7 @@ class StreamState:
         return passed
 
     def expire(self, now: int) -> None:
-        """Forget the digests that have expired. `now`: µs."""
+        """Forget the digests that have expired. `now`: in µs."""
         self._digests = {key: digest for key, digest in self._digests.items() if digest[0] > now - self._span}
 
     @property
@@ -283,7 +283,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[bytes, tuple[int, str, bytes, int]])
 
 
 class UpdateProcessor(StatefulProcessor):
-    """Selector keyed by stream. Its time is the time of the micro-batches, and its watermark is `retention` behind."""
+    """Selector keyed by stream. Its time is that of the micro-batches, and its watermark is `retention` behind it."""
 
     def __init__(self, retention: int) -> None:
         """
@@ -357,7 +357,7 @@ class UpdateProcessor(StatefulProcessor):
 _Batches = Iterator[pa.RecordBatch]
 
 SMALL: Final = 2_000
-"""records of a micro-batch up to which one task is as fast as several"""
+"""number of records of a micro-batch up to which one task is as fast as several"""
 
 UPDATE_RULE: Final[DedupRule[UpdateRow]] = DedupRule(list_keys, select_updates)
 
@@ -460,7 +460,7 @@ def _build_select_task(dedup: DedupStoreConfig, prefix: str) -> ArrowTask:
 
 
 def _select_by_state(copies: DataFrame, retention: int, prefix: str) -> DataFrame:
-    """Select the rows to emit by Spark's state. COPIES_DDL in; ROWS_DDL out. `retention`: µs."""
+    """Select the rows to emit by Spark's state. COPIES_DDL in; ROWS_DDL out. `retention`: in µs."""
     rows = with_dedup_watermark(copies.withColumn("seen_at", F.timestamp_micros("batch_time")), retention)
     new = rows.groupBy("stream").transformWithStateInPandas(
         UpdateProcessor(retention), outputStructType=ROWS_DDL, outputMode="Append", timeMode="EventTime"

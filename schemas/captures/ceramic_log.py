@@ -2,14 +2,14 @@
 
 `[<date>] service=pubsub peer=… event=received topic=… message.from=… message.seqno=<hex> message.typ=0 …`, the same on
 the console and in the log file of the service. From 2.26 on, the envelope of a message is
-`message.type=signed message.from=… message.sequenceNumber=<decimal> message.topic=…`. The node writes the fields of the
-message that it has read, so the data is rebuilt from the fields, in their order, as compact JSON: the same message, not
-always the same bytes. Before 2021-04 the fields had the prefix `message.data.`.
+`message.type=signed message.from=… message.sequenceNumber=<decimal> message.topic=…`. The node logs the parsed fields,
+not the bytes. The data is rebuilt from the fields, in their order, as compact JSON, so the message is the same but its
+bytes may differ. Before 2021-04 the fields had the prefix `message.data.`.
 
 A `received` line contains a message of another node, since the node does not log its own messages as received. A
-`published` line contains a message of the node, without seqno; a backfill takes the seqno from the received line of
-another node. Both become Frames of direction IN; the author and sender of a published message is the node. Lines of
-other events and other services have no message.
+`published` line contains a message of the node, without seqno; a backfill takes the seqno from a `received` line in
+another node's log. Both become Frames of direction IN; the author and sender of a published message is the node. Lines
+of other events and other services have no message.
 
 Source: js-ceramic packages/common/src/loggers.ts and packages/core/src/pubsub/pubsub.ts; npm logfmt 1.x,
 lib/stringify.js.
@@ -108,7 +108,7 @@ def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
 def _has_typed_envelope(pairs: _Pairs) -> bool:
     """Return true if the line is of js-ceramic 2.26 or later.
 
-    The node writes the envelope before the fields of the message, which may have any name, such as `type`.
+    The node writes the envelope before the message's fields, and such a field may have any name, even `type`.
     """
     return next((key for key in pairs if key in ("message.type", "message.from")), "") == "message.type"
 

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import BinaryIO, Final, NamedTuple, cast
 
 _BEGIN: Final = 512
-"""Bytes of a file that show whether it is compressed or an archive; also the size of a header in a tar."""
+"""Number of first bytes that show if a file is compressed or an archive; also the size of a header in a tar."""
 _ZSTD_STEP: Final = 16 * 1024
 _NS: Final = 1_000_000_000
 _ENCRYPTED: Final = 1
@@ -63,7 +63,7 @@ class Member(NamedTuple):
     number: int
     """position among all entries of the archive, from 0; two entries may have the same name"""
     modified_at: int | None
-    """unix ns"""
+    """unix time in ns"""
 
 
 def open_decompressed(file: BinaryIO) -> BinaryIO:
@@ -104,8 +104,8 @@ def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Itera
     """Read the files in an archive in one pass, in its order, without folders, links and hidden files.
 
     Args:
-        file: The archive.
-        wanted: Numbers of the members to yield; by default all.
+        file: The opened archive.
+        wanted: Numbers of the members to yield (`Member.number`); by default all.
 
     Yields:
         Each member, and its content, which can be read until the next member. Seeking back in the content is slow.

@@ -25,8 +25,8 @@ MAX_PEER: Final = 2048  # bytes of an author's peer id, as kiln.schemas.wire.ide
 
 
 class UnreadableItem(NamedTuple):
-    """A part of a file that yields no Frame. It goes to quarantine, at the stage `kiln.schemas.kafka.frames.HISTORY`,
-    with the file's name and the line."""
+    """A part of a file that yields no Frame. This part goes to quarantine, at the stage
+    `kiln.schemas.kafka.frames.HISTORY`, with the file's name and the line."""
 
     line: int
     """number of the line from 1, or of the record in a binary file"""
@@ -48,7 +48,7 @@ class FileSource(NamedTuple):
     network: str
     """network of messages whose topic names no Ceramic network; 1 to 256 characters"""
     default_time: int
-    """event time of messages for which the file has no time, unix ns"""
+    """capture time of messages for which the file has no time, unix ns"""
 
 
 class LoggedMessage(NamedTuple):
@@ -65,7 +65,7 @@ class LoggedMessage(NamedTuple):
     sender: bytes
     """peer that sent the message to the node"""
     at: int | None
-    """unix ns, or `None` if the log has no times"""
+    """unix time in ns, or `None` if the log has no times"""
 
 
 class LogFrames:
@@ -83,7 +83,7 @@ class LogFrames:
         The payload is an RPC with one message without signature, so the verdict is UNVERIFIABLE.
 
         Args:
-            raw: The line, for quarantine.
+            raw: Bytes of the line, for quarantine.
         """
         at = self._source.default_time if logged.at is None else logged.at
         fault = _find_fault(logged, at)
@@ -103,7 +103,7 @@ class LogFrames:
             )
         topic = parse_topic(logged.topic)
         return Frame(
-            # no network has a name that is too long for a Frame
+            # a name that is too long for a Frame is no network of Kiln's
             network=topic.network if topic and len(topic.network) <= MAX_NETWORK else self._source.network,
             connection=self._connection,
             direction=Frame.IN,

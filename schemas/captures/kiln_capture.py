@@ -50,7 +50,7 @@ class CaptureError(ValueError):
 class CaptureRecord(NamedTuple):
     direction: Literal["R", "S"]
     observed_at: int
-    """unix nanoseconds"""
+    """unix time in ns"""
     local: bytes
     remote: bytes
     protocol: str
@@ -165,8 +165,8 @@ def _parse_record(body: bytes, number: int, offset: int) -> CaptureRecord:
 NAME: Final = "kiln-capture"
 
 MAX_SURVEY_BYTES: Final = 256 * 1024 * 1024
-"""memory limit for the connections and subscriptions of one capture, because a few kilobytes of gzip can contain
-millions"""
+"""memory limit for the connections and subscriptions of one capture, in bytes, because a few kilobytes of gzip can
+contain millions of them"""
 _STREAM_BYTES: Final = 1000  # approximate memory of one direction of a connection, without its peer ids
 _TOPIC_BYTES: Final = 100  # approximate memory of a subscription
 _MAX_NETWORKS: Final = 10_000  # counted networks
@@ -181,7 +181,7 @@ class ConnectionStream(NamedTuple):
     """ExtTopicTable bytes of its hello; empty if none or refused"""
     records: int
     last_at: int
-    """unix nanoseconds of its last record"""
+    """unix time in ns of its last record"""
 
 
 class CaptureSurvey(NamedTuple):
@@ -222,7 +222,7 @@ class _Lanes:
         self._memory = 0
 
     def locate(self, record: CaptureRecord, rpc: rpc_pb2.RPC | None) -> _StreamPosition:
-        """Locate the stream of a record. An RPC that does not parse is a hello only if it is its direction's first.
+        """Locate the stream of a record. An RPC that does not parse is a hello only if it is first in its direction.
 
         Raises:
             CaptureError: The connections and subscriptions exceed MAX_SURVEY_BYTES.

@@ -64,7 +64,7 @@ _TEXT_KEYS: Final = ("log", "message")
 _TIME_KEYS: Final = ("time", "timestamp")
 _OBJECT: Final = msgspec.json.Decoder(dict[str, object])
 _NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000}
-"""ns of the unit of a unix time, by the number of digits of the time"""
+"""length in ns of the unit of a unix time, by the time's number of digits"""
 
 
 class UnwrappedLine(NamedTuple):
@@ -146,15 +146,15 @@ def parse_time(text: str) -> int | None:
 
 
 MAX_LINE: Final = 16 * 1024 * 1024
-"""Bytes of a line that is read. An RPC of 4 MiB takes 6 MiB in base64."""
+"""Maximum bytes of a line that is read. An RPC of 4 MiB takes 6 MiB in base64."""
 QUARANTINED_LINE_BYTES: Final = 64 * 1024
-"""Bytes of a longer line that go to quarantine."""
+"""Number of first bytes of a longer line that go to quarantine."""
 
 _BLOCK: Final = 1024 * 1024
 _BEGIN: Final = 64 * 1024
 """Number of bytes at the start of a file that decide how to read it."""
 _SNIFFED_LINES: Final = 1_000
-"""Maximum number of lines in these bytes that are examined, because each line has a cost besides that of its bytes."""
+"""Maximum number of lines in these bytes that are examined, because each line costs time in addition to its bytes."""
 
 
 class FileRange(NamedTuple):

@@ -59,7 +59,7 @@ _TYPES: Final = (
 )
 _DUPLICATE: Final = _TYPES.index("DUPLICATE_MESSAGE")
 _DELIVER: Final = _TYPES.index("DELIVER_MESSAGE")
-_MAX_UVARINT: Final = 5  # bytes of a length that a record may have
+_MAX_UVARINT: Final = 5  # bytes of the length before a record
 
 
 class _Copy(msgspec.Struct):

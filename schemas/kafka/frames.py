@@ -59,7 +59,7 @@ def has_too_many_entries(payload: bytes, limit: int = MAX_ITEMS) -> bool:
 def _has_more(payload: bytes, kind: _MessageType, limit: int) -> bool:
     try:
         return _count_down(payload, 0, len(payload), kind, limit) < 0
-    except IndexError:  # cut within a field: the parser will say so
+    except IndexError:  # cut within a field: the parser rejects the RPC
         return False
 
 
@@ -159,7 +159,7 @@ MAX_NETWORK: Final = 256
 MAX_PEER: Final = 64
 MAX_PROTOCOL: Final = 256
 MAX_HELLO: Final = 16 * 1024  # 256 bundle hashes take 1.5 KiB; a hello may have fields that Kiln does not know
-MAX_NOTE: Final = 256  # characters of the agent, and of the reason of the end
+MAX_NOTE: Final = 256  # characters of the agent, and of the reason why a connection ended
 MAX_ADDRESS: Final = 1024  # a multiaddr through a relay has some 150 bytes
 BEP50: Final = "bep50"
 
@@ -266,7 +266,7 @@ def list_messages(frame: frame_pb2.Frame, rpc: rpc_pb2.RPC | None = None) -> Seq
 
     Args:
         frame: The frame.
-        rpc: The RPC in its payload, if the caller has parsed it.
+        rpc: The RPC in the frame's payload, if the caller has parsed it.
 
     Returns:
         The messages, none for a closing frame and for bep50 datagrams; or a rejection: rpc_oversized if the RPC was

@@ -103,7 +103,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.publications`: one attempt to publish a batch, with the number of peers that got it, or the error."""
+    """`kiln.publications`: the result of publishing a batch on a topic, a number of peers that got it or an error."""
 
     batch_cid: CidText
     transport: Code
@@ -164,7 +164,7 @@ MAX_DETAIL: Final = 1024
 def build_quarantine_records(
     stage: str, reason: str, detail: str, data: bytes, observed_at: int
 ) -> Iterator[QuarantineRecord]:
-    """Build the records that hold `data`. If it needs several, the `detail` of each names its part of `data`."""
+    """Build the records that hold `data`. If there are several, the `detail` of each names its part of `data`."""
     size, observed_at = len(data), clamp_micros(observed_at)
     for start in range(0, size or 1, MAX_QUARANTINED):
         part = data[start : start + MAX_QUARANTINED]
@@ -244,7 +244,7 @@ decode_block: Final = msgspec.json.Decoder(BlockRecord).decode
 
 
 def build_update_key(network: str, separator: SeparatorRecord | None, stream: str) -> bytes:
-    """Build the key on kiln.updates: "network/key/value", or the stream if it has no separator."""
+    """Build the key on kiln.updates: "network/key/value", or the stream if `separator` is `None`."""
     return stream.encode() if separator is None else build_batch_key(network, separator)
 
 

@@ -42,7 +42,7 @@ class KafkaTopic:
     value: str
     """description of a record"""
     partitions: Partitions = "other"
-    """the setting `kafka.…_partitions` of its partitions"""
+    """the `…` in `kafka.…_partitions`, the setting with the number of partitions"""
     compacted: bool = False
     """true if the broker keeps the newest record of each key for ever; else it keeps records for `kafka.retention`"""
     for_life: bool = False
@@ -70,7 +70,7 @@ TOPICS: Final[dict[str, KafkaTopic]] = {
 }
 
 Offsets = Mapping[str, Mapping[int, int]]
-"""end offsets, exclusive, by full topic name and partition"""
+"""offsets by full topic name and partition; end offsets are exclusive"""
 
 
 def count_unread(read: Offsets, ends: Offsets, oldest: Offsets | None = None) -> int:
@@ -79,7 +79,7 @@ def count_unread(read: Offsets, ends: Offsets, oldest: Offsets | None = None) ->
 
     Args:
         read: Offsets up to which records were read.
-        ends: End offsets.
+        ends: Offsets after the last records.
         oldest: First offsets that the broker still has; 0 for a partition that is missing.
     """
     return sum(

@@ -30,7 +30,7 @@ _MAX_INVALID = 1_000  # invalid entries of one block that are listed
 _ITEMS_OF_ANY_BLOCK = 16_000  # CBOR items that a block of any size may have, and one more for each _BYTES_PER_ITEM
 _BYTES_PER_ITEM = 8  # a stream with one tip has four items in over 100 bytes, and each further tip two in 41
 _KEY_END = b"\n"  # occurs in no StreamID text
-_MAX_LIBIPLD_CID = 64  # bytes. libipld writes a CID whose digest alone is longer as plain bytes
+_MAX_LIBIPLD_CID = 64  # bytes; libipld does not write a CID with a longer digest as a link
 _ITEMS_PER_INVALID = 8  # an invalid entry costs as much time as this many items, in addition to its own items
 
 _TEXT, _BYTES, _ARRAY, _MAP, _TAG, _SIMPLE = 3, 2, 4, 5, 6, 7
@@ -160,7 +160,7 @@ def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, li
     """Split the tips of a batch among blocks, as ``write_blocks`` does."""
     room = limit - _FRAME_SIZE
     block: dict[str, list[bytes]] = {}
-    size = 0  # of the streams in the block
+    size = 0  # bytes of the streams in the block
     for stream in _sort_streams(tips):
         for part, added in _split_stream(stream, tips[stream], room - 1):
             if block and _compute_head_size(len(block) + 1) + size + added > room:

@@ -29,7 +29,7 @@ SHA2_256 = 0x12
 REASONS: Final = (
     "cid_malformed",  # bytes that are not one CID
     "cid_hash_unsupported",  # a hash other than sha2-256 of 32 bytes, which cannot be checked
-    "block_hash_mismatch",  # other bytes than those that the CID names
+    "block_hash_mismatch",  # the block does not have the hash in the CID
 )
 """Every reason that ``check_block`` rejects with."""
 
@@ -59,8 +59,8 @@ class CidError(ValueError):
 def read_varint(buf: bytes, at: int) -> tuple[int, int]:
     """Read an unsigned varint at ``at``; return its value and the index after it.
 
-    It has at most 9 bytes and must be the shortest form (multiformats unsigned-varint specification), because two forms
-    of one CID would be two keys.
+    A varint has at most 9 bytes and must be the shortest form (multiformats unsigned-varint specification), because two
+    forms of one CID would be two keys.
 
     Raises:
         CidError: There is no such varint.

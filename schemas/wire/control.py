@@ -43,7 +43,7 @@ _PUBLISH_TAG: Final = 0x12
 
 
 class TopicReference(NamedTuple):
-    """Topic of an entry. `source`: its form on the wire, `None` if the entry names no topic."""
+    """Topic of an entry. `source`: the topic's form on the wire, `None` if the entry names no topic."""
 
     topic: str | None = None
     """the name; `None` if the index does not resolve, or if the name on the wire cannot be text"""
@@ -74,7 +74,7 @@ class ControlEntry(NamedTuple):
     peer_count: int | None
     """peers in a peer exchange"""
     backoff: int | None
-    """seconds"""
+    """backoff in seconds"""
     raw: bytes | None
     """the entry as in `SubscriptionEntry.raw`, without its message ids"""
     size: int
@@ -132,7 +132,7 @@ def list_control_entries(
     """List the entries of an RPC. Message ids beyond MAX_IDS are counted and not read.
 
     Args:
-        rpc: The RPC.
+        rpc: The RPC, parsed by `parse_control_rpc`.
         table: Topic table of the connection, which resolves topic indices.
         format_id: Formats a message id for the column `message_id`.
     """

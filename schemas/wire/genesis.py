@@ -109,9 +109,10 @@ def read_genesis(
     """Read a genesis, and verify each of its blocks against its CID.
 
     Args:
-        root: CID of the genesis.
-        blocks: Blocks by CID bytes.
-        implied_separator: Separator key for a header without ``sep`` but with that field. rust-ceramic uses "model".
+        root: CID of the genesis, as bytes.
+        blocks: The blocks fetched so far, by CID bytes.
+        implied_separator: Separator key for a header that has no ``sep``, but a field of this name. rust-ceramic uses
+            "model".
 
     Returns:
         The genesis, `NeedsBlock` if a block is missing, or a rejection with one of REASONS.
@@ -260,7 +261,7 @@ def _skip(data: bytes, at: int) -> int:
 
 
 def _read_fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, int]:
-    """Find the starts of the values of the map at ``at``, by key; none if it is no map.
+    """Find the starts of the values of the map at ``at``, by key; empty if the item is no map.
 
     ``whole``: the data must end with the map.
     """

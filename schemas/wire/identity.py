@@ -219,11 +219,11 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
     """Judge a message under a network's policy.
 
     strict: it must have a valid signature. none: it must have no from, seqno, signature or key. either: a signature
-    must be valid, and messages without one are UNSIGNED. A signed message needs from and seqno under every policy,
-    because they are its id.
+    must be valid, and messages without one are UNSIGNED. Under strict and either, a signed message needs from and
+    seqno, because they are its id.
 
     Args:
-        topic: Name of the message's topic index; signatures cover the name.
+        topic: Name of the topic if the message has only its index; signatures cover the name.
     """
     signed = message.HasField("signature")
     if policy == "none":

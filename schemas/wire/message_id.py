@@ -50,9 +50,9 @@ class MessageIdRule:
     Attributes:
         text: The rule as `parse_message_id_rule` reads it.
         algorithm: Name of the digest; empty for author and sequence number.
-        with_topic: True if the topic's name precedes the data.
+        with_topic: True if the digest covers the topic's name before the data.
         as_hex: True if the id is the digest in lower-case hex.
-        length: Bytes of an id, the first of a longer digest; 0 for author and sequence number.
+        length: Number of bytes of an id, which are the first of the digest; 0 for author and sequence number.
     """
 
     text: str = AUTHOR_SEQNO
@@ -71,7 +71,7 @@ class MessageIdRule:
 
         Args:
             message: The message.
-            topic: Name of its topic, which the message itself may have by index only.
+            topic: Name of the message's topic, of which the message itself may have only the index.
         """
         if not self.algorithm:
             return gossip_id(message)
@@ -122,7 +122,7 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
     return MessageIdRule(text, algorithm, bool(with_topic), bool(as_hex), length)
 
 
-_HASH_BYTES: Final = 32  # of the id of an unsigned message; those of signed messages are longer
+_HASH_BYTES: Final = 32  # bytes of the id of an unsigned message; ids of signed messages are longer
 _MAX_HEX: Final = 128  # bytes of an id of unknown form that are in the id's text
 _IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256 (libp2p specs, peer-ids.md)
 _SHA256: Final = b"\x12\x20"  # prefix of the multihash
@@ -130,7 +130,7 @@ _BASE58_LENGTHS: Final = (
     (b"12D3KooW", 52),
     (b"Qm", 46),
     (b"16Uiu2HA", 53),
-)  # of a peer id, by its start
+)  # characters of a peer id, by its first ones
 _SEQNO_BYTES: Final = 8
 
 
@@ -147,8 +147,8 @@ def gossip_id(message: rpc_pb2.Message) -> bytes:
 
 def canonical_id(raw: bytes) -> bytes:
     """Convert an id from any form that peers use to the form of `gossip_id`. js-libp2p puts the author's PublicKey
-    where others put the peer id made of that key: key ‖ seqno. rust-libp2p writes both as text: the peer id in base58,
-    the seqno in decimal.
+    where others put the peer id made of that key: key ‖ seqno. rust-libp2p writes text: the peer id in base58 ‖ the
+    seqno in decimal.
     """
     end = _key_end(raw)
     if not end:

@@ -120,7 +120,7 @@ def fits_signature_length(key: PublicKey, signature: bytes) -> bool:
 def estimate_signature_cost(key: PublicKey, good: bool) -> int:
     """Estimate the CPU for checking one signature of a key, in µs of a core of 2026 (docs/performance.md).
 
-    It is a table, not a measurement, so that the same bytes always cost the same. Each value is a third above the
+    The estimate comes from a table, so that the same bytes always cost the same. Each value is a third above the
     measurement. A bad ed25519 signature costs more, since libsodium and OpenSSL both check it.
     """
     if isinstance(key, Ed25519PublicKey):

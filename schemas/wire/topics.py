@@ -2,9 +2,9 @@
 
 Names::
 
-    /ceramic/<network>                              the network topic; CIP-120 writes it with a slash at its end, which
-                                                    no known node uses: Kiln joins it and publishes on it while a
-                                                    peer is on it
+    /ceramic/<network>                              the network topic. CIP-120 writes it with a slash at its end. No
+                                                    known node uses that name: Kiln joins and publishes on the topic
+                                                    with the slash while a peer is on it
     /ceramic/<network>/sep/<key>/<value>            the topic of one separator; value in base36 multibase, "k…". CIP-120
                                                     says base36: a value without the multibase prefix is read, and
                                                     never written
@@ -183,7 +183,7 @@ def parse_interest(text: str) -> Interest:
 def _normalize_value(text: str) -> str | None:
     """Return the value with its prefix; None if the text is no base36.
 
-    A text without prefix may not begin with the prefix, or with the letters of a CID in base32.
+    A text without prefix may not begin with "k", or with the letters of a CID in base32.
     """
     value = text if text.startswith(("k", *_BASE32_CIDS)) else f"k{text}"
     return value if _is_value(value) else None
