@@ -465,7 +465,7 @@ def tear(path: Path) -> None:
     [
         (change("DELETE FROM digests"), "has only 0 of its 5,000 digests: without"),
         (change("DELETE FROM digests WHERE position < '0/2'"), "of its 5,000 digests: without"),
-        (change("DELETE FROM progress"), "no longer records which micro-batches it has: without"),
+        (change("DELETE FROM progress"), "is damaged: it does not name the newest micro-batch that it has: without"),
         (
             change("UPDATE progress SET query_id = '', batch_id = -1"),
             "ends with micro-batch -1, and the checkpoint with 2",
