@@ -110,7 +110,7 @@ FAULTS: Final = (
     Fault(
         "hello",
         "hello_malformed",
-        "The topic table in a hello is not a valid protobuf message.",
+        "The topic table in a hello (the first RPC of a peer) is not a valid protobuf message.",
         _HELLO_WRITER,
     ),
     Fault(

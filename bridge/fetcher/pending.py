@@ -494,7 +494,8 @@ class PendingFetches:
         self._queue.remove(fetch)
         if not failed.final:
             failed = failed._replace(
-                detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
+                detail=f"the block was not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: "
+                f"{failed.detail}"
             )
         if failed is not _OVER_LIMIT:  # it was not tried
             self._known.missing[fetch.request] = now + self._options.retry_after, failed

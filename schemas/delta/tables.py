@@ -173,10 +173,11 @@ _ALL: Final = (
             _must(
                 "hello_in",
                 "binary",
-                "ExtTopicTable bytes of the hello of the remote peer. Empty: no hello, or our node refused it",
+                "ExtTopicTable bytes of the hello (first RPC) of the remote peer. Empty: no hello, or our node refused "
+                "it",
                 "0x0a042cfd3499",
             ),
-            _must("hello_out", "binary", "ExtTopicTable bytes of the hello of our node", "0x0a042cfd3499"),
+            _must("hello_out", "binary", "ExtTopicTable bytes of the hello (first RPC) of our node", "0x0a042cfd3499"),
             _must(
                 "verdicts",
                 "binary",

@@ -39,7 +39,7 @@ def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_upda
     assert [(fault.stage, fault.reason, decode_wanted(fault.data)) for fault in run.faults()] == [
         ("separator", "contradicts_genesis", record) for record in (records[0], records[2])
     ]
-    assert run.faults()[0].detail == f"claimed model/{OTHER.value}; the genesis names model/{MODEL.value}"
+    assert run.faults()[0].detail == f"the claim is model/{OTHER.value}; the genesis names model/{MODEL.value}"
     assert [output.key for output in run.written[:2]] == [b"0/0/1", b"0/2/1"], "the place of the update's message"
     assert (run.pending.claimed_count, run.updates()) == (0, [])
     run.take(claim(1, 4))  # written before the answer was read
