@@ -133,7 +133,7 @@ def test_claims_that_disagree_wait_and_the_false_one_is_told_with_the_answer() -
         (OTHER, "genesis"),
     ]
     false = [fault.detail.split(";")[0] for fault in run.faults()]
-    assert false == [f"claimed model/{OTHER.value}", f"claimed model/{MODEL.value}"]
+    assert false == [f"the claim is model/{OTHER.value}", f"the claim is model/{MODEL.value}"]
 
 
 def test_an_update_that_waited_is_not_released_where_its_claim_went_on_under_the_same_separator() -> None:

@@ -328,7 +328,7 @@ def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Pa
 
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 1).uri), how)
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 0).uri), how)
-    assert "creates the table again" in repair(state.place, ["sink"])[0]
+    assert "Kiln creates it again" in repair(state.place, ["sink"])[0]
     assert "backfill_runs" not in lake.tables()
     lake.create(("backfill_runs",))
     assert read_runs(lake) == []
