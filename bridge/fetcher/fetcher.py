@@ -359,7 +359,7 @@ def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:
 
 
 def _describe_state(pending: PendingFetches) -> str:
-    waiting = f" (waiting: {pending.waiting_count})" if pending.waiting_count else ""
+    waiting = f" (records waiting: {pending.waiting_count})" if pending.waiting_count else ""
     if pending.ipfs_error is not None:
         return f"IPFS is unavailable: {pending.ipfs_error}{waiting}"
-    return f"fetching {pending.in_flight}{waiting}" if pending.is_busy else "waiting for records"
+    return f"fetching blocks: {pending.in_flight}{waiting}" if pending.is_busy else "waiting for records"

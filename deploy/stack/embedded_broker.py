@@ -68,7 +68,7 @@ class BrokerRunningError(BrokerError):
 
     def __init__(self, state: Path, address: str | None) -> None:
         self.address = address
-        where = f" at {address}" if address else ", and still starting"
+        where = f" at {address}" if address else " (and still starting)"
         super().__init__(
             f"the broker of {state} is already running{where}. Stop that Kiln, or pass another folder with --state"
         )

@@ -212,7 +212,9 @@ def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> No
     kiln.ipfs.away = True
     kiln.write(*(wanted(message % 3, message) for message in range(30)))
     fetcher = kiln.start()
-    assert awaited(lambda: fetcher.state == "IPFS is unavailable: no node at http://127.0.0.1:5001 (waiting: 30)")
+    assert awaited(
+        lambda: fetcher.state == "IPFS is unavailable: no node at http://127.0.0.1:5001 (records waiting: 30)"
+    )
     assert fetcher.error == "nothing is fetched, because IPFS is unavailable: no node at http://127.0.0.1:5001"
     kiln.write(*(wanted(message % 3, message) for message in range(30, 60)))
     assert awaited(lambda: fetcher.status().waiting == 60)
