@@ -192,8 +192,8 @@ class Spool:
         """Describe why no more frames can be written."""
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return (
-                f"the spool is full ({self.size} of at most {self._limit} bytes, and {self.free_bytes} bytes free on its "
-                "disk). Restore Kafka, or free some space."
+                f"the spool is full ({self.size} of at most {self._limit} bytes, and {self.free_bytes} bytes free on "
+                "its disk). Restore Kafka, or free some space."
             )
         return f"cannot use the spool ({error}). Check the folder's permissions and the disk."
 
