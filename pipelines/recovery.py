@@ -193,7 +193,9 @@ def recover_tables(
         raise DamageError(f"{obstacle}. {_RESTORE_OR_RESTART}")
     logs = _read_table_logs(lake, name)
     if any(log.within for log in logs.values()):
-        raise DamageError(f"a commit of its tables is damaged, and later commits are intact. {_NOTHING_TO_RESTORE}")
+        raise DamageError(
+            f"a commit of a table of {name} is damaged, and later commits are intact. {_NOTHING_TO_RESTORE}"
+        )
     for path in _list_torn_logs(lake, logs):
         _set_aside(location, path)
     try:
@@ -220,7 +222,10 @@ def recover_tables(
 def _find_obstacle(location: DamageLocation, name: str) -> str:
     """Describe why the deduplication state of a query cannot be made from its tables; empty if it can."""
     if location.checkpoints.folder is None:
-        return f"the checkpoint of {name} is in an object store, and its deduplication state in Spark's"
+        return (
+            f"the checkpoint of {name} is in an object store, so its deduplication state is Spark's, which cannot be "
+            "rebuilt"
+        )
     if (location.checkpoints.folder / name / "state").exists():
         return f"the deduplication state of {name} is in Spark's state, which cannot be rebuilt"
     return ""
@@ -345,7 +350,7 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
     )
     others = ", ".join(mismatches)
     descriptions = "; ".join(mismatch.description for mismatch in mismatches.values())
-    problem = f"{descriptions}. At its old offsets {name} would skip records"
+    problem = f"{descriptions}. If {name} continued at its old offsets, it would skip records"
     remedy = f"{name} keeps its tables and deduplication state, and reads {others} from the oldest new record on{lost}"
     adopted = {topic: topics[topic]._replace(begin=mismatch.begin) for topic, mismatch in mismatches.items()}
     return Damage(name, problem, remedy, adopted_topics=adopted)
@@ -470,7 +475,7 @@ def _examine_end(
     done_writes = list_done_writes(checkpoint, sound.next - 1)
     has_lost_rows = any(done.batch_id > writes[done.table] for done in done_writes if done.table in torn_tables)
     if not has_lost_rows and _can_continue(name, claimed, sound, newest):
-        remedy = f"These files were set aside, and {name} continues with micro-batch {sound.next}"
+        remedy = f"Kiln moves these files to the folder set-aside, and {name} continues with micro-batch {sound.next}"
         return Damage(name, problem, remedy, tuple(files), (*torn_logs, *extra))
     return Damage(name, problem, _RESTORE_OR_RESTART, tuple(files))
 
@@ -487,7 +492,10 @@ def _examine_log_of(lake: Lake, table: str) -> Damage | None:
     torn = [*(_log_entry_path(lake, table, version) for version in log.torn), *log.checkpoints]
     if not torn:
         return None
-    remedy = "These files were set aside. The table has its previous version, or Kiln creates the table again"
+    remedy = (
+        "Kiln moves these files to the folder set-aside. The table then has its previous version, or Kiln creates it "
+        "again"
+    )
     files = torn if log.newest >= len(log.torn) else [Path(location.uri)]  # the whole log if no commit is intact
     return Damage(f"table {table}", _describe_torn(torn), remedy, tuple(torn), tuple(files))
 
@@ -537,7 +545,7 @@ def _examine_missing_checkpoint(
         return Damage(name, problem, _RESTORE_OR_RESTART) if full else None
     torn = tuple(files[: sum(len(log.torn) for log in logs.values())])
     is_new = all(version == 0 for log in logs.values() for version in log.torn)
-    remedy = "These files were set aside, and Kiln writes them again" if is_new else _RESTORE_OR_RESTART
+    remedy = "Kiln moves these files to the folder set-aside, and writes new ones" if is_new else _RESTORE_OR_RESTART
     return Damage(name, _describe_torn(files, logs), remedy, torn, tuple(files) if is_new else ())
 
 
@@ -555,7 +563,7 @@ def _examine_missing_metadata(name: str, checkpoint: Checkpoint, folder: Path) -
         return Damage(name, _describe_torn([metadata]), _RESTORE_OR_RESTART, (metadata,))
     if not any(folder.iterdir()):
         return None
-    remedy = f"The checkpoint was set aside, and {name} starts"
+    remedy = f"Kiln moves the checkpoint to the folder set-aside, and {name} starts from the beginning"
     return Damage(name, _describe_torn([metadata]), remedy, (metadata,), (folder,))
 
 

@@ -59,7 +59,9 @@ _PUBLISHER: Final = (
 )
 _BUG: Final = "Report the fault with `detail` and `data`."
 _FIXED: Final = "Once a version of Kiln can process the record,"
-_REBUILD: Final = f"{_BUG} {_FIXED} rebuild the rows of its time: `kiln backfill run`, then `kiln backfill swap`."
+_REBUILD: Final = (
+    f"{_BUG} {_FIXED} rebuild the rows of the record's time: `kiln backfill run`, then `kiln backfill swap`."
+)
 _DECODER: Final = (
     "The message is in the table `messages`, without `decoded`. Fix the decoder, restart Kiln, and rebuild the rows: "
     "`kiln backfill run`, then `kiln backfill swap`. Nothing if the message is garbage."
@@ -108,7 +110,7 @@ FAULTS: Final = (
     Fault(
         "hello",
         "hello_malformed",
-        "The topic table in a hello is not a valid protobuf message.",
+        "The topic table in a hello (the first RPC of a peer) is not a valid protobuf message.",
         _HELLO_WRITER,
     ),
     Fault(

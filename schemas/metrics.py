@@ -48,7 +48,7 @@ GROUPS: Final = (
             Counter("kiln_copies", "Copies of valid messages, duplicates included, since the run started."),
             Counter(
                 "kiln_core_differences",
-                "Records that the native core decoded into other rows than Python did, since the run started. "
+                "Records that the native core and Python decoded into different rows, since the run started. "
                 "Python's rows are stored.",
             ),
             Counter(
@@ -130,7 +130,7 @@ GROUPS: Final = (
                 "kiln_bridges",
                 "Live bridges of the network, including this one; 0 until the group membership is known.",
             ),
-            Gauge("kiln_bridge_leader", "1 if this bridge is the leader, which fetches for all."),
+            Gauge("kiln_bridge_leader", "1 if this bridge is the leader, which fetches blocks for all bridges."),
             Gauge("kiln_bridge_banned_peers", "Peers that are banned for misbehavior."),
             Gauge("kiln_bridge_topics", "Joined topics."),
             Gauge(

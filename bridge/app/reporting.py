@@ -88,8 +88,8 @@ def describe_policy_conflicts(conflicts: Iterable[PolicyConflict]) -> Iterator[s
     for signed, kind, policy in ((True, "with", "none"), (False, "without", "strict")):
         if topics := topics_of[False, signed]:
             yield (
-                f"peers send messages {kind} a signature on {_list_topics(topics)}. They are refused: the policy is "
-                f'"{policy}". Set policy.topics or policy.networks if the network accepts them.'
+                f"peers send messages {kind} a signature on {_list_topics(topics)}. The bridge rejects these "
+                f'messages: the policy is "{policy}". Set policy.topics or policy.networks if the network accepts them.'
             )
     if topics := topics_of[True, True]:
         yield (
@@ -124,14 +124,20 @@ def _overlay_status(parts: BridgeComponents) -> OverlayStatus | None:
 def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iterator[str]:
     yield from describe_bootstrap(view, settings.bridge.bootstrap)
     if refused := parts.topic_selector.refused:
-        yield f"{refused} topics of peers are not joined: raise bridge.max_topics or bridge.max_topics_per_peer"
+        yield (
+            f"{refused} topics to which peers subscribe are not joined: raise bridge.max_topics or "
+            "bridge.max_topics_per_peer"
+        )
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
         if group := describe_unreached_peers(parts.publishing.publishing_scheme(), settings.network.name, topics):
             yield group
     yield from describe_policy_conflicts(view.policy_conflicts)
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
-        yield f"bridge {peer} is not a gossip peer of this one, so both receive everything. Add it to bridge.bootstrap."
+        yield (
+            f"this bridge has no gossip connection to bridge {peer}, so both receive everything. Add that bridge to "
+            "bridge.bootstrap."
+        )
     if throttled := sum(peer.held_back for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour"
         yield f"{throttled} peers send more than {limits} allow; reading from them is throttled"

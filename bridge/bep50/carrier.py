@@ -312,7 +312,7 @@ class Carrier:
             reason=GAP,
             # the text does not depend on the time of detection, so that a gap written several times is one row
             detail=f"{source.key.hex()} for {format_separator(source.separator)}: the item of {cid} does not name "
-            f"{cid_text(last.batch)}, the newest known before it",
+            f"{cid_text(last.batch)}, the newest batch known before it",
             data=event.item.value,
             observed_at=self._clock_ns() // 1_000,
         )

@@ -147,7 +147,7 @@ class FrameSink:
         """Return a snapshot of counters and errors."""
         with self._changed:
             is_well = self._thread.is_alive() or self._ended
-            crash = None if is_well else "the thread frames has crashed. Restart the bridge."
+            crash = None if is_well else "the thread that writes frames to Kafka has crashed. Restart the bridge."
             pause = self._pause and f"reading from peers is paused: {self._pause}"
             errors = (crash, self._describe_kafka_error(), pause, self._spool.loss)
             return SpoolStatus(

@@ -192,8 +192,8 @@ class Spool:
         """Describe why no more frames can be written."""
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return (
-                f"the spool is full ({self.size} of at most {self._limit} bytes), or its disk is "
-                f"({self.free_bytes} bytes free). Restore Kafka, or free some space."
+                f"the spool is full ({self.size} of at most {self._limit} bytes, and {self.free_bytes} bytes free on "
+                "its disk). Restore Kafka, or free some space."
             )
         return f"cannot use the spool ({error}). Check the folder's permissions and the disk."
 
@@ -264,14 +264,14 @@ class Spool:
             self._log_path.rename(f"{damaged}-wal")
         self.lost_bytes += self.size
         self.loss = (
-            f"spool: {self._path} was damaged ({error}) and is now {damaged.name}; frames in its {self.size} bytes "
-            "were not sent. Check the disk."
+            f"spool: the file {self._path} was damaged ({error}). Kiln renamed it to {damaged.name} and did not send "
+            f"the frames in its {self.size} bytes to Kafka. Check the disk."
         )
         self._acknowledged = self._read = self._last = self.size = 0
 
     def _record_loss(self, size: int) -> None:
         self.lost_bytes += size
-        self.loss = f"spool: frames in {self._path} are damaged and were not sent. Check the disk."
+        self.loss = f"spool: frames in {self._path} are damaged and were not sent to Kafka. Check the disk."
 
     def _measure(self) -> None:
         self.size = sum(path.stat().st_size for path in (self._path, self._log_path) if path.exists())

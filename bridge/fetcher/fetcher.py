@@ -197,9 +197,9 @@ class Fetcher(KafkaWorker):
             self._places_lost = max(self._places_lost, len(self._without_offset))
             raise PositionLostError(
                 f"Kafka has lost the committed offset of group {self._group} for {self._topic}-"
-                f"{min(self._without_offset)}. Set it with kafka-consumer-groups.sh --reset-offsets: --to-latest skips "
-                "the waiting records, --to-earliest releases all of them again, or for the first time if the topic was "
-                "deleted and created again."
+                f"{min(self._without_offset)}. Set an offset with kafka-consumer-groups.sh --reset-offsets: "
+                "--to-latest skips the records that still wait; --to-earliest handles all records of the topic again, "
+                "or for the first time if the topic was deleted and created again."
             )
         self._streams.close()
         self._streams = None
@@ -238,7 +238,7 @@ class Fetcher(KafkaWorker):
     def _work(self) -> None:
         self._followed = None
         if not self._pending.offsets:
-            self._report("on standby: Kafka has assigned no partition of wanted to this bridge")
+            self._report("on standby: Kafka has assigned no partition of the topic wanted to this bridge")
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
                 self._staged = self._stage_writes()
@@ -314,7 +314,7 @@ class Fetcher(KafkaWorker):
         if (now := _boot_clock()) < self._renew_at:
             return
         if now >= self._renew_at + _RENEW_WITHIN or not self._commit(self._committed):
-            raise FramesProducerError("the broker was too slow, so that another bridge may fetch now")
+            raise FramesProducerError("the broker answered too slowly, so another bridge may be fetching now")
         self._renew_at = now + _RENEW_AFTER
 
     def _write_staged(self, writes: StagedWrites) -> bool:
@@ -360,7 +360,7 @@ def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:
 
 
 def _describe_state(pending: PendingFetches) -> str:
-    waiting = f" (waiting: {pending.waiting_count})" if pending.waiting_count else ""
+    waiting = f" (records waiting: {pending.waiting_count})" if pending.waiting_count else ""
     if pending.ipfs_error is not None:
         return f"IPFS is unavailable: {pending.ipfs_error}{waiting}"
-    return f"fetching {pending.in_flight}{waiting}" if pending.is_busy else "waiting for records"
+    return f"fetching blocks: {pending.in_flight}{waiting}" if pending.is_busy else "waiting for records"

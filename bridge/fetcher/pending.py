@@ -66,7 +66,7 @@ _SECOND: Final = 1_000_000  # µs
 _MAX_PAUSE: Final = 60 * _SECOND  # longest pause between two attempts for one block
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
 _MAX_READY: Final = 1_000  # releasable updates that are not released yet
-_UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of its announcer arrived", final=False)
+_UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of this announcer has arrived yet", final=False)
 _OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
 REPLAY: Final = 10_000
 """Records before its offset that a fetcher reads again at a start, to recover claims that were only counted, and to
@@ -191,7 +191,8 @@ class PendingFetches:
         lost = offsets.record_lost_range(before)
         if lost:
             self.counts["lost"] += lost
-            detail = f"{lost} records out of {partition}/{first} to {partition}/{before - 1} of wanted"
+            places = f"{partition}/{first} to {partition}/{before - 1}"
+            detail = f"Kafka deleted {lost} unfinished records of wanted from {places}"
             self._quarantine(
                 build_quarantine_record_key("wanted", partition, first), RECORDS_LOST, detail, b"", now, MALFORMED_STAGE
             )
@@ -493,7 +494,8 @@ class PendingFetches:
         self._queue.remove(fetch)
         if not failed.final:
             failed = failed._replace(
-                detail=f"not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: {failed.detail}"
+                detail=f"the block was not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: "
+                f"{failed.detail}"
             )
         if failed is not _OVER_LIMIT:  # which means: not tried
             self._known.missing[fetch.request] = now + self._options.retry_after, failed

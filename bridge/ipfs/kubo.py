@@ -124,7 +124,7 @@ class Kubo:
         if not isinstance(theirs, str):
             raise self._unexpected_answer("block/put", answer)
         if not _check_same_cid(theirs, ours):
-            raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} stores it as {theirs[:100]}")
+            raise BlockRefusedError(WRONG_CID, f"{cid}: {self.url} stores this block under another CID, {theirs[:100]}")
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """Implement `BlockStore.get`.
@@ -153,7 +153,7 @@ class Kubo:
         except BlockRefusedError:
             if data:
                 raise
-            raise BlockUnavailableError(f"{cid}: {self.url} answered with nothing") from None
+            raise BlockUnavailableError(f"{cid}: {self.url} sent no bytes") from None
 
     def pin(self, cid: str) -> None:
         """Protect only this block, not the blocks it links to, from garbage collection. A recursive pin stays as it is.

@@ -151,8 +151,8 @@ class FramesProducer:
     def _raise_if_refused(self) -> None:
         if self._first_error is not None:
             raise FramesProducerError(
-                f"cannot write to {self._topic}: {self._refused} of {self._sent} frames are refused; first error: "
-                f"{self._first_error.str()}"
+                f"cannot write to {self._topic}: the broker refused {self._refused} of {self._sent} frames; first "
+                f"error: {self._first_error.str()}"
             )
 
 

@@ -145,7 +145,9 @@ class SessionThread(ABC):
                 # kafka-python asserts that it knows every option, raises ValueError for wrong values, and passes an
                 # OSError through, such as too many open files
                 except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
-                    self._error = self._state = f"{self._consequence}, Kafka fails: {self._describe_error(error)}"
+                    self._error = self._state = (
+                        f"{self._consequence}, because Kafka fails: {self._describe_error(error)}"
+                    )
                     self._stop.wait(self._retry_after)
         finally:
             self._release_resources()

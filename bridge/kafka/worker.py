@@ -329,7 +329,7 @@ class KafkaWorker(SessionThread):
         return bool(arrived)
 
     def _report(self, state: str, ipfs_error: str | None = None) -> None:
-        self._error = ipfs_error and f"{self._consequence}, IPFS is unavailable: {ipfs_error}"
+        self._error = ipfs_error and f"{self._consequence}, because IPFS is unavailable: {ipfs_error}"
         self._state = state
 
     def _skip_lost(self, partition: int, before: int) -> None:

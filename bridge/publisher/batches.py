@@ -170,7 +170,8 @@ class PendingBatches:
             return 0
         self.lost += before - first
         state.next_offset = before
-        detail = f"records {partition}/{first} to {partition}/{before - 1} of batches"
+        places = f"{partition}/{first} to {partition}/{before - 1}"
+        detail = f"Kafka deleted the records {places} of batches before they were read"
         self._quarantine(OpenRecord(partition, first), RECORDS_LOST, detail, b"", now)
         return before - first
 

@@ -19,7 +19,7 @@ from kiln.schemas.wire.pubsub import write_batch_update
 from kiln.schemas.wire.topics import Separator
 
 NO_PEER: Final = "no peer on the topic"
-NO_TURN: Final = "too many new separators for the topic's peers: not sent"
+NO_TURN: Final = "too many other batches wait, so this one had no turn"
 MIN_PATIENCE: Final = 10_000_000
 """time in µs that a batch waits for a peer and its turn even if too many batches wait"""
 _MAX_REACHED: Final = 10_000  # separators that are known to have reached a peer

@@ -137,7 +137,7 @@ class Network(Section):
             fields = {"topics", "protocols", "message_id", "max_message_bytes", "decoder"}
             for name in sorted(fields):
                 if getattr(self, name) != type(self).model_fields[name].default:
-                    raise ValueError(f'{name} is for network.kind = "gossip"; a Ceramic network has its own')
+                    raise ValueError(f'{name} is only for network.kind = "gossip": remove it')
         return self
 
 

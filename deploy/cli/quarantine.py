@@ -255,7 +255,7 @@ def quarantine_replay(
             with producing("wanted") as producer:
                 for record in missing:
                     producer.send_record(record.cid.encode(), encode(build_retry(record, number)))
-            out.print(f"{reason}: {len(missing):,} requested again")
+            out.print(f"{reason}: {len(missing):,} blocks requested again")
         elif not unreadable:
             out.print(f"{reason}: all of these blocks have arrived since")
         if unreadable:

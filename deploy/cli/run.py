@@ -158,7 +158,7 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     alone = BridgeMonitor(told, settings.network.name, read_version(), settings.broker.client_options)
     endpoint = Exporter(settings.monitor.host_and_port, alone, settings.monitor.hosts)
     with start_broker_eventually(settings, note_once(out)), endpoint as exporter:
-        out.print(exporter.error or f"the status of the bridge is in {told}; Ctrl-C stops it", style="dim")
+        out.print(exporter.error or f"the status of the bridge is in {told}; Ctrl-C stops the bridge", style="dim")
         run_bridge(settings)
 
 

@@ -149,7 +149,7 @@ def check_state(folder: Path, problem: str, private: bool = True, owner: str = "
             "state folder", "fail", f"{folder}: {problem}", "set another folder with --state or KILN_STATE"
         )
     if owner:
-        advice = f"run Kiln as {owner}, who could not read the files that you would create, or pass another --state"
+        advice = f"run Kiln as {owner}, or pass another --state: {owner} could not read the files that you create"
         return DoctorCheck("state folder", "warn", f"{folder}: belongs to the user {owner}", advice)
     if not private:
         advice = f"the folder holds keys: run chmod 700 {folder} as its owner"
@@ -306,7 +306,7 @@ def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
 def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
     """Check that no clock is behind the times that Kiln has stored."""
     problem = "; ".join(clock.problem for clock in trailing)
-    return judge("clocks", problem, "correct the wrong clock", "none is behind", "warn")
+    return judge("clocks", problem, "correct the wrong clock", "no clock is behind", "warn")
 
 
 def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:

@@ -156,8 +156,8 @@ class Recovery:
         )
         if not master.startswith("local"):
             raise DamageError(
-                f"with spark.master = {master}, Spark has the deduplication state of {query}, which cannot be rebuilt. "
-                "Restart the query from scratch (RUNBOOK, State)"
+                f"with spark.master = {master}, the deduplication state of {query} is Spark's, which cannot be "
+                "rebuilt. Restart the query from scratch (RUNBOOK, State)"
             )
         read_identities = (
             read_stored_identities

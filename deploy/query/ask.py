@@ -447,7 +447,7 @@ def _list_table_columns(lake: Lake, name: str) -> Listing:
 
 
 def _describe_table(table: str) -> str:
-    return f"{TABLES[table].comment}." if table in TABLES else "No table of Kiln's."
+    return f"{TABLES[table].comment}." if table in TABLES else "Kiln does not define this table."
 
 
 def _shorten(sentences: str) -> str:

@@ -168,7 +168,7 @@ def _translate_file_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ExportError(f"cannot write {target}: {error.strerror}. Pass another path, or change the cause") from error
+        raise ExportError(f"cannot write {target}: {error.strerror}. Pass another path, or fix the cause") from error
 
 
 @dataclass(frozen=True)

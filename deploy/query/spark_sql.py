@@ -146,7 +146,7 @@ def compile_classes(progress: Callable[[str], None]) -> Path:
     folder = parent / digest.hexdigest()[:16]
     if folder.is_dir():
         return folder
-    progress("compiling the read-only checks of queries (once) …")
+    progress("compiling the JVM classes that reject SQL that writes (needed once) …")
     parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix="compiling-", dir=parent))
     try:
@@ -176,10 +176,10 @@ def _compile(jars: Path, into: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise PrerequisiteError(
-            f"compiling the JVM classes that check a query takes more than {_PATIENCE:.0f} s. Retry"
+            f"compiling the JVM classes that reject SQL that writes takes more than {_PATIENCE:.0f} s. Retry"
         ) from None
     if done.returncode != 0:
         raise PrerequisiteError(
-            "the JVM classes that check a query do not compile with this pyspark. Install the version in "
+            "the JVM classes that reject SQL that writes do not compile with this pyspark. Install the version in "
             f"requirements.lock:\n{(done.stdout + done.stderr)[:2000]}"
         )

@@ -261,7 +261,7 @@ class _Run:
 
     def _restart_spark(self, problem: str, stop: threading.Event) -> None:
         log_event(_LOG, "JVM ended", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
-        self._view.say(f"{problem}. It starts again")
+        self._view.say(f"{problem}. Kiln starts the JVM again")
         self._stop_queries()
         stop.wait(pause_after(self._jvm_ends, _SHORTEST_PAUSE, _LONGEST_PAUSE))
         self._queries = Supervisor(self._start_spark(), self._settings, self._names, self._snapshots.count)

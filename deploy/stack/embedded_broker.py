@@ -68,7 +68,7 @@ class BrokerRunningError(BrokerError):
 
     def __init__(self, state: Path, address: str | None) -> None:
         self.address = address
-        where = f" at {address}" if address else ", and still starting"
+        where = f" at {address}" if address else " (and still starting)"
         super().__init__(
             f"the broker of {state} is already running{where}. Stop that Kiln, or pass another folder with --state"
         )
@@ -104,7 +104,9 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
         except ProcessLookupError:
             pass
         except PermissionError:
-            raise BrokerError(f"the broker of {state} belongs to another user (process {broker.pid})") from None
+            raise BrokerError(
+                f"cannot stop the broker of {state}: process {broker.pid} belongs to another user"
+            ) from None
         # unlike the process number, the lock of a process cannot be reused
         deadline = time.monotonic() + timeout
         while _read_running_broker(state) == broker:
@@ -113,7 +115,7 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
             time.sleep(0.05)
         else:
             return True
-    raise BrokerError(f"the broker of {state} (process {broker.pid}) does not end")
+    raise BrokerError(f"cannot stop the broker of {state}: process {broker.pid} did not end after SIGKILL")
 
 
 def await_broker(

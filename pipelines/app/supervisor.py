@@ -333,7 +333,7 @@ class Supervisor:
         for other, run in self._runs.items():
             if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None
-                run.error = problem if other == name else f"held, because the breaker of {name} tripped"
+                run.error = problem if other == name else f"stopped, because the breaker of {name} tripped"
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
             raise RestartsExhaustedError(f"{name} stopped: {problem}")
@@ -369,7 +369,7 @@ class Supervisor:
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
         if self._missing:
-            errors["topics"] = f"topics that queries read no longer exist: {', '.join(self._missing)}. Start Kiln again"
+            errors["topics"] = f"topics that the queries need are missing: {', '.join(self._missing)}. Start Kiln again"
         if self.ticker is not None and self.ticker.error:
             errors["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:

@@ -49,7 +49,7 @@ def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: Frame
     """Compare the samples of a call of the core. At a difference, turn the core off and return true."""
     for record, ours, theirs in compare_samples(rows, batch, decoder):
         if ours != theirs:
-            turn_off("the native core and Python decoded a record into other rows", record.partition, record.offset)
+            turn_off("the native core and Python decoded a record into different rows", record.partition, record.offset)
             return True
     return False
 

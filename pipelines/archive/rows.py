@@ -333,7 +333,7 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> Copy
     """
     copy, ref = item.copy, item.ref
     if copy is None:
-        raise ValueError(f"{ref.text} is a fault of a whole frame or an announcement in the DHT, not a message")
+        raise ValueError(f"{ref.text} is an announcement in the DHT or a fault of a whole frame, not a message")
     remote = item.remote_peer if isinstance(item, DecodedMessage) else peer_text(frame.remote_peer)
     return CopyRow(copy.network, copy.message_id, remote, item.observed_at, copy.verdict, *ref)
 

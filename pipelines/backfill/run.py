@@ -208,8 +208,8 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     differences = describe_differences(backfill_run.details, span, terms)
     if differences:
         raise RunError(
-            f"there is a run {terms.name} already, and {'; '.join(differences)}. Choose another name, or remove that "
-            f"run first: kiln backfill drop {terms.name}"
+            f"there is already a run {terms.name}, which differs: {'; '.join(differences)}. Choose another "
+            f"name, or remove that run first: kiln backfill drop {terms.name}"
         )
     return backfill_run
 

@@ -259,7 +259,9 @@ def claim_swap(
             lake, run.name, "swapping", happened_at, range_from=low, range_to=high, details=details, claim=table
         )
     except CommitFailedError as error:
-        raise SwapClaimedError("another process has just begun to swap a run of this lake") from error
+        raise SwapClaimedError(
+            "another process has just begun to swap a run of this lake. Try again when it has ended"
+        ) from error
 
 
 _CLAIM_APP_ID: Final = "swap"

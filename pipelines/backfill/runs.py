@@ -60,7 +60,10 @@ def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
         LakeError: There is no lake.
     """
     if not lake.root.exists():
-        raise LakeError(f"there is no lake at {lake.path}: nothing has been written yet. --state names the folder")
+        raise LakeError(
+            f"there is no lake at {lake.path}: nothing has been written yet. "
+            "If your lake is elsewhere, pass its folder with --state"
+        )
     summaries = []
     for run in group_events(read_events(lake)):
         run_state = _derive_state(state, run)

@@ -95,7 +95,9 @@ def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[
     """
     _check_done(run)
     if run.details.get("source") == "frames":
-        raise SwapError(f"run {run.name} read the live table frames, and has no frames of its own")
+        raise SwapError(
+            f"run {run.name} read its frames from the live table, so it has none to add: omit --only-frames"
+        )
     _check_ages(lake, run)
     with open_comparison(lake, run) as comparison:
         return _RunSwap(comparison, run, {}, file_swap, say).commit_step("frames")

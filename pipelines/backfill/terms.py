@@ -110,7 +110,7 @@ def describe_differences(details: Mapping[str, object], span: TimeRange, terms: 
     """Describe how the terms of a begun run, `details` and `span`, differ from `terms`; empty for the same run."""
     differences = []
     if span != terms.span:
-        differences.append("its range is another")
+        differences.append("its range is different")
     mine = terms.to_details()
     for key, name in _TERM_NAMES.items():
         if details.get(key) != mine[key]:

@@ -88,7 +88,9 @@ class Ticker:
                 self._tick_until_stopped()
             except (KafkaError, KafkaException, TimeoutError) as error:
                 reason = error.args[0].str() if isinstance(error, KafkaException) else error
-                self.error = f"no ticks, so no batches: {reason}"
+                self.error = (
+                    f"the driver of batch cannot append ticks, so windows end only with later updates: {reason}"
+                )
                 self._is_quiet = False
                 self._stop.wait(max(self._interval, 0.5))
 
@@ -166,7 +168,7 @@ def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> lis
     for partition in partitions:
         producer.produce(partition.topic, TICK, partition=partition.partition, on_delivery=on_delivery)
     if producer.flush(_TIMEOUT):
-        raise KafkaTimeoutError("the broker accepts none")
+        raise KafkaTimeoutError("the broker did not acknowledge the ticks")
     if refused:
         raise KafkaException(refused[0])
     return delivered

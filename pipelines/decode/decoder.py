@@ -255,7 +255,7 @@ class FrameDecoder:
         remote, origin, observed_at = peer_text(frame.remote_peer), _ORIGINS[frame.origin], frame.observed_at // 1000
         count = len(messages)
         if len(verdicts) > count:
-            detail = f"{len(verdicts)} verdicts on {count} messages"
+            detail = f"the frame has {len(verdicts)} verdicts, but {count} messages"
             items.append(_reject_frame(frame, partition, offset, "rpc", TOO_MANY_VERDICTS, detail, verdicts))
             verdicts = b""  # the verdicts cannot be assigned to messages
         cost = unread = 0
@@ -373,7 +373,7 @@ def _verify(
     if reason:
         return _Verified(_reject_copy(copy, "signature", Rejected(reason, "")), cost)
     if unverifiable and not message.HasField("data"):
-        missing = Rejected(METADATA_ONLY, "a copy of a message without its data: the log has only metadata")
+        missing = Rejected(METADATA_ONLY, "the log has only metadata of this copy, without the data of the message")
         return _Verified(_reject_copy(copy, HISTORY, missing), cost)
     try:
         content = read_message(message.data, config.batch_typ) if config.ceramic else _DATA

@@ -57,7 +57,7 @@ def load_decoder(name: str) -> Callable[[bytes], object]:
     if name not in points.names:
         known = ", ".join(sorted(points.names)) or "none"
         raise DecoderError(
-            f'network.decoder = "{name}": no installed package has this entry point in the group {GROUP} (there are: '
+            f'network.decoder = "{name}": no installed package has this entry point in the group {GROUP} (installed: '
             f"{known}). Install the package of the decoder into Kiln's Python environment"
         )
     try:
@@ -97,13 +97,16 @@ class MessageDecoder:
     def decode(self, data: bytes) -> str | Rejected:
         """Decode the data of a message to JSON, or return the reason why there is none. Nothing is raised."""
         if self._timeouts >= _MAX_TIMEOUTS:
-            return Rejected(DECODER_TOO_SLOW, f"not called: it was too slow on {_MAX_TIMEOUTS} messages of this task")
+            return Rejected(
+                DECODER_TOO_SLOW,
+                f"the decoder was not called: it was too slow on {_MAX_TIMEOUTS} messages of this task",
+            )
         try:
             with _limit_time(self._time_limit):
                 value = self._decode(data)
         except _TimeLimitExceededError:
             self._timeouts += 1
-            return Rejected(DECODER_TOO_SLOW, f"stopped after {self._time_limit} s")
+            return Rejected(DECODER_TOO_SLOW, f"the decoder was stopped after {self._time_limit} s")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, of which no error may stop the query
             return Rejected(DECODER_FAILED, _describe_safely(error))
         if not isinstance(value, dict):
@@ -113,7 +116,9 @@ class MessageDecoder:
         except orjson.JSONEncodeError as error:
             return Rejected(DECODER_OUTPUT, f"the dict cannot be written as JSON: {error}")
         if len(text) > MAX_DECODED:
-            return Rejected(DECODER_OUTPUT, f"{len(text):,} bytes of JSON; at most {MAX_DECODED:,} are stored")
+            return Rejected(
+                DECODER_OUTPUT, f"the dict has {len(text):,} bytes as JSON; at most {MAX_DECODED:,} are stored"
+            )
         return text.decode()
 
 

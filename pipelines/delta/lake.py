@@ -175,7 +175,10 @@ class Lake:
                 newest = self.open(name).version()
                 self.sync_commits(name, newest, newest)
                 return
-        raise LakeError(f"cannot add columns to table {name} in {self.path}: other processes commit to it. Start again")
+        raise LakeError(
+            f"cannot add columns to table {name} in {self.path}: other processes keep committing to it. "
+            "Start Kiln again"
+        )
 
     def check_columns(self, name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> None:
         """Check that Kiln's files fit a table. Columns that Kiln does not know are allowed if they are nullable.
@@ -301,7 +304,7 @@ def find_column_fault(name: str, schema: str, *, added_later: bool = False, exac
         if field["type"] != kind:
             return f"the column {column.name} has the type {json.dumps(field['type'])}, not {json.dumps(kind)}"
         if field["metadata"].get(_PHYSICAL_NAME, column.name) != column.name:
-            return f"the column {column.name} is a renamed column"
+            return f"the column {column.name} was renamed"
         if column.nullable and not field["nullable"]:
             return f"the column {column.name} no longer allows null"
     for column_name in unknown:

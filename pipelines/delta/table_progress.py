@@ -122,7 +122,7 @@ def _find_version(lake: Lake, table: str, history: _History, end: _Key | None) -
             base = version - 1
     failure = f"cannot restore table {table} in {lake.path} to version {base}"
     if base < history.newest and history.is_truncated and base < history.versions[-1][0]:
-        raise RestoreError(f"{failure}: its log begins after it")
+        raise RestoreError(f"{failure}: the log of the table begins after that version")
     if missing := find_missing_files(lake, table, lake.open(table, base)):
         raise RestoreError(f"{failure}: its file {missing[0]} is missing")
     return base

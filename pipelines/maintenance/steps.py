@@ -156,7 +156,7 @@ class _TableMaintenance:
         changed = False
         rewritten = expired = 0
         if steps.expire is not None:
-            self._report(f"{name}: {_describe_count(steps.expire.files)} of expired rows")
+            self._report(f"{name}: removing {_describe_count(steps.expire.files)} of expired rows")
             if self._commit(
                 steps.expire.files, (), f"{_describe_count(steps.expire.files)} of expired rows", removes_rows=True
             ):
@@ -164,7 +164,9 @@ class _TableMaintenance:
                 expired = sum(file.rows for file in steps.expire.files)
         for number, step in enumerate(steps.rewrites, 1):
             size = plan.total_size(step.files)
-            self._report(f"{name}: {number} of {len(steps.rewrites)}, {_describe_count(step.files)} of {size:,} bytes")
+            self._report(
+                f"{name}: rewriting {number} of {len(steps.rewrites)}, {_describe_count(step.files)} of {size:,} bytes"
+            )
             removed_rows = self._rewrite(step)
             if removed_rows is not None:
                 changed = True
@@ -177,7 +179,7 @@ class _TableMaintenance:
             self._sync_checkpoint(steps.log_start)
         removed = self._remove_files(steps.garbage)  # before the log entries that name these files are removed
         if steps.log_start is not None:
-            self._report(f"{name}: {len(self._state.entries)} log entries")
+            self._report(f"{name}: trimming the log of {len(self._state.entries)} entries")
             self._trim_log(steps.log_start)
         self._remove_partial_commits()
         after = read_state(self._lake, name)

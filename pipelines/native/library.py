@@ -94,12 +94,12 @@ def _open_library(path: Path) -> tuple[ctypes.CDLL | None, Engine]:
     except (OSError, AttributeError) as error:
         return None, Engine(False, f"{path.name} cannot be loaded ({error}). Run {BUILD_COMMAND}")
     if abi != _ABI:
-        return None, Engine(False, f"the native core is stale. Run {BUILD_COMMAND}")
+        return None, Engine(False, f"the native core was built from other sources. Run {BUILD_COMMAND}")
     _declare_functions(library)
     digest = ctypes.create_string_buffer(_DIGEST_TEXT)
     library.kiln_sources(digest)
     if SOURCES.is_dir() and digest.raw.decode("ascii", "replace") != compute_sources_digest():
-        return None, Engine(False, f"the native core is stale. Run {BUILD_COMMAND}")
+        return None, Engine(False, f"the native core was built from other sources. Run {BUILD_COMMAND}")
     return library, Engine(True)
 
 

@@ -54,7 +54,7 @@ def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckRe
     """Compare the columns of a table and their types with docs/TABLES.md."""
     expected = {column.name: DUCKDB_TYPES[column.type] for column in TABLES[check.table].columns}
     wrong = {
-        name: f"the type is {actual.get(name, 'none: the column is missing')}, and should be {column_type}"
+        name: f"the column is {actual.get(name, 'missing')}, but should be {column_type}"
         for name, column_type in expected.items()
         if actual.get(name) != column_type
     }

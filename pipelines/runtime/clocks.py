@@ -106,9 +106,10 @@ def is_trailing(now: int, newest: int) -> bool:
 def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> str:
     """Describe the consequence, and what to do, if the broker's stamps trail log time (decision 1)."""
     return (
-        f"the broker's clock trails the log {topic} by {_format_seconds(newest - now)}{_format_since(since)}: its "
-        f"stamps were ahead before. Windows wait for log time, so batches are late until the broker's clock has passed "
-        f"{_format_time(newest)}. Nothing is lost. If the broker's clock is wrong, correct it; else wait"
+        f"the broker's clock is {_format_seconds(newest - now)} behind the newest timestamp in {topic}"
+        f"{_format_since(since)}: the clock was ahead when it gave that timestamp. Windows wait for log time, so "
+        f"batches are late until the broker's clock has passed {_format_time(newest)}. Nothing is lost. If the "
+        "broker's clock is wrong, correct it; else wait"
     )
 
 
@@ -116,9 +117,9 @@ def describe_watermark_lag(queries: Iterable[str], now: int, newest: int, since:
     """Describe the consequence, and what to do, if this machine's clock trails the time a query has used (decision
     5)."""
     return (
-        f"the clock of this machine trails the watermark of {', '.join(queries)} by {_format_seconds(newest - now)}"
-        f"{_format_since(since)}: it was ahead before. Nothing is lost: until it has passed {_format_time(newest)}, "
-        "deduplication state is kept longer. If this clock is wrong, correct it; else wait"
+        f"the clock of this machine is {_format_seconds(newest - now)} behind the watermark of {', '.join(queries)}"
+        f"{_format_since(since)}: the clock was ahead before. Nothing is lost: until the clock has passed "
+        f"{_format_time(newest)}, deduplication state is kept longer. If this clock is wrong, correct it; else wait"
     )
 
 
@@ -127,7 +128,7 @@ def _format_seconds(length: int) -> str:
 
 
 def _format_since(at: int | None) -> str:
-    return "" if at is None else f" since {_format_time(at)}"
+    return "" if at is None else f", since {_format_time(at)}"
 
 
 def _format_time(at: int) -> str:

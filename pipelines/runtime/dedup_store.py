@@ -389,7 +389,7 @@ def read_marked_epoch(checkpoint: Path) -> Epoch:
     except sqlite3.Error as error:
         raise DedupStoreError(f"{path}: {error}") from error
     if marked is None:
-        raise DedupStoreError(f"{path} no longer records which micro-batches it has")
+        raise DedupStoreError(f"{path} is damaged: it does not name the newest micro-batch that it has")
     return Epoch(str(marked[0]), int(marked[1]))
 
 

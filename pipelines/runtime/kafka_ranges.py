@@ -126,7 +126,7 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                 log_end = log_ends.get(key)
                 if log_end is not None:  # offsets without records may follow the last record
                     if log_end < wanted.end:
-                        raise LostRecordsError(f"{_name([wanted])}: the log ends at the offset {log_end:,}")
+                        raise LostRecordsError(f"cannot read {_name([wanted])}: the log ends at the offset {log_end:,}")
                     after = log_end
                 unread[key] = wanted._replace(first=min(after, wanted.end))
             done = [offsets for offsets in unread.values() if not offsets.size]
@@ -136,7 +136,9 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
             if messages or faults:
                 received_at = time.monotonic()
             elif time.monotonic() > received_at + _PATIENCE:
-                raise LostRecordsError(f"{_name(unread.values())}: Kafka sent nothing for {_PATIENCE:g} s: {problem}")
+                raise LostRecordsError(
+                    f"cannot read {_name(unread.values())}: Kafka sent nothing for {_PATIENCE:g} s: {problem}"
+                )
     finally:
         consumer.unassign()
 

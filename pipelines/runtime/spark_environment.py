@@ -83,5 +83,7 @@ def find_spark_home() -> Path:
         if (folder / "jars").is_dir():
             return folder
     if folders:
-        raise PrerequisiteError(f"pyspark in {folders[0]} has no Spark. Unset PYTHONPATH if it names that folder")
+        raise PrerequisiteError(
+            f"the package pyspark in {folders[0]} contains no Spark. Unset PYTHONPATH if it names that folder"
+        )
     raise PrerequisiteError(f"pyspark is not installed: {format_install_command('spark')}")

@@ -244,7 +244,7 @@ class RowBuilder:
         fault = QuarantineRecord(
             stage="separator",
             reason=CONTRADICTS_TOPIC,
-            detail=f"for {content.sep}, on the topic of {format_separator(topic)}",
+            detail=f"the batch is for {content.sep}, but was received on the topic of {format_separator(topic)}",
             data=item.envelope.data,
             observed_at=item.observed_at,
         )

@@ -183,7 +183,7 @@ class MessageReader:
                 items = [item for item, _ in self._decode(record) if item.content.type in _TYPES]
                 expected = [(item, _compute_same(item, self._config.unsigned_horizon)) for item in items]
                 if from_core[record.row] != expected:
-                    reason = "the native core and Python decoded a record into other messages"
+                    reason = "the native core and Python decoded a record into different messages"
                     turn_off(reason, record.partition, record.offset)
                     self._count_difference(1)
                     return True

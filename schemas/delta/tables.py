@@ -65,7 +65,7 @@ _AN_AUTHOR: Final = "12D3KooWMc2ZTTt8tiVUbzy9qhS34YNAnWzRegkonQ6bfjhJbUP3"
 _A_PEER: Final = "12D3KooWEEVhG8wbgnJWs7FT7VA9PhXrJTqeo8pQT12jEYfaUufv"
 _OUR_NODE: Final = "12D3KooWCbx9hUuRmx5cHyHFyUcVQdwjUTqLjQFqXg29HABj6Ppi"
 
-_NETWORK: Final = _must("network", "string", "Ceramic network, e.g. testnet-clay", "testnet-clay")
+_NETWORK: Final = _must("network", "string", "Network, e.g. testnet-clay", "testnet-clay")
 _ORIGIN: Final = _must(
     "origin",
     "string",
@@ -102,8 +102,8 @@ _VERDICT_VALUES: Final = (
 _ENTRY_HEAD: Final = (
     _NETWORK,
     _ORIGIN,
-    _must("connection", "binary", "Connection, as in frames", "0x8d0c2b7fa1e94e35b6f0d2c47a19e853"),
-    _must("direction", "string", "IN: the remote peer sent it. OUT: our node sent it", "IN"),
+    _must("connection", "binary", "Id of the connection, as in the table frames", "0x8d0c2b7fa1e94e35b6f0d2c47a19e853"),
+    _must("direction", "string", "IN: the remote peer sent the entry. OUT: our node sent the entry", "IN"),
     _must("local_peer", "string", "Peer id of our node", _OUR_NODE),
     _must("remote_peer", "string", "Peer id of the other side", _A_PEER),
     _OBSERVED,
@@ -146,7 +146,7 @@ _ALL: Final = (
             _must(
                 "network",
                 "string",
-                "Ceramic network on which the frame was captured, e.g. testnet-clay",
+                "Network on which the frame was captured, e.g. testnet-clay",
                 "testnet-clay",
             ),
             _must(
@@ -166,16 +166,18 @@ _ALL: Final = (
             _must(
                 "payload",
                 "binary",
-                "The RPC (bep50: the datagram) exactly as on the wire. Empty: the direction ended here",
+                "The RPC (bep50: the datagram) exactly as on the wire. Empty: the pubsub stream ended here in "
+                "this direction",
                 "0x1a191a170a152f636572616d69632f746573746e65742d636c6179",
             ),
             _must(
                 "hello_in",
                 "binary",
-                "ExtTopicTable bytes of the hello of the remote peer. Empty: no hello, or our node refused it",
+                "ExtTopicTable bytes of the hello (first RPC) of the remote peer. Empty: no hello, or our node refused "
+                "it",
                 "0x0a042cfd3499",
             ),
-            _must("hello_out", "binary", "ExtTopicTable bytes of the hello of our node", "0x0a042cfd3499"),
+            _must("hello_out", "binary", "ExtTopicTable bytes of the hello (first RPC) of our node", "0x0a042cfd3499"),
             _must(
                 "verdicts",
                 "binary",
@@ -209,13 +211,22 @@ _ALL: Final = (
             _may(
                 "agent",
                 "string",
-                "Agent version of the remote peer, in the closing IN frame of a connection. Null: not known",
+                "Agent version of the remote peer, if known. Set only in the closing IN frame (empty payload) of a "
+                "connection",
                 "kubo/0.43.1/",
             ),
             _may(
-                "end_reason", "string", "Why the connection ended, in its closing IN frame", "stream closed by the peer"
+                "end_reason",
+                "string",
+                "Why the connection ended. Set only in its closing IN frame (empty payload)",
+                "stream closed by the peer",
             ),
-            _may("dialled", "boolean", "True if our node opened the connection, in its closing IN frame", "true"),
+            _may(
+                "dialled",
+                "boolean",
+                "True if our node opened the connection. Set only in its closing IN frame (empty payload)",
+                "true",
+            ),
         ),
         ("connection", "direction", "sequence"),
     ),
@@ -321,12 +332,12 @@ _ALL: Final = (
                 "The bytes of the message as published. From a log of js-ceramic: rebuilt from the fields in the log",
                 "0x7b22747970223a332c227473223a313634363932353936383037377d",
             ),
-            _must("verdict", "string", f"Verdict on the selected copy: {_VERDICT_VALUES}", "valid"),
+            _must("verdict", "string", f"Verdict on the copy from which this row was made: {_VERDICT_VALUES}", "valid"),
             _must(
                 "remote_peer",
                 "string",
-                "Peer id of the peer that sent the selected copy (bep50: node id in hex). Of a BATCH_UPDATE that our "
-                "node published: our node, or the peer that sent it back",
+                "Peer id of the peer that sent the copy from which this row was made (bep50: node id in hex). "
+                "Of a BATCH_UPDATE that our node published: our node, or the peer that sent it back",
                 _A_PEER,
             ),
             _OBSERVED,
@@ -577,7 +588,8 @@ _ALL: Final = (
             _must(
                 "sha256",
                 "string",
-                "SHA-256 of these bytes in hex. If the row came from a frame, the table frames still has the bytes",
+                "SHA-256, in hex, of the bytes that the row held. If the row came from a frame, the table frames still "
+                "has the bytes",
                 "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
             ),
             _must("observed_at", "timestamp", "As in quarantine", "2026-11-01 12:00:00.123456"),

@@ -211,7 +211,9 @@ def check_block(block: bytes, cid: bytes) -> Rejected | None:
     if isinstance(digest, Rejected):
         return digest
     if hashlib.sha256(block).digest() != digest:
-        return Rejected("block_hash_mismatch", f"{len(block)} bytes that are not those of {cid_text(cid)}")
+        return Rejected(
+            "block_hash_mismatch", f"the block ({len(block)} bytes) does not have the hash in {cid_text(cid)}"
+        )
     return None
 
 

@@ -65,7 +65,7 @@ class Claims(NamedTuple):
 
 def describe_contradiction(claimed: Separator, verified: Separator) -> str:
     """Describe a false claim for quarantine."""
-    return f"claimed {claimed.key}/{claimed.value}; the genesis names {verified.key}/{verified.value}"
+    return f"the claim is {claimed.key}/{claimed.value}; the genesis names {verified.key}/{verified.value}"
 
 
 REASONS: Final = (
@@ -139,7 +139,9 @@ def read_genesis(
         event = _read_fields(block, 0, whole=True)
         header = event.get(b"header")
         if header is None or block[header] >> 5 != _MAP or event.keys() & {b"prev", b"id"}:
-            return Rejected("genesis_not_init", f"{cid_text(payload)} has the fields {_list_names(event)}")
+            return Rejected(
+                "genesis_not_init", f"{cid_text(payload)} is not an init event; its fields: {_list_names(event)}"
+            )
         return _read_header(block, _read_fields(block, header), implied_separator)
     except _MalformedError as error:
         return Rejected("genesis_malformed", f"{cid_text(payload)}: {error}")
@@ -166,7 +168,7 @@ def _read_payload_cid(envelope: bytes) -> bytes:
     at = _read_fields(envelope, 0, whole=True).get(b"payload")
     payload = None if at is None else _read_bytes(envelope, at)
     if payload is None:
-        raise _MalformedError("an envelope with no payload in bytes")
+        raise _MalformedError("the envelope has no payload of bytes")
     return payload
 
 
@@ -203,7 +205,7 @@ def _read_model(block: bytes, header: Mapping[bytes, int]) -> str | None:
 
 
 def _list_names(fields: Mapping[bytes, int]) -> str:
-    return ", ".join(repr(name.decode(errors="replace")[:40]) for name in sorted(fields)[:8]) or "of no map"
+    return ", ".join(repr(name.decode(errors="replace")[:40]) for name in sorted(fields)[:8]) or "none"
 
 
 # ---------------------------------------------------------------- DAG-CBOR

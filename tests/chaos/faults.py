@@ -172,7 +172,7 @@ def _some_time_on(scene: Scene) -> str:
 @kind("kill-jvm", AIR)
 def kill_jvm(scene: Scene) -> str:
     """The JVM alone: `kiln run` starts another, and says so."""
-    words = "It starts again"
+    words = "Kiln starts the JVM again"
     before = scene.stack.said().count(words)
     told = _kill(scene, "jvm")
     scene.stack.until(lambda: scene.stack.said().count(words) > before, "said that its JVM starts again")

@@ -212,8 +212,10 @@ def test_with_ipfs_away_updates_wait_and_flow_after_it_is_back(kiln: Kiln) -> No
     kiln.ipfs.away = True
     kiln.write(*(wanted(message % 3, message) for message in range(30)))
     fetcher = kiln.start()
-    assert awaited(lambda: fetcher.state == "IPFS is unavailable: no node at http://127.0.0.1:5001 (waiting: 30)")
-    assert fetcher.error == "nothing is fetched, IPFS is unavailable: no node at http://127.0.0.1:5001"
+    assert awaited(
+        lambda: fetcher.state == "IPFS is unavailable: no node at http://127.0.0.1:5001 (records waiting: 30)"
+    )
+    assert fetcher.error == "nothing is fetched, because IPFS is unavailable: no node at http://127.0.0.1:5001"
     kiln.write(*(wanted(message % 3, message) for message in range(30, 60)))
     assert awaited(lambda: fetcher.status().waiting == 60)
     assert kiln.read("updates") == []
@@ -336,7 +338,7 @@ def test_of_two_fetchers_one_reads_all_partitions_and_the_other_one_takes_over(k
     for number in range(3):
         kiln.ipfs.add(genesis(number))
     one, other = kiln.start(), kiln.start()
-    standby = "on standby: Kafka has assigned no partition of wanted to this bridge"
+    standby = "on standby: Kafka has assigned no partition of the topic wanted to this bridge"
     assert awaited(lambda: {one.state, other.state} == {standby, "waiting for records"})
     assert (one.error, other.error) == (None, None)
     for number in range(3):
@@ -574,4 +576,7 @@ def test_records_that_retention_took_unread_are_told(kiln: Kiln, caplog: pytest.
     assert "below offset 5" in caplog.text
     assert awaited(lambda: kiln.place() == 7)
     (fault,) = map(decode_quarantine, kiln.read("quarantine"))
-    assert (fault.reason, fault.detail) == ("wanted_gone", "3 records out of 0/2 to 0/4 of wanted")
+    assert (fault.reason, fault.detail) == (
+        "wanted_gone",
+        "Kafka deleted 3 unfinished records of wanted from 0/2 to 0/4",
+    )

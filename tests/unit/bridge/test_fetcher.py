@@ -196,7 +196,7 @@ def test_it_is_tried_again_with_pauses_that_grow_and_then_is_a_fault_of_each_upd
     faults = run.faults()
     assert [decode_wanted(fault.data) for fault in faults] == records
     assert {(fault.stage, fault.reason) for fault in faults} == {("fetch", "genesis_unavailable")}
-    assert faults[0].detail == "not found in 5 attempts over 15 s: nobody gave it"
+    assert faults[0].detail == "the block was not found in 5 attempts over 15 s: nobody gave it"
     assert [output.key for output in run.written] == [b"0/0/1", b"0/1/1"]
     assert run.done_offsets.resume_offset == 2
 

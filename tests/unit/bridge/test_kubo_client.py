@@ -307,7 +307,7 @@ def test_a_block_is_got_by_its_usual_cid(kubo: FakeKubo, client: Kubo) -> None:
         (kubo_error("context deadline exceeded"), "context deadline exceeded"),
         (kubo_error(f"block was not found locally (offline): ipld: could not find {CID}"), "could not find"),
         (kubo_bytes(DATA[:3], ends=False), "stopped after 3 bytes"),
-        (kubo_bytes(), "with nothing"),
+        (kubo_bytes(), "sent no bytes"),
         (hang_up, "stopped after"),
     ],
 )

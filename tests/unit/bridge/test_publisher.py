@@ -531,7 +531,7 @@ def test_records_that_are_gone_are_counted_and_the_place_waits_for_the_word() ->
     (word,) = run.pending.take_outputs()
     fault = decode_quarantine(word.value)
     assert (fault.stage, fault.reason, fault.data) == ("publisher", RECORDS_LOST, b"")
-    assert fault.detail == "records 0/1 to 0/4 of batches"
+    assert fault.detail == "Kafka deleted the records 0/1 to 0/4 of batches before they were read"
     assert (run.pending.lost, run.place()) == (4, 1)
     run.pending.acknowledge(word.record)
     assert run.place() == 5

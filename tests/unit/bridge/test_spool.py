@@ -544,7 +544,7 @@ def test_what_is_no_database_is_set_aside(kafka: Kafka, new_sink: Callable[..., 
     assert awaited(lambda: all_there(sink))
     assert kafka.log == frames(5)
     assert sink.status().torn_bytes == 1_400
-    assert "frames.sqlite was damaged (file is not a database) and is now frames." in error_of(sink)
+    assert "frames.sqlite was damaged (file is not a database). Kiln renamed it to frames." in error_of(sink)
     assert [name.rpartition(".")[2] for name in files(tmp_path)] == ["damaged"]
 
 
@@ -560,7 +560,7 @@ def test_what_precedes_damage_is_sent_and_newer_frames_follow(
     data[third : 2 * third] = bytes(third)
     path.write_bytes(data)
     sink = new_sink()
-    assert awaited(lambda: "and is now frames." in error_of(sink))
+    assert awaited(lambda: "Kiln renamed it to frames." in error_of(sink))
     assert sink.status().torn_bytes == len(data)
     put(sink, frames(5, start=90))
     assert awaited(lambda: sink.status().acknowledged > 25 and all_there(sink))

@@ -64,7 +64,7 @@ def test_settings_of_other_networks_contradict_ceramic(tmp_path: Path, line: str
     with pytest.raises(SettingsError) as caught:
         settings_of(tmp_path, f"[network]\n{line}\n")
     key = line.split()[0]
-    assert f'{key} is for network.kind = "gossip"; a Ceramic network has its own' in str(caught.value)
+    assert f'{key} is only for network.kind = "gossip": remove it' in str(caught.value)
     settings_of(tmp_path, f"{GOSSIP}{line}\n")
 
 

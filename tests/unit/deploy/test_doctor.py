@@ -267,7 +267,7 @@ def is_bad(check: DoctorCheck, *words: str) -> bool:
 
 def test_the_engine_and_what_to_do_for_the_native_core() -> None:
     assert check_engine(Engine(True)) == DoctorCheck("native core", "ok", "decodes frames")
-    stale = check_engine(Engine(False, "the native core is stale. Run make native"))
+    stale = check_engine(Engine(False, "the native core was built from other sources. Run make native"))
     assert (stale.level, stale.what_to_do) == ("warn", "make native")
     assert check_engine(Engine(False, "this installation has no native core")).level == "ok"
 

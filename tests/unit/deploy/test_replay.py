@@ -409,7 +409,7 @@ def test_an_error_of_the_broker_comes_out_of_flush_and_of_every_later_call() -> 
     producer = FramesProducer(cast(Producer, broker), "kiln.frames")
     producer.send(FRAME)
     producer.send(FRAME)
-    with pytest.raises(FramesProducerError, match=r"2 of 2 frames are refused.*gone"):
+    with pytest.raises(FramesProducerError, match=r"the broker refused 2 of 2 frames; .*gone"):
         producer.flush()
     with pytest.raises(FramesProducerError, match="gone"):
         producer.send(FRAME)

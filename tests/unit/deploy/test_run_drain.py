@@ -227,7 +227,7 @@ def test_the_jvm_starts_again_up_to_a_number_of_times_in_a_row(
     error = run(world).error
     assert world.done.count("another JVM") == started
     assert error == ("" if started == ends else "the JVM of Spark exited with code -9")
-    assert "the JVM of Spark exited with code -9. It starts again" in world.said
+    assert "the JVM of Spark exited with code -9. Kiln starts the JVM again" in world.said
 
 
 def test_a_call_that_fails_although_the_jvm_runs_is_raised(run: Execute) -> None:

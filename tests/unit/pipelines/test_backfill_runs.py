@@ -60,7 +60,7 @@ def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> 
     ("change", "words"),
     [
         ({"batching": BatchConfig(5)}, "its T in µs is 1000000, not 5"),
-        ({"span": TimeRange(10, 21)}, "its range is another"),
+        ({"span": TimeRange(10, 21)}, "its range is different"),
         ({"source": "kafka"}, "its source is frames, not kafka"),
         ({"network": "n"}, "its network is none, not n"),
         ({"as_of": 7}, "its --as-of in µs is none, not 7"),

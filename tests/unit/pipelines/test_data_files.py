@@ -274,7 +274,7 @@ def test_a_renamed_column_of_a_table_with_column_mapping_is_seen() -> None:
         for name, kind in list_delta_fields(TABLES["tips"])
     ]
     schema = json.dumps({"type": "struct", "fields": fields})
-    assert find_column_fault("tips", schema) == "the column tip is a renamed column"
+    assert find_column_fault("tips", schema) == "the column tip was renamed"
 
 
 def tip_file(lake: Lake) -> DataFile:

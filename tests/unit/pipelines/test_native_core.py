@@ -292,7 +292,9 @@ def test_a_library_of_other_sources_is_stale(tmp_path: Path) -> None:
     library._open_library.cache_clear()
     try:
         with patch.object(library, "SOURCES", tmp_path):
-            assert library.find_engine() == library.Engine(False, "the native core is stale. Run make native")
+            assert library.find_engine() == library.Engine(
+                False, "the native core was built from other sources. Run make native"
+            )
     finally:
         library._open_library.cache_clear()
 

@@ -328,7 +328,7 @@ def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Pa
 
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 1).uri), how)
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 0).uri), how)
-    assert "creates the table again" in repair(state.place, ["sink"])[0]
+    assert "Kiln creates it again" in repair(state.place, ["sink"])[0]
     assert "backfill_runs" not in lake.tables()
     lake.create(("backfill_runs",))
     assert read_runs(lake) == []
@@ -465,7 +465,7 @@ def tear(path: Path) -> None:
     [
         (change("DELETE FROM digests"), "has only 0 of its 5,000 digests: without"),
         (change("DELETE FROM digests WHERE position < '0/2'"), "of its 5,000 digests: without"),
-        (change("DELETE FROM progress"), "no longer records which micro-batches it has: without"),
+        (change("DELETE FROM progress"), "is damaged: it does not name the newest micro-batch that it has: without"),
         (
             change("UPDATE progress SET query_id = '', batch_id = -1"),
             "ends with micro-batch -1, and the checkpoint with 2",

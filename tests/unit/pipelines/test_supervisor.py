@@ -234,7 +234,7 @@ def test_a_trip_holds_what_decodes_and_nothing_else_until_the_next_start(
     world.supervisor.check()
     assert world.supervisor.held_queries == {"archive", "updates"}
     assert {name for name, query in running.items() if query.isActive} == {"sink"}
-    assert world.supervisor.errors["updates"] == "held, because the breaker of archive tripped"
+    assert world.supervisor.errors["updates"] == "stopped, because the breaker of archive tripped"
     world.now += 3_600
     world.supervisor.check()
     assert len(world.queries) == 3  # none started again
@@ -327,12 +327,14 @@ def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passe
     world.supervisor.check()
     first = world.supervisor.errors["clock"]
     assert first.startswith(
-        "the clock of this machine trails the watermark of archive by 172,800 s since 2027-01-13 08:00:00 UTC: it was "
-        "ahead before. Nothing is lost: until it has passed 2027-01-15 08:00:00 UTC, "
+        "the clock of this machine is 172,800 s behind the watermark of archive, since 2027-01-13 08:00:00 UTC: the "
+        "clock was ahead before. Nothing is lost: until the clock has passed 2027-01-15 08:00:00 UTC, "
     )
     world.time += 60_000_000
     world.supervisor.check()
-    assert "by 172,740 s since 2027-01-13 08:00:00 UTC" in world.supervisor.errors["clock"]
+    assert (
+        "172,740 s behind the watermark of archive, since 2027-01-13 08:00:00 UTC" in world.supervisor.errors["clock"]
+    )
     world.time += 2 * 86_400_000_000
     world.supervisor.check()
     assert world.supervisor.errors == {}
@@ -487,7 +489,7 @@ def test_a_topic_that_is_created_again_under_a_running_query_stops_it_in_words(
     world.now += 60
     world.supervisor.check()
     assert (
-        world.supervisor.errors["topics"] == f"topics that queries read no longer exist: kiln.{topic}. Start Kiln again"
+        world.supervisor.errors["topics"] == f"topics that the queries need are missing: kiln.{topic}. Start Kiln again"
     )
     world.topics.found[f"kiln.{topic}"] = kept
     world.now += 60

@@ -391,7 +391,10 @@ def test_a_batch_on_the_topic_of_another_separator_is_in_quarantine_once_and_its
     (row,) = (row for row in found if row.topic == "quarantine")
     fault = decode_quarantine(row.value)
     assert (fault.stage, fault.reason, fault.data) == ("separator", "contradicts_topic", data)
-    assert fault.detail == f"for {format_separator(CONTROLLER)}, on the topic of {format_separator(BY_OTHER)}"
+    assert fault.detail == (
+        f"the batch is for {format_separator(CONTROLLER)}, "
+        f"but was received on the topic of {format_separator(BY_OTHER)}"
+    )
     assert sum(row.topic == "wanted" for row in found) == 3 * fetch
 
 

@@ -54,7 +54,7 @@ def test_what_the_decoder_returns_is_json() -> None:
         ("parse", b'{"many": 1' + b"0" * 30 + b"}", DECODER_OUTPUT, "the dict cannot be written as JSON"),
         ("parse", b'{"half": "\\ud800"}', DECODER_OUTPUT, "the dict cannot be written as JSON"),
         ("give_bytes", b"", DECODER_OUTPUT, "the dict cannot be written as JSON"),
-        ("grow", b"", DECODER_OUTPUT, "1,048,587 bytes of JSON; at most 1,048,576 are stored"),
+        ("grow", b"", DECODER_OUTPUT, "the dict has 1,048,587 bytes as JSON; at most 1,048,576 are stored"),
     ],
 )
 def test_whatever_goes_wrong_is_a_reason(name: str, data: bytes, reason: str, detail: str) -> None:
@@ -70,8 +70,10 @@ def test_a_decoder_that_hangs_is_stopped_and_then_not_called_again() -> None:
     decoder = MessageDecoder("some_decoders.hang", time_limit=0.01)
     assert decoder.decode(b"quick") == '{"size":5}'
     slow = [decoder.decode(b"slow") for _ in range(6)]
-    assert slow[:5] == [Rejected(DECODER_TOO_SLOW, "stopped after 0.01 s")] * 5
-    assert slow[5] == Rejected(DECODER_TOO_SLOW, "not called: it was too slow on 5 messages of this task")
+    assert slow[:5] == [Rejected(DECODER_TOO_SLOW, "the decoder was stopped after 0.01 s")] * 5
+    assert slow[5] == Rejected(
+        DECODER_TOO_SLOW, "the decoder was not called: it was too slow on 5 messages of this task"
+    )
     assert isinstance(decoder.decode(b"quick"), Rejected)
     assert MessageDecoder("some_decoders.hang").decode(b"quick") == '{"size":5}'  # the next task tries again
     assert signal.getsignal(signal.SIGALRM) is before
@@ -89,7 +91,7 @@ def test_a_decoder_works_in_a_thread_too() -> None:
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("nothing", "no installed package has this entry point in the group kiln.decoders (there are: some_decoders.f"),
+        ("nothing", "no installed package has this entry point in the group kiln.decoders (installed: some_decoders.f"),
         ("some_decoders.missing", "cannot import some_decoders:missing (AttributeError"),
         ("some_decoders.number", "some_decoders:number is not a function"),
     ],
