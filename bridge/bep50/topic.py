@@ -353,7 +353,9 @@ class TopicNode:
                 f"{self.rival.sequence}, signed {self.rival.signature.hex()[:16]}…. Stop it, or use another key."
             )
         if (item.key, item.salt) != (self.key, self.salt):
-            raise ItemPublishError(f"cannot publish an item of {item.target.hex()} in topic {self.target.hex()}")
+            raise ItemPublishError(
+                f"cannot publish in topic {self.target.hex()}: the item is of topic {item.target.hex()}"
+            )
         refusal = find_exceeded_limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
         if refusal is not None:
             raise ItemPublishError(

@@ -81,7 +81,7 @@ class AnnouncerPlaces:
     # -------- evidence
 
     def is_proven(self, announcer: Announcer) -> bool:
-        """Return whether blocks of this author arrive."""
+        """Return whether a block that this author announced was fetched, with few misses since."""
         return announcer.author in self._proven_misses
 
     def is_failing(self, announcer: Announcer) -> bool:

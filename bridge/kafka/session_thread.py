@@ -116,7 +116,7 @@ class SessionThread(ABC):
         self._progress_at = time.monotonic()
 
     def _describe_stack(self) -> str:
-        """Describe the stack from the innermost call of this program."""
+        """Describe where the thread is: the innermost call of this program, and the calls inside libraries below it."""
         ident = None if self._thread is None else self._thread.ident
         frame = sys._current_frames().get(ident or 0)
         calls = []

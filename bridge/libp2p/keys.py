@@ -27,7 +27,8 @@ class KeyFileError(Exception):
 def load_or_create_key(path: Path) -> Ed25519PrivateKey:
     """Load the key in `path`; if there is no file, create a key and write it there with mode 0600.
 
-    The file is never repaired or replaced: others may know a key that was readable, and a lost key is a lost identity.
+    The mode of a file that others can read is not corrected, because they may already know the key. A file that cannot
+    be used is not replaced, because the node would lose its identity.
 
     Raises:
         KeyFileError: The file cannot be read or written, others may read or write it, or it does not contain such a

@@ -342,7 +342,8 @@ class PendingBatches:
         self._write_receipt(publication, publication.topic, now, None, reason)
 
     def _move_to_scheme(self) -> None:
-        """Move batches that wait on a topic outside the scheme to its topics, unless they were sent there already."""
+        """Move batches that wait on a topic outside the scheme to topics of the scheme on which they were not sent
+        yet."""
         waiting = [*self._turn, *self._queue.drain()]
         self._turn.clear()
         deliveries: list[TopicDelivery] = []

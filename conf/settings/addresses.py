@@ -165,7 +165,7 @@ def _protocols(text: str, expected: str) -> list[str]:
         address = text.replace("/ipfs/", "/p2p/")
         raise ValueError(f'expected {expected}: /ipfs/ is the old name of /p2p/. Write "{address}"')
     if not text.startswith("/"):
-        raise ValueError(f"expected {expected}: it does not begin with a slash")
+        raise ValueError(f"expected {expected}: the value does not begin with a slash")
     try:
         for peer in re.findall(r"/p2p/([^/]*)", text):
             peer_bytes(peer)

@@ -292,8 +292,8 @@ def select_messages(frame: Frame, positions: Set[int]) -> Frame:
 def read_frames(
     connection: duckdb.DuckDBPyConnection, places: Collection[FramePosition]
 ) -> Iterator[tuple[FramePosition, Frame]]:
-    """Read frames from the view `frames` of the connection, in the order of arrival, with origin REPLAY; skip missing
-    ones."""
+    """Read the frames at these places from the view `frames`, in the order of arrival, and set their origin to REPLAY.
+    Missing ones are skipped."""
     if not places:
         return
     wanted = pa.table(

@@ -381,7 +381,7 @@ class Supervisor:
         return errors
 
     def _newest_times(self) -> dict[str, int]:
-        """Return the latest time, in µs, by which each query expires its deduplication state.
+        """Return, for each query, the newest time (µs) of the clock that expires its deduplication state.
 
         See `kiln.pipelines.runtime.clocks`.
         """

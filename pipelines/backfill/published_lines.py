@@ -67,7 +67,8 @@ def _is_log_line() -> Column:
 
 
 def _find_nearest() -> Column:
-    """Build the seqno of the received line of the same content that is nearest in time, null if none is near."""
+    """Build the column with the seqno of the nearest received line, in time, of the same content; null if there is none
+    within MAX_GAP."""
     received = F.when(F.col("seqno").isNotNull(), F.struct("at", "seqno"))
     by_content = Window.partitionBy("content").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = F.last(received, ignorenulls=True).over(by_content.orderBy("at", "seqno"))

@@ -148,11 +148,11 @@ def _parse_record(body: bytes, number: int, offset: int) -> CaptureRecord:
     for _ in range(3):
         start = position + _SHORT.size
         if start > len(body):
-            raise CaptureError(f"{where}: it ends inside its peer ids and protocol")
+            raise CaptureError(f"{where}: the record ends inside its peer ids and protocol")
         (length,) = _SHORT.unpack_from(body, position)
         position = start + length
         if position > len(body):
-            raise CaptureError(f"{where}: it ends inside its peer ids and protocol")
+            raise CaptureError(f"{where}: the record ends inside its peer ids and protocol")
         strings.append(body[start:position])
     local, remote, protocol = strings
     try:

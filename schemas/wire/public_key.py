@@ -104,7 +104,7 @@ def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
     if not n & 1:
         return Rejected(BAD_KEY, "the modulus of an RSA key is even")
     if not 3 <= e <= MAX_RSA_EXPONENT or not e & 1:
-        return Rejected(BAD_KEY, f"the exponent of an RSA key is even, or not 3 to {MAX_RSA_EXPONENT}")
+        return Rejected(BAD_KEY, f"the exponent of an RSA key is not an odd number between 3 and {MAX_RSA_EXPONENT}")
     return rsa.RSAPublicNumbers(e, n)
 
 
