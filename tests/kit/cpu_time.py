@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -36,10 +37,23 @@ def measure_cpu() -> Iterator[CpuCost]:
     """
     cost = CpuCost()
     before = measure_step()
-    began = cpu_clock()
-    yield cost
-    spent = cpu_clock() - began
+    with _without_garbage_collection():
+        began = cpu_clock()
+        yield cost
+        spent = cpu_clock() - began
     cost.steps = spent / max(before, measure_step())
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """A collection would go through all objects of the tests before, in whichever block it happens to begin."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def count_steps(action: Callable[[], object]) -> float:
