@@ -65,7 +65,7 @@ class Claims(NamedTuple):
 
 def describe_contradiction(claimed: Separator, verified: Separator) -> str:
     """Describe a false claim for quarantine."""
-    return f"the claim is {claimed.key}/{claimed.value}; the genesis names {verified.key}/{verified.value}"
+    return f"claimed {claimed.key}/{claimed.value}; the genesis names {verified.key}/{verified.value}"
 
 
 REASONS: Final = (

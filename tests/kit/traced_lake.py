@@ -195,7 +195,7 @@ def rows() -> dict[str, list[dict[str, object]]]:
         },
     ]
     tables["quarantine"] = [
-        refused("contradicts_genesis", at(1), f"the claim is model/{FALSE}; the genesis names model/{TRUE}"),
+        refused("contradicts_genesis", at(1), f"claimed model/{FALSE}; the genesis names model/{TRUE}"),
         refused("not_json", at(4), "\x1b[2Jno JSON"),
         refused("not_json", {**at(4), "message_index": 0}, "of another message of that frame"),
         refused("rpc_malformed", {"kafka_partition": 0, "kafka_offset": 777}),

@@ -39,7 +39,7 @@ def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_upda
     assert [(fault.stage, fault.reason, decode_wanted(fault.data)) for fault in run.faults()] == [
         ("separator", "contradicts_genesis", record) for record in (records[0], records[2])
     ]
-    assert run.faults()[0].detail == f"the claim is model/{OTHER.value}; the genesis names model/{MODEL.value}"
+    assert run.faults()[0].detail == f"claimed model/{OTHER.value}; the genesis names model/{MODEL.value}"
     assert [output.key for output in run.written[:2]] == [b"0/0/1", b"0/2/1"], "the place of the update's message"
     assert (run.pending.claimed_count, run.updates()) == (0, [])
     run.take(claim(1, 4))  # written before the answer was read
@@ -133,7 +133,7 @@ def test_claims_that_disagree_wait_and_the_false_one_is_told_with_the_answer() -
         (OTHER, "genesis"),
     ]
     false = [fault.detail.split(";")[0] for fault in run.faults()]
-    assert false == [f"the claim is model/{OTHER.value}", f"the claim is model/{MODEL.value}"]
+    assert false == [f"claimed model/{OTHER.value}", f"claimed model/{MODEL.value}"]
 
 
 def test_an_update_that_waited_is_not_released_where_its_claim_went_on_under_the_same_separator() -> None:

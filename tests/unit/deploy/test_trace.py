@@ -69,7 +69,7 @@ def test_the_way_of_a_stream_whose_claim_was_false(lake: Lake) -> None:
     assert (separator["separator_source"], separator["separator_value"]) == ("topic", FALSE)
     assert (separator["genesis"], separator["genesis_value"], separator["contradicted"]) == ("genesis", TRUE, True)
     assert column(steps["quarantine"], "reason") == ["contradicts_genesis"]
-    assert column(steps["quarantine"], "detail") == [f"the claim is model/{FALSE}; the genesis names model/{TRUE}"]
+    assert column(steps["quarantine"], "detail") == [f"claimed model/{FALSE}; the genesis names model/{TRUE}"]
     # each update in the batch of its own window, though a later batch holds one of the tips again
     assert [(row["message_id"], row["batch_cid"]) for row in steps["batches"]] == [
         (message(1), BATCH),

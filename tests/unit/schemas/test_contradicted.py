@@ -33,4 +33,4 @@ def test_of_claims_that_disagree_one_is_false_whatever_the_genesis_names(said: C
 
 def test_what_quarantine_says() -> None:
     said = describe_contradiction(Separator("model", "ka"), Separator("controller", "kb"))
-    assert said == "the claim is model/ka; the genesis names controller/kb"
+    assert said == "claimed model/ka; the genesis names controller/kb"
