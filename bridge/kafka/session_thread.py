@@ -130,7 +130,7 @@ class SessionThread(ABC):
     def _run_session(self) -> None:
         """Run one session, until stopped or Kafka fails. It begins from the committed offsets."""
 
-    def _release_resources(self) -> None:  # noqa: B027
+    def _release_resources(self) -> None:  # noqa: B027 – most threads have none
         """Release the resources of the thread when it ends."""
 
     def _run(self) -> None:

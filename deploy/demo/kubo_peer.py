@@ -30,12 +30,12 @@ import platform
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, Protocol, TextIO, TypeVar
 
 from kiln.conf.process.extras import format_install_command
 from kiln.schemas.reject import Rejected
@@ -211,6 +211,9 @@ class KuboNode:
         self._library.CleanupNode(self._repo)
 
 
+_NodeT = TypeVar("_NodeT", bound=KuboNode)
+
+
 class _Driver:
     """Execute commands and report events until stdin ends."""
 
@@ -270,26 +273,36 @@ class _Driver:
                 self._emit({"event": "error", "text": str(error)})
 
 
-def read_commands(lines: TextIO, commands: queue.SimpleQueue[str | None]) -> None:
-    """Put lines into a queue, and `None` at their end."""
-    for line in lines:
-        commands.put(line)
-    commands.put(None)
+class PeerDriver(Protocol):
+    """Driver of a node, with the lines of commands that it executes; `None` ends it."""
+
+    commands: queue.SimpleQueue[str | None]
+
+    def run(self) -> None: ...
 
 
-def main() -> None:
-    folder = Path(sys.argv[1]).resolve()
+def run_peer(
+    folder: Path, open_node: Callable[[Path], _NodeT], create_driver: Callable[[_NodeT, TextIO], PeerDriver]
+) -> NoReturn:
+    """Run a node until stdin or its driver ends, and then end this process.
+
+    Args:
+        folder: Folder of the node, which becomes the working folder.
+        open_node: Opens the node with a repository.
+        create_driver: Creates the driver of the node, which writes its events to the file.
+    """
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     # output of the library must not mix with the events
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        node = KuboNode(folder / "ipfs")
+        node = open_node(folder / "ipfs")
     except KuboError as error:
         sys.exit(str(error))
-    driver = _Driver(node, out)
-    threading.Thread(target=read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
+    driver = create_driver(node, out)
+    threading.Thread(target=_read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
     try:
         driver.run()
     except (BrokenPipeError, KeyboardInterrupt):
@@ -298,6 +311,16 @@ def main() -> None:
         node.close()
     # exit at once, because Python would wait for the thread that reads stdin
     os._exit(0)
+
+
+def _read_commands(lines: TextIO, commands: queue.SimpleQueue[str | None]) -> None:
+    for line in lines:
+        commands.put(line)
+    commands.put(None)
+
+
+def main() -> None:
+    run_peer(Path(sys.argv[1]), KuboNode, _Driver)
 
 
 if __name__ == "__main__":

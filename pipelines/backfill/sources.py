@@ -89,7 +89,7 @@ class CaptureFile:
     """empty if no format is known"""
     member: Member | None = None
     description: str = ""
-    """what a file of no known format is"""
+    """the kind of the file in words, if its format is not known"""
 
     @property
     def name(self) -> str:

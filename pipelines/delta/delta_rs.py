@@ -66,13 +66,7 @@ class DeltaRsCommits:
             known = opened.version()
             self._lake.check_columns(table, opened.schema().to_json())
             try:
-                opened.create_write_transaction(
-                    adds,
-                    mode="append",
-                    schema=opened.schema(),
-                    commit_properties=properties,
-                    post_commithook_properties=AFTER_COMMIT,
-                )
+                _write_commit(opened, adds, properties)
                 break
             except CommitFailedError as error:
                 opened.update_incremental()
@@ -146,13 +140,7 @@ def commit_replacement(
     for _ in range(_TRIES):
         lake.check_columns(table, opened.schema().to_json(), exact=bool(added and removed))
         try:
-            opened.create_write_transaction(
-                actions,
-                mode="append",
-                schema=opened.schema(),
-                commit_properties=properties,
-                post_commithook_properties=AFTER_COMMIT,
-            )
+            _write_commit(opened, actions, properties)
         except CommitFailedError:
             known = opened.version()
             opened.update_incremental()
@@ -165,6 +153,18 @@ def commit_replacement(
         opened.update_incremental()
         return True
     raise LakeError(f"cannot commit to {table}: other writers committed first in each of {_TRIES} tries. Try again")
+
+
+def _write_commit(
+    opened: DeltaTable, actions: Sequence[AddAction | RemoveAction], properties: CommitProperties
+) -> None:
+    opened.create_write_transaction(
+        list(actions),
+        mode="append",
+        schema=opened.schema(),
+        commit_properties=properties,
+        post_commithook_properties=AFTER_COMMIT,
+    )
 
 
 _Commit = Sequence[Mapping[str, Mapping[str, object]]]

@@ -38,8 +38,8 @@ _MAX_LOOKUP: Final = 999  # digests in one SELECT: every SQLite takes as many pa
 
 @dataclass(frozen=True)
 class DedupStoreConfig:
-    """How a task opens the file. `span`: retention of a digest, in µs. `durable`: true if the file must survive a
-    power cut."""
+    """Options with which a task opens the file. `span`: retention of a digest, in µs. `durable`: true if the file must
+    survive a power cut."""
 
     path: str
     span: int

@@ -33,7 +33,7 @@ from kiln.schemas.wire.topics import Separator
 
 @dataclass(frozen=True)
 class SeparatorConfig:
-    """How to find the separators of updates.
+    """Options for finding the separators of updates.
 
     Attributes:
         streams: Topic with the verified separators, if any.

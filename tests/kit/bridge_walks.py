@@ -85,9 +85,7 @@ class _Acknowledging:
 
 def walk_capture() -> Walk:
     """From the bytes that a peer sends to a record of `kiln.frames`."""
-    message = Message(data=TIP, topic=TOPIC, seqno=bytes(8))
-    sign(message, KEY)
-    payload = RPC(publish=[message]).SerializeToString()
+    payload = _sign_message(TOPIC)
     sent, producer = trio.Event(), _Acknowledging()
 
     async def receive(folder: Path) -> None:
@@ -112,6 +110,13 @@ def walk_capture() -> Walk:
     ):
         trio.run(receive, Path(folder))
     return walk
+
+
+def _sign_message(topic: str) -> bytes:
+    """Build the RPC of a message with TIP."""
+    message = Message(data=TIP, topic=topic, seqno=bytes(8))
+    sign(message, KEY)
+    return RPC(publish=[message]).SerializeToString()
 
 
 def _start_peer(node: Node, stop: threading.Event, *rpcs: bytes) -> None:
@@ -211,7 +216,10 @@ def walk_batch() -> Walk:
         )
         blocks, token = FolderBlockStore(folder / "blocks"), trio.lowlevel.current_trio_token()
         with Seqno(folder / "seqno", time.time_ns) as seqno:
-            node = Node(OPTIONS, new_key(), seqno, sink, authors=settings.publish.author_keys)
+            subscribed, topic = trio.Event(), topic_of(BATCH)
+            authors = settings.publish.author_keys
+            node = Node(OPTIONS, new_key(), seqno, sink, lambda _: subscribed.set(), authors=authors)
+            node.join(topic)
             discovery = wiring._create_discovery(settings, node)
             exchange = wiring._create_exchange(settings, node, blocks, AnnouncementSources(), discovery)
             store = wiring._create_bitswap_store(node, blocks, exchange, discovery, token)
@@ -230,10 +238,10 @@ def walk_batch() -> Walk:
             async with trio.open_nursery() as nursery:
                 await nursery.start(node.run)
                 await nursery.start(exchange.run)
-                _start_peer(node, stop, subscription(topic_of(BATCH)))
+                # a message after the subscription tells that the node has the subscription
+                _start_peer(node, stop, subscription(topic), _sign_message(topic))
                 with trio.fail_after(_WAITS_S):
-                    while not node.router.subscribers(topic_of(BATCH)):
-                        await trio.sleep(0.01)
+                    await subscribed.wait()
                     thread = threading.Thread(target=run_publisher)  # trio's threads have no profile
                     thread.start()
                     await trio.to_thread.run_sync(thread.join)

@@ -30,8 +30,6 @@ import ctypes
 import json
 import os
 import queue
-import sys
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -39,7 +37,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TextIO
 
-from kiln.deploy.demo.kubo_peer import FETCH_THREADS, POLL_MESSAGES, KuboError, KuboNode, locate_block, read_commands
+from kiln.deploy.demo.kubo_peer import FETCH_THREADS, POLL_MESSAGES, KuboError, KuboNode, locate_block, run_peer
 from kiln.schemas.wire.cid import CidError
 
 _POLL_PEERS = 0.1  # s
@@ -276,26 +274,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder for repository and log")
     parser.add_argument("--port", type=int, default=0, help="TCP port on 127.0.0.1; 0 for a free one")
     arguments = parser.parse_args()
-    folder: Path = arguments.folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    os.chdir(folder)
-    # output of the library must not mix with the events
-    out = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    try:
-        node = _Node(folder / "ipfs", arguments.port)
-    except KuboError as error:
-        sys.exit(str(error))
-    driver = _Driver(node, out)
-    threading.Thread(target=read_commands, args=(sys.stdin, driver.commands), daemon=True).start()
-    try:
-        driver.run()
-    except (BrokenPipeError, KeyboardInterrupt):
-        pass
-    finally:
-        node.close()
-    # exit at once, because Python would wait for the thread that reads stdin
-    os._exit(0)
+    run_peer(arguments.folder, lambda repo: _Node(repo, arguments.port), _Driver)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, TypedDict, Unpack, cast
 
 import pyarrow as pa
 import pytest
@@ -24,11 +24,12 @@ from pyspark.sql import SparkSession
 from kiln.conf.settings.model import Backfill, Network, Settings, Spark
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions, write_traffic
 from kiln.deploy.demo.traffic.ledger import Ledger, MessageEntry
-from kiln.pipelines.app.backfill_run import backfill, build_terms
+from kiln.pipelines.app.backfill_run import Engine, backfill, build_terms
 from kiln.pipelines.backfill.run import RunError, RunOutcome, StoppedError
 from kiln.pipelines.backfill.run_log import RUN_TABLES, find_run
 from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import swap_run
+from kiln.pipelines.backfill.terms import Source
 from kiln.pipelines.decode.user_decoder import load_decoder
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake
@@ -56,6 +57,16 @@ FILES = Path(__file__).resolve().parents[1] / "unit" / "schemas" / "history_file
 Rows = list[tuple[object, ...]]
 
 
+class TermOptions(TypedDict, total=False):
+    """Arguments of `build_terms`."""
+
+    source: Source
+    files: tuple[Path, ...]
+    window: timedelta
+    as_of: int
+    engine: Engine
+
+
 @dataclass
 class World:
     """A lake that holds what a run out of a capture file gave, as if it had been live."""
@@ -73,7 +84,7 @@ class World:
         high: int = END,
         stopped: Callable[[], bool] = lambda: False,
         chunk: int = 1_000_000,
-        **more: Any,
+        **more: Unpack[TermOptions],
     ) -> RunOutcome:
         settings = self.settings.model_copy(update={"backfill": Backfill(frames_per_chunk=chunk)})
         return backfill(self.spark, settings, build_terms(settings, name, low, high, **more), stopped, lambda _: None)

@@ -61,7 +61,7 @@ def test_without_a_moment_a_cutover_is_over_and_a_duplicate_goes_on() -> None:
 
 
 def joins(clock: Clock, transition: Transition, *waits: int) -> list[bool]:
-    """Whether it is on the network's topic so many seconds after AT."""
+    """Return for each number of seconds after AT whether the transition joins the topic of the network."""
     joined = []
     for wait in waits:
         clock.now = AT + wait * S

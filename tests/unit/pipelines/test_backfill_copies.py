@@ -20,9 +20,12 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native import core, library
-from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
+from kiln.schemas.wire.message_id import parse_message_id_rule
 from kit import engines
+from kit.chance import new_key
 
 pytestmark = pytest.mark.skipif(engines.core_is_missing(), reason="no native core to compare with Python")
 
@@ -112,3 +115,29 @@ def test_where_the_core_is_wrong_python_decodes(target: RunTarget) -> None:
     ):
         assert decode([frames], CONFIG, target) == theirs
         assert not library.find_engine().is_native
+
+
+@pytest.mark.parametrize("native_core", [True, False])
+def test_equal_data_of_two_authors_keeps_both_where_ids_come_from_the_data(
+    native_core: bool, target: RunTarget
+) -> None:
+    config = DecodeConfig("either", message_ids=parse_message_id_rule("sha256_data"), native_core=native_core)
+    authors = [new_key(), new_key()]
+    rows = []
+    for offset, author in enumerate(authors):
+        message = Message(data=b'{"typ":3,"ts":1646925968077,"ver":"2.35.0"}', topic="/ceramic/n", seqno=bytes(8))
+        sign(message, author)
+        frame = Frame(
+            connection=bytes(16),
+            direction=Frame.IN,
+            sequence=offset + 1,
+            network="n",
+            observed_at=START_NS + 2_000_000_000,
+            payload=RPC(publish=[message]).SerializeToString(),
+        )
+        rows.append(build_frame_row(0, offset, frame.observed_at // 1000, frame))
+    columns = [pa.array(values) for values in zip(*rows, strict=True)]
+    found = decode([pa.RecordBatch.from_arrays(columns, names=FrameRow._fields)], config, target)["messages"]
+    assert isinstance(found, list)
+    assert [row.from_peer for row, _ in found] == [peer_text(compute_peer_id(author)) for author in authors]
+    assert len({row.message_id for row, _ in found}) == 1
