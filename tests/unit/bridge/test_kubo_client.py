@@ -591,7 +591,8 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
     node = KuboBlockStore(Kubo(kubo.url), [PEER, PEER], every=0.05)
     try:
         wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
-        assert node.describe() == f"kubo 0.44.0 at {kubo.url}, without content routing, 2 of 2 peers of ipfs.peers connected"
+        about = f"kubo 0.44.0 at {kubo.url}, without content routing, 2 of 2 peers of ipfs.peers connected"
+        assert node.describe() == about
         kubo.answers["swarm/connect"] = second_time
         assert again.wait(60)
         kubo.answers["block/get"] = kubo_bytes(DATA)
