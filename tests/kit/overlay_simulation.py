@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from random import Random
 
-from kiln.bridge.bep50.core import Datagram, Event, OverlayEffects, OverlaySettings
+from kiln.bridge.bep50.core import Datagram, Event, OverlayEffects
 from kiln.bridge.bep50.overlay import Overlay
 from kiln.schemas.dht.krpc import DhtAddress
 
@@ -39,17 +39,10 @@ class Network:
         self._wakeups: list[tuple[float, int, DhtAddress]] = []
         self._count = 0
 
-    def add(
-        self,
-        address: DhtAddress,
-        settings: OverlaySettings | None = None,
-        bootstrap: Iterable[DhtAddress] = (),
-        node_id: bytes | None = None,
-    ) -> Overlay:
-        """Start a node, with a random id if none is given. It replaces a node at the same address."""
+    def add(self, address: DhtAddress, bootstrap: Iterable[DhtAddress] = ()) -> Overlay:
+        """Start a node. It replaces a node at the same address."""
         random = Random(self.random.getrandbits(64))
-        own_id = node_id or random.randbytes(20)
-        overlay = Overlay(own_id, address.port, random, self.now, settings, bootstrap)
+        overlay = Overlay(random.randbytes(20), address.port, random, self.now, None, bootstrap)
         self.overlays[address] = overlay
         self.events.setdefault(address, [])
         return overlay
