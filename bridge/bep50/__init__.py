@@ -27,7 +27,7 @@ The draft's requirements and the code that meets them (tests/unit/bridge/test_be
 How this implementation reads what the draft leaves open:
 
 1. `c` is at the top level, in errors too: the draft's source contains the lines that its printed examples lack.
-2. A put needs a token from its receiver. A periodic get renews each contact's token, as does a refusal (203).
+2. A put needs a token from its receiver. A periodic get renews each contact's token, and so does a refused put (203).
 3. A response names up to 8 nodes (`OverlaySettings.nodes`), although K is one; any number is accepted.
 4. An update is not sent back to its sender, nor to a node that is known to have it.
 5. An item from a get response is pushed on like an item from a put, so a lost put does not stop an item.

@@ -84,11 +84,11 @@ class CarrierOptions:
 
     network: str
     listen: Sequence[str]
-    """One address for IPv4, IPv6 or each, with an IP as host; port 0 is any free port."""
+    """At most one address for IPv4 and one for IPv6. The host is an IP address; port 0 is any free port."""
     bootstrap: Sequence[str] = ()
     """Nodes of the plain DHT."""
     contacts: Sequence[str] = ()
-    """Nodes that are tried as contacts for every topic, with an IP as host."""
+    """Nodes to try as contacts for every topic. The host is an IP address."""
     follow: Sequence[PublisherKey] = ()
     max_topics: int = 500
     """Maximum number of topics of our own key that are joined at a time."""

@@ -55,10 +55,6 @@ class Lookup:
     """An iterative lookup in one address family.
 
     It queries the nearest known node that was not queried yet, until the K nearest nodes have answered.
-
-    Attributes:
-        on_response: Called with each response, and the address it came from.
-        on_end: Called once at the end, with the nearest nodes that gave a token.
     """
 
     method: LookupMethod
@@ -129,7 +125,12 @@ class PlainNode:
         on_response: Callable[[KrpcResponse, DhtAddress], None],
         on_end: Callable[[list[WritableNode]], None],
     ) -> None:
-        """Start a lookup of ``target`` in each address family, with callbacks as those of `Lookup`."""
+        """Start one lookup of ``target`` in IPv4 and one in IPv6.
+
+        Args:
+            on_response: Called with each response, and the address it came from.
+            on_end: Called at the end of each lookup, with the nearest nodes that gave a token.
+        """
         for family, table in self.tables.items():
             unnamed = [address for address in self.bootstrap if address.family == family]
             lookup = Lookup(method, target, family, on_response, on_end, unnamed=unnamed)

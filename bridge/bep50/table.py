@@ -131,7 +131,7 @@ class RoutingTable:
             self._buckets[self._index(contact.id)].remove(contact)
 
     def closest(self, target: bytes, count: int) -> list[DhtNode]:
-        """Return the ``count`` contacts nearest to ``target``, without those that failed to answer. Nearest first."""
+        """Return up to ``count`` contacts, nearest to ``target`` first, without those that did not answer lately."""
         good = [contact for contact in self._by_address.values() if not contact.failures]
         good.sort(key=lambda entry: compute_distance(entry.id, target))
         return [contact.node for contact in good[:count]]

@@ -69,8 +69,7 @@ MAX_REFUSALS: Final = 3
 MAX_UNRESPONSIVE: Final = 1024  # addresses
 FIRST_RETRY: Final = 2.0  # seconds
 LAST_RETRY: Final = 60.0
-"""Maximum seconds between attempts to join while there are no contacts. The first wait is `FIRST_RETRY`, and each wait
-doubles it."""
+"""Maximum seconds between attempts to join while there are no contacts. Waits begin with `FIRST_RETRY`, and double."""
 # The largest UDP payload in an Ethernet frame: 1500 bytes without the headers of IP and UDP.
 _ROOM: Final[dict[Family, int]] = {4: 1472, 6: 1452}
 
@@ -112,8 +111,7 @@ class TopicNode:
         self._tokens = tokens
         self._transactions = Transactions(core, self.target)
         self._first_contacts = list(contacts)
-        self._probing: dict[DhtAddress, int] = {}
-        """Number of probes sent to each address."""
+        self._probing: dict[DhtAddress, int] = {}  # number of probes sent, by address
         self._unresponsive = BoundedDict[DhtAddress, float](MAX_UNRESPONSIVE)
         self._connected = False
         self._join_count = 0
@@ -228,7 +226,7 @@ class TopicNode:
     # ---------------------------------------------------------------- queries sent
 
     def _get(self, address: DhtAddress) -> None:
-        """Send a get for the item. It SHOULD contain ``seq``, except if we have no item yet (BEP 50)."""
+        """Send a get for the item. A get SHOULD contain ``seq``, except if the sender has no item yet (BEP 50)."""
         arguments: dict[bytes, Value] = {b"target": self.target}
         if self.item is not None:
             arguments[b"seq"] = self.item.sequence

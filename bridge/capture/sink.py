@@ -1,9 +1,9 @@
 """Queue of frames for Kafka: in memory while Kafka acknowledges in time, otherwise in the spool on disk.
 
 Kafka gets all frames in the order of `put`: first those in the spool, then those in memory. The key of a frame is the
-id of its connection, so the frames of a connection are in one partition and in order. Frames are sent in portions, and
-one portion is in flight at a time. If Kafka refuses a frame, a new producer sends the whole portion again, so Kafka may
-get frames twice. Connection, direction and sequence identify a frame, and the first copies are in order.
+id of its connection, so the frames of a connection are in one partition and in order. Frames are sent in portions of
+256 KiB, and one portion is in flight at a time. If Kafka refuses a frame, a new producer sends the whole portion again,
+so Kafka may get frames twice. Connection, direction and sequence identify a frame, and the first copies are in order.
 
 A process that is killed loses the frames that are neither acknowledged nor in the spool. While Kafka is available,
 these are the frames of about LINGER and two round trips. If an acknowledgement takes longer than `spool_after`, all
@@ -33,7 +33,7 @@ from kiln.schemas.kafka.frames import CONNECTION_BYTES
 from kiln.schemas.kafka.topics import MAX_RECORD
 
 TICK: Final = 0.1
-"""Seconds between two checks if frames must go to the spool."""
+"""Seconds between two checks whether frames must go to the spool."""
 LINGER: Final = 0.02
 """Seconds that a frame waits for further frames, to be sent together. One request for each frame would cost much more
 CPU."""
@@ -135,11 +135,11 @@ class FrameSink:
 
     @property
     def full(self) -> bool:
-        """True if the spool has no room. Then stop reading from peers, until a callback of `subscribe` is called."""
+        """True if no more frames can go to the spool. Then stop reading from peers until a callback of `subscribe`."""
         return self._pause is not None
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` in the sink's thread each time `full` becomes false. It must not block."""
+        """Call `callback` in the sink's thread each time `full` becomes false. The callback must not block."""
         with self._changed:
             self._callbacks.append(callback)
 
@@ -199,7 +199,7 @@ class FrameSink:
         self._producer = None
 
     def _send(self, producer: Producer) -> None:
-        """Send the next portion if none is in flight. Wait up to TICK for the acknowledgement."""
+        """Send the next frames if none are in flight, and wait up to TICK for the acknowledgement."""
         try:
             if not self._in_flight:
                 for item in self._take_portion():
@@ -220,10 +220,10 @@ class FrameSink:
                 self._changed.notify_all()
 
     def _take_portion(self) -> Sequence[QueuedFrame]:
-        """Wait up to TICK for frames, and take the next portion from the spool or from memory.
+        """Wait up to TICK for frames, and take about PORTION bytes of them from the spool or from memory.
 
-        Only one portion is in flight at a time. If librdkafka has records that wait for the response to an earlier
-        request, its thread polls without a pause.
+        More are sent only after an acknowledgement. While further records wait for the response to a request, the
+        thread of librdkafka polls without a pause.
 
         Raises:
             OSError, sqlite3.Error: The spool cannot be read.
@@ -243,7 +243,7 @@ class FrameSink:
         return portion
 
     def _list_waiting(self) -> list[QueuedFrame]:
-        """List the oldest frames that wait in memory, up to one portion. The caller must hold the lock."""
+        """List the oldest frames that wait in memory, about PORTION bytes. The caller must hold the lock."""
         portion: list[QueuedFrame] = []
         size = 0
         for item in self._waiting:
@@ -259,7 +259,7 @@ class FrameSink:
             self._refusal = error
 
     def _abandon(self, producer: Producer, error: Exception) -> None:
-        """Close a producer after an error, and put its portion back into the queue."""
+        """Close a producer after an error, and put its unacknowledged frames back into the queue."""
         close_producer(producer, TICK)
         with self._changed:
             self._waiting.extendleft(reversed(self._portion))
@@ -323,7 +323,6 @@ class FrameSink:
             callback()
 
     def _must_spool(self) -> bool:
-        """Return true if the oldest frames in memory must go to the spool now."""
         if not self._portion and not self._waiting:
             return False
         if self._ended or self._memory > self._memory_limit or self._spool.unread:
@@ -333,7 +332,7 @@ class FrameSink:
         return time.monotonic() - oldest > self._spool_after
 
     def _move_to_spool(self) -> None:
-        """Move the portion in flight to the spool or, if none is in flight, a portion of the waiting frames."""
+        """Move the frames in flight to the spool or, if there are none, about PORTION bytes of the waiting frames."""
         if portion := self._portion:
             self._spool.append(portion, are_read=True)
         else:

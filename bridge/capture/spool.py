@@ -185,7 +185,10 @@ class Spool:
         return bool(pages - unused <= most * 3 // 4)
 
     def find_shortage(self) -> str | None:
-        """Describe the shortage of disk space, if any. It begins below `floor` free bytes, and ends at 1.25 `floor`."""
+        """Return a message for users while the disk is short of space.
+
+        A shortage begins when less than `floor` bytes are free, and ends when 1.25 times `floor` are free.
+        """
         self.free_bytes = self._free()
         self._is_short = self.free_bytes < (self._floor + self._floor // 4 if self._is_short else self._floor)
         if not self._is_short:
@@ -196,7 +199,7 @@ class Spool:
         )
 
     def describe_error(self, error: OSError | sqlite3.Error) -> str:
-        """Describe, for users, an error of a method."""
+        """Return the message for users about an error that a method of the spool raised."""
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return (
                 f"the spool is full ({self.size} of at most {self._limit} bytes, and {self.free_bytes} bytes free on "

@@ -30,8 +30,8 @@ class Sink(Protocol):
 class ConnectionTap:
     """Makes the Frames of one connection to a peer (a pair of pubsub streams), and numbers them in each direction.
 
-    The first RPC of a direction is its hello. Its topic table, if any, is in its Frame and in all later Frames of both
-    directions, because later RPCs can only be read with it. Not thread-safe.
+    The first RPC of a direction, its hello, may contain a topic table. The tap adds the table to the Frame of the hello
+    and to all later Frames of both directions, because their RPCs cannot be read without it. Not thread-safe.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Client of Kubo's HTTP RPC (https://docs.ipfs.tech/reference/kubo/rpc/).
 
-Every call is a POST. The status of the response tells the result:
+Every call is a POST. The status of the response shows the result:
 
 - 200: the call succeeded.
 - 500, or 400 for a wrong argument: Kubo rejected the call. The body is JSON, `{"Message", "Code", "Type": "error"}`.
@@ -15,8 +15,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 from multiformats import multicodec
@@ -59,18 +58,11 @@ class _NoSuchCommandError(BlockStoreUnavailableError):
     """The server has no such RPC command."""
 
 
-@dataclass(frozen=True)
-class NodeIdentity:
-    """Peer id, agent version and multiaddrs of an IPFS node."""
+class NodeIdentity(NamedTuple):
+    """Peer id of an IPFS node, and name and version of its program, such as "kubo 0.44.0"."""
 
     peer: str
-    agent: str  # such as "kubo/0.44.0/"
-    addresses: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Name and version of the program, such as "kubo 0.44.0"."""
-        return " ".join(self.agent.split("/")[:2])
+    name: str
 
 
 def auth_header(auth: str) -> dict[str, str]:
@@ -199,7 +191,7 @@ class Kubo:
     # ------------------------------------------------------------ the node
 
     def identity(self, timeout: float = _CALL) -> NodeIdentity:
-        """Return the node's peer id, agent version and multiaddrs.
+        """Return the node's peer id, and the name and version of its program.
 
         Raises:
             BlockStoreUnavailableError: no node answers, or the response does not come from Kubo's RPC.
@@ -208,10 +200,10 @@ class Kubo:
             answer = self._json("id", {}, timeout)
         except KuboError as error:
             raise self._away(f"does not report its peer id: {error}") from None
-        peer, agent, addresses = answer.get("ID"), answer.get("AgentVersion"), answer.get("Addresses")
+        peer, agent = answer.get("ID"), answer.get("AgentVersion")
         if not isinstance(peer, str) or not isinstance(agent, str):
             raise self._unexpected_answer("id", answer)
-        return NodeIdentity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
+        return NodeIdentity(peer, " ".join(agent.split("/")[:2]))
 
     def connect(self, *multiaddrs: str, timeout: float = _CALL) -> None:
         """Connect the node to a peer, unless they are connected already.
@@ -311,7 +303,9 @@ class Kubo:
         timeout: float,
         files: Mapping[str, tuple[str, bytes]] | None = None,
     ) -> Iterator[httpx.Response]:
-        """Call a command, and yield a response with status 200. Errors of httpx after connecting pass through.
+        """Call an RPC command, and yield its response if the status is 200.
+
+        Errors of httpx that occur after connecting are not converted.
 
         Raises:
             KuboError: The node reports an error.

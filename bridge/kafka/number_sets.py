@@ -4,8 +4,7 @@ The numbers are encoded relative to a base that is not above any of them. The te
 have the shorter one of two forms, a letter and then bytes in base85:
 
 - "b": a bitmap. The number base + i is in the set if bit i % 8 of byte i // 8 is 1, where bit 0 is the lowest.
-- "g": varints. The first is the difference of the first number from the base, each other one that of a number from its
-  predecessor.
+- "g": varints of differences, from the base to the first number, and then from each number to the next.
 """
 
 from __future__ import annotations

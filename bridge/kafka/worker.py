@@ -1,8 +1,8 @@
 """A thread that works as a member of a Kafka consumer group.
 
 Kafka assigns each partition to one bridge of the group (assignor `cooperative-sticky`), and to another bridge when the
-first sends no heartbeat for SESSION. A bridge is a static member (KIP-345): if it restarts within this time, it keeps
-its partitions. The broker refuses offsets of a member that it has removed from the group.
+first sends no heartbeat for 10 s (SESSION). A bridge is a static member (KIP-345): if it restarts within this time, it
+keeps its partitions. The broker refuses offsets of a member that it has removed from the group.
 
 The metadata of a committed offset begins with the id of the topic (KIP-516). If the topic is deleted and created again,
 its id changes, and the offset is not used. The group's consumer commits offsets, but reads no records. A `RecordReader`

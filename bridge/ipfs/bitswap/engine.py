@@ -144,7 +144,7 @@ class BitswapEngine:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of entries in each collection, for tests of the limits."""
+        """Number of entries in each collection of the engine, for tests of the limits."""
         states = self._peers.values()
         return {
             "wants": sum(len(state.wants) for state in states),
@@ -200,7 +200,7 @@ class BitswapEngine:
                 self._add_presence(peer, state, cid, has_block=False)
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Queue a block that was added to the folder, or HAVE, for each peer with a want for it.
+        """Queue a block that was added to the folder for each peer with a want-block for it, and HAVE for a want-have.
 
         Args:
             size: bytes of the block.

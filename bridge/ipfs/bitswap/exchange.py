@@ -81,7 +81,7 @@ ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
 class AnnouncementSources:
     """Remembers which peer relayed the announcement of a batch: the batch's block is requested from this peer first.
 
-    The author of the announcement is not asked, because the author's key may belong to no peer.
+    The block is not requested from the author of the announcement, because an author's key may belong to no peer.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class BlockExchange:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of entries in each collection, for tests of the limits."""
+        """Number of entries in each collection of the exchange and its engine, for tests of the limits."""
         return {**self._engine.sizes, "writers": len(self._writers), "streams": sum(self._streams.values())}
 
     # ------------------------------------------------------------------ blocks
@@ -275,7 +275,6 @@ class BlockExchange:
     # ------------------------------------------------------------------ reading
 
     async def _serve(self, stream: INetStream) -> None:
-        """Handle a bitswap stream that a peer has opened."""
         assert isinstance(stream, NetStream)
         peer = stream.muxed_conn.peer_id.to_bytes()
         if self._streams[peer] >= self._options.max_streams or self._nursery is None:
