@@ -321,15 +321,17 @@ class Carrier:
 
     def _handle_conflict(self, event: ItemConflict) -> None:
         source = self._sources[event.target]
-        signed = _signature_text(event.stored)
         separator = format_separator(source.separator)
-        stored = f"sequence {event.stored.sequence} signed {signed}"
-        other = f"sequence {event.other.sequence} signed {_signature_text(event.other)}"
+        stored, other = (
+            f"sequence number {item.sequence}, signature {item.signature.hex()[:16]}…"
+            for item in (event.stored, event.other)
+        )
         origin = f" from {event.source.text}" if event.source else ""
         if not event.is_own:
             self._conflicts[event.target] = (
-                f"{TRANSPORT}: publisher {source.key.hex()} signed two different items for {separator}: {stored}, "
-                f"which Kiln uses, and {other}{origin}. Ask the publisher to use its key in one place only."
+                f"{TRANSPORT}: publisher {source.key.hex()} signed two different items for {separator}. Kiln "
+                f"uses one ({stored}), and ignores the other ({other}{origin}). Ask the publisher to use the key in "
+                "one place only."
             )
         elif self.stop_reason is None:
             self.stop_reason = (
@@ -456,10 +458,6 @@ def _address(text: str) -> DhtAddress | None:
 
 def _new_id(ip: bytes, entropy: bytes) -> bytes:
     return entropy if is_exempt(ip) or ipaddress.ip_address(ip).is_unspecified else compute_bound_id(ip, entropy)
-
-
-def _signature_text(item: Item) -> str:
-    return f"{item.signature.hex()[:16]}…"
 
 
 def _read_stop_reason(path: Path) -> str | None:

@@ -44,7 +44,7 @@ def decode_topic(data: bytes) -> StoredTopic:
     """
     fields = bencode.decode(data)
     if not isinstance(fields, dict):
-        raise BencodeError("not a dictionary")
+        raise BencodeError("it is not a bencoded dictionary")
     item = read_item(fields) if b"v" in fields else None
     refusal = find_refusal(item) if isinstance(item, Item) else item
     if refusal is not None:

@@ -346,8 +346,9 @@ class TopicNode:
         """
         if self.rival is not None:
             raise ItemPublishError(
-                f"cannot publish in topic {self.target.hex()}: another publisher uses its key, and sent sequence "
-                f"{self.rival.sequence}, signed {self.rival.signature.hex()[:16]}…. Only one publisher may use a key."
+                f"cannot publish in topic {self.target.hex()}: another publisher uses its key, and sent an item "
+                f"with sequence {self.rival.sequence} and signature {self.rival.signature.hex()[:16]}…. Only one publisher "
+                "may use a key."
             )
         if (item.key, item.salt) != (self.key, self.salt):
             raise ItemPublishError(
