@@ -138,7 +138,7 @@ class Overlay:
             self._refuse_malformed(message, source)
         elif not isinstance(message, KrpcQuery):
             node = self.plain if message.topic is None else self.topics.get(message.topic)
-            if node is None or not node.handle_response(message, source):
+            if node is None or not node.transactions.handle_response(message, source):
                 self.dropped["not_asked_for"] += 1
         elif not self._rates.allows(source.ip, self._core.now):  # responses are bounded by our queries
             self.dropped["too_many_queries"] += 1

@@ -110,7 +110,7 @@ class PlainNode:
         self.bootstrap = list(bootstrap)
         """Addresses with which lookups begin; callers may add more."""
         self._find_item = find_item
-        self._transactions = Transactions(core, topic=None)
+        self.transactions = Transactions(core, topic=None)
         self.tables: dict[Family, RoutingTable] = {
             4: RoutingTable(core.id, far=K, per_ip=core.settings.per_ip),
             6: RoutingTable(core.id, far=K, per_ip=core.settings.per_ip),
@@ -150,7 +150,7 @@ class PlainNode:
                 b"implied_port": 1,
                 b"token": node.token,
             }
-            self._transactions.send_query(node.node.address, b"announce_peer", arguments, lambda _: None)
+            self.transactions.send_query(node.node.address, b"announce_peer", arguments, lambda _: None)
 
     def put(self, item: Item, nodes: Iterable[WritableNode], on_end: Callable[[int], None]) -> None:
         """Store an item at these nodes, then call ``on_end`` with the number of nodes that stored it."""
@@ -164,13 +164,7 @@ class PlainNode:
 
         for node in nodes:
             arguments = {**build_put_fields(item), b"token": node.token}
-            self._transactions.send_query(
-                node.node.address, b"put", arguments, handle_answer, node.node.id, item.target
-            )
-
-    def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
-        """Process a response or an error. Return false if it matches no pending query."""
-        return self._transactions.handle_response(message, source)
+            self.transactions.send_query(node.node.address, b"put", arguments, handle_answer, node.node.id, item.target)
 
     def _continue(self, lookup: Lookup) -> None:
         while lookup.waiting < ALPHA and (node := lookup.next_node()) is not None:
@@ -195,7 +189,7 @@ class PlainNode:
         lookup.queried.add(node.address)
         lookup.waiting += 1
         name = b"info_hash" if lookup.method == b"get_peers" else b"target"
-        self._transactions.send_query(node.address, lookup.method, {name: lookup.target}, handle_answer)
+        self.transactions.send_query(node.address, lookup.method, {name: lookup.target}, handle_answer)
 
     def _record_node(self, address: DhtAddress, answer: Answer) -> None:
         table = self.tables[address.family]

@@ -109,7 +109,7 @@ class TopicNode:
         self._core = core
         self._plain = plain
         self._tokens = tokens
-        self._transactions = Transactions(core, self.target)
+        self.transactions = Transactions(core, self.target)
         self._first_contacts = list(contacts)
         self._probing: dict[DhtAddress, int] = {}  # number of probes sent, by address
         self._unresponsive = BoundedDict[DhtAddress, float](MAX_UNRESPONSIVE)
@@ -127,15 +127,10 @@ class TopicNode:
         """All contacts, of IPv4 and IPv6."""
         return [contact for table in self.tables.values() for contact in table]
 
-    @property
-    def waiting(self) -> int:
-        """Number of queries without a response."""
-        return len(self._transactions)
-
     def close(self) -> None:
         """Leave the topic, without a message, because BEP 50 has none for this."""
         self.closed = True
-        self._transactions.clear()
+        self.transactions.clear()
 
     # ---------------------------------------------------------------- joining
 
@@ -235,7 +230,7 @@ class TopicNode:
             if contact.get_pending:
                 return
             contact.get_pending = True
-        self._transactions.send_query(
+        self.transactions.send_query(
             address, b"get", arguments, lambda answer: self._handle_get(address, answer), contact.id if contact else b""
         )
 
@@ -304,7 +299,7 @@ class TopicNode:
             elif answer is None and tries < MAX_FAILURES:
                 self._find_nodes(node, wanted, tries + 1)
 
-        self._transactions.send_query(node.address, b"find_node", {b"target": wanted}, handle_answer, node.id)
+        self.transactions.send_query(node.address, b"find_node", {b"target": wanted}, handle_answer, node.id)
 
     def _record_failure(self, address: DhtAddress, contact: OverlayContact | None, *, remove: bool = False) -> bool:
         """Count an unanswered query, and remove the contact if there are too many in a row.
@@ -347,8 +342,8 @@ class TopicNode:
         if self.rival is not None:
             raise ItemPublishError(
                 f"cannot publish in topic {self.target.hex()}: another publisher uses its key, and sent an item "
-                f"with sequence {self.rival.sequence} and signature {self.rival.signature.hex()[:16]}…. Only one publisher "
-                "may use a key."
+                f"with sequence {self.rival.sequence} and signature {self.rival.signature.hex()[:16]}…. Only one "
+                "publisher may use a key."
             )
         if (item.key, item.salt) != (self.key, self.salt):
             raise ItemPublishError(
@@ -421,7 +416,7 @@ class TopicNode:
             self._get(contact.address)  # the response handler calls `_push` again
             return
         contact.put_pending = True
-        self._transactions.send_query(
+        self.transactions.send_query(
             contact.address,
             b"put",
             {**build_put_fields(item), b"token": contact.token},
@@ -471,10 +466,6 @@ class TopicNode:
             self._plain.put(item, nodes, lambda count: emit(PlainStoreResult(self.target, item.sequence, count)))
 
     # ---------------------------------------------------------------- queries received
-
-    def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
-        """Process a response or an error. Return false if it matches no pending query."""
-        return self._transactions.handle_response(message, source)
 
     def handle_query(self, query: KrpcQuery, source: DhtAddress) -> None:
         """Answer a query with this topic's ``c``, and probe its sender."""

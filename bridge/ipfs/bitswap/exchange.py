@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -22,7 +22,7 @@ from libp2p.network.stream.net_stream import NetStream
 from trio_typing import TaskStatus
 
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
-from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits, Output
+from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, Output
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, MessageError, read_message, write_message
 from kiln.bridge.ipfs.blocks import BlockUnavailableError, read_digest
 from kiln.bridge.ipfs.folder import FolderBlockStore
@@ -71,7 +71,6 @@ class ExchangeOptions:
     search_after: float = 1.0  # time that peers have to send a block before providers are looked up
     search_again_after: float = 300.0
     max_searches: int = 4  # at a time
-    limits: EngineLimits = field(default_factory=EngineLimits)
 
 
 ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
@@ -153,7 +152,7 @@ class BlockExchange:
         self._options = options = options or ExchangeOptions()
         self._sources = sources or AnnouncementSources()
         self._search_providers = search
-        self._engine = BitswapEngine(options.limits, node.counters)
+        self._engine = BitswapEngine(counters=node.counters)
         self._speakers: set[bytes] = set()  # peers that opened a stream, perhaps before identify was done
         self._streams: Counter[bytes] = Counter()
         self._writers: dict[bytes, _Writer] = {}
