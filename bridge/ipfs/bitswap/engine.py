@@ -8,7 +8,7 @@ caller
 3. calls `confirm` if the message was written, otherwise `put_back`.
 
 Serving: if the folder lacks the block of a want, the engine stores the want, and answers it once the block is added.
-Connected peers do not repeat a want, so the engine drops one only if the peer cancels it, disconnects or has too many.
+Connected peers do not repeat a want, so the engine drops a want only if the peer cancels it, disconnects or has too many.
 
 Fetching: a peer that relayed the announcement of a block gets a want-block, which requests the block. All other peers
 get a want-have, which asks if they have the block. Those that answer HAVE get a want-block, one after the other.
@@ -195,7 +195,7 @@ class BitswapEngine:
             if entry is None:  # canceled, or answered already because the block came meanwhile
                 continue
             if size is not None:
-                self._owe(peer, state, entry, size)
+                self._queue_reply(peer, state, entry, size)
             elif entry.send_dont_have:
                 self._add_presence(peer, state, cid, has_block=False)
 
@@ -208,9 +208,9 @@ class BitswapEngine:
         for peer, state in self._peers.items():
             entry = state.wants.get(cid)
             if entry is not None:
-                self._owe(peer, state, entry, size)
+                self._queue_reply(peer, state, entry, size)
 
-    def _owe(self, peer: bytes, state: _PeerState, entry: WantEntry, size: int) -> None:
+    def _queue_reply(self, peer: bytes, state: _PeerState, entry: WantEntry, size: int) -> None:
         del state.wants[entry.cid]
         if entry.have and size > self._limits.replace_have:
             self._add_presence(peer, state, entry.cid, has_block=True)

@@ -305,8 +305,8 @@ class BlockExchange:
         """Read messages until the stream ends or is idle.
 
         Args:
-            scope: scope of this call. It is cancelled if the stream has the largest unfinished message of all streams,
-                and their sum is over the limit.
+            scope: scope of this call. It is cancelled if the unfinished messages of all streams are over the limit, and
+                the largest one is on this stream.
         """
         options = self._options
         splitter = RpcSplitter(options.max_message, 1)
