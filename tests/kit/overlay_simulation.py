@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable
 from random import Random
 
-from kiln.bridge.bep50.core import Datagram, Event, OverlayEffects
+from kiln.bridge.bep50.core import Datagram, Event, OverlayEffects, OverlaySettings
 from kiln.bridge.bep50.overlay import Overlay
 from kiln.schemas.dht.krpc import DhtAddress
 
@@ -39,10 +39,12 @@ class Network:
         self._wakeups: list[tuple[float, int, DhtAddress]] = []
         self._count = 0
 
-    def add(self, address: DhtAddress, bootstrap: Iterable[DhtAddress] = ()) -> Overlay:
+    def add(
+        self, address: DhtAddress, settings: OverlaySettings | None = None, bootstrap: Iterable[DhtAddress] = ()
+    ) -> Overlay:
         """Start a node. It replaces a node at the same address."""
         random = Random(self.random.getrandbits(64))
-        overlay = Overlay(random.randbytes(20), address.port, random, self.now, None, bootstrap)
+        overlay = Overlay(random.randbytes(20), address.port, random, self.now, settings, bootstrap)
         self.overlays[address] = overlay
         self.events.setdefault(address, [])
         return overlay
