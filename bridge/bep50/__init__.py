@@ -1,8 +1,10 @@
 """BEP 50 (draft of 2016-10-02): publish/subscribe over the BitTorrent DHT.
 
-`overlay` is the protocol as a state machine; `socket` puts it on UDP; `store` persists what a restart needs;
-`carrier` and `tap` connect it to the bridge. No other implementation is known, so interoperability is tested, and
-claimed, only for the layer below (BEP 5, BEP 44).
+`overlay` implements the protocol as a state machine, and `socket` runs it on UDP. `store` saves state for a restart.
+`carrier` and `tap` connect the overlay to the bridge. No other implementation of BEP 50 is known, so interoperability
+is tested only for the protocols that it extends (BEP 5, BEP 44).
+
+A topic is one mutable item. Its *target* is the 20-byte key of the item in the DHT (BEP 44).
 
 The draft's requirements and the code that meets them (tests/unit/bridge/test_bep50_requirements.py tests each)::
 
@@ -25,27 +27,27 @@ The draft's requirements and the code that meets them (tests/unit/bridge/test_be
 How this implementation reads what the draft leaves open:
 
 1. `c` is at the top level, in errors too: the draft's source contains the lines that its printed examples lack.
-2. A put needs a token from its receiver. A periodic get renews each contact's token, as does a refusal (203).
+2. A put needs a token from its receiver. A periodic get renews each contact's token, and so does a refused put (203).
 3. A response names up to 8 nodes (`OverlaySettings.nodes`), although K is one; any number is accepted.
 4. An update is not sent back to its sender, nor to a node that is known to have it.
-5. An item from a get is pushed on like an item from a put, so losses heal.
-6. The same item again is acknowledged, not refused: with flooding it is the most common put. Another value with the
-   same sequence number is refused (302) and reported (`ItemConflict`).
+5. An item from a get response is pushed on like an item from a put, so a lost put does not stop an item.
+6. A put of the stored item is acknowledged, not refused: nodes flood items, so it is the most common put. A put of
+   another value with the same sequence number is refused (302) and reported (`ItemConflict`).
 7. A prohibited query is answered with error 204, another target or topic with 203.
 8. ping and find_node are permitted.
 9. A bucket resized to one retains the contact that has been good for longest.
 10. An address from get_peers is probed before it enters the table; so is every node that other nodes name.
-11. Plain queries to our port are answered, since announcing leads to them; items of other nodes are not stored.
-12. IPv6: a table for each family, one item (BEP 32). Rates are limited by address. A node leaves without a message.
-13. A publisher also puts its item into the plain DHT, at first and then hourly; every node looks the item up there
+11. Queries of the plain DHT to our port are answered, because announcing our port there causes them. Items of other
+    nodes are not stored.
+12. IPv4 and IPv6 have separate routing tables, and share the item (BEP 32). Rates are limited by address. A node leaves
+    without a message.
+13. A publisher also puts its item into the plain DHT, at first and then hourly. Every node looks up the item there
     whenever it looks up peers.
 """
 
 from kiln.bridge.bep50.core import (
-    ConnectivityChange,
     Datagram,
     Event,
-    ItemAcknowledgement,
     ItemConflict,
     ItemTransfer,
     ItemUpdate,
@@ -57,10 +59,8 @@ from kiln.bridge.bep50.overlay import Overlay
 from kiln.bridge.bep50.topic import ItemPublishError
 
 __all__ = [
-    "ConnectivityChange",
     "Datagram",
     "Event",
-    "ItemAcknowledgement",
     "ItemConflict",
     "ItemPublishError",
     "ItemTransfer",

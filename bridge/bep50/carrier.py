@@ -1,15 +1,15 @@
-"""The BEP 50 overlay as a part of the bridge: capture of followed topics, announcements, persistence.
+"""Run the BEP 50 overlay in the bridge: capture the followed topics, announce our batches, and save the state.
 
-A topic belongs to one publisher's key and one separator (kiln.schemas.dht.announcement). The carrier follows the topics
-of the settings. It joins a topic under its own key when a batch of that separator is to be announced, and leaves the
-topic when too many other topics have had a batch since.
+A topic belongs to one publisher key and one separator (kiln.schemas.dht.announcement). The carrier follows the topics
+of `bep50.follow`. When it announces a batch, it joins the topic of our key and the batch's separator. Above
+`CarrierOptions.max_topics`, it leaves the own topic whose last batch is oldest.
 
-An item leaves a gap if it does not name the batch that the previous item announced: the batches announced between the
-two items are unknown. The carrier writes the gap to quarantine before it saves the newer item, so that a crash loses no
-gap.
+An item names its batch and some batches before it. If a new item does not name the batch of the stored item, there is a
+gap: the batches announced between the two items are unknown. The carrier writes a record about the gap to
+`kiln.quarantine` before it saves the new item, so that a crash loses no such record.
 
-Layout of its folder: `node.id`; `<target>.item`, the newest item of a topic and its contacts; `stopped`, the text of
-`Carrier.stop_reason`.
+Files in the carrier's folder: `node.id`; `<target>.item`, the newest item of a topic and its contacts; `stopped`, the
+text of `Carrier.stop_reason`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ TRANSPORT: Final = "bep50"
 GAP: Final = "gap"
 
 _SAVE_DELAY: Final = 2.0
-"""Seconds from the receipt of an item to the write of its file. By then the item's frame is in Kafka or in the spool.
-If the file were written first, a crash before the frame is stored would lose the frame, since the node only requests
-items that are newer than the item in the file."""
+"""Seconds from receiving an item to writing its file. By then the item's frame is in Kafka or in the spool. If the file
+were written first, a crash before that would lose the frame: the next start requests only newer items."""
 _SAVE_INTERVAL: Final = 1.0
 _RESOLVE_INTERVAL: Final = 60.0  # s between attempts to resolve a host name
 _ROOM_POLL: Final = 0.1  # s between checks for room in the sink
@@ -76,28 +75,28 @@ _MAX_WAITING_GAPS: Final = 1_000  # gaps waiting for Kafka at which reading paus
 
 
 class CarrierError(Exception):
-    """The overlay cannot run. The message has the reason and the remedy."""
+    """The overlay cannot run. The message has the reason."""
 
 
 @dataclass(frozen=True)
 class CarrierOptions:
-    """Options of the carrier. Addresses are ``host:port`` texts."""
+    """Options of the carrier. Addresses are texts ``host:port``."""
 
     network: str
     listen: Sequence[str]
-    """IP addresses, one for each family; port 0 is any free port"""
+    """At most one address for IPv4 and one for IPv6. The host is an IP address; port 0 is any free port."""
     bootstrap: Sequence[str] = ()
-    """nodes of the plain DHT"""
+    """Nodes of the plain DHT."""
     contacts: Sequence[str] = ()
-    """nodes that are tried for every topic, as IP addresses"""
+    """Nodes to try as contacts for every topic. The host is an IP address."""
     follow: Sequence[PublisherKey] = ()
     max_topics: int = 500
-    """topics of our own key joined at a time"""
+    """Maximum number of topics of our own key that are joined at a time."""
     batch_typ: int = BATCH_UPDATE
 
 
 class Carrier:
-    """The overlay on its sockets. Only `stop_reason` may be read outside the trio thread."""
+    """Runs the overlay, and announces batches. In other threads than trio's, use only `stop_reason` and `target`."""
 
     def __init__(
         self,
@@ -112,8 +111,10 @@ class Carrier:
         """Open the topic store.
 
         Args:
+            key: The key that signs our items.
             on_item: Called with each new item of another publisher.
-            quarantine: Takes a record's key and the record; the event is set once the record is durable.
+            quarantine: Queues a record, given its key and value, for `kiln.quarantine`. Returns an event that is set
+                once Kafka has the record.
 
         Raises:
             CarrierError: The folder cannot be used.
@@ -129,8 +130,8 @@ class Carrier:
         try:
             self._store = TopicStore(folder)
             self.stop_reason: str | None = _read_stop_reason(self._stop_file)
-            """Reason why publishing under our key has stopped. A file keeps it until the user removes the file: if two
-            publishers of one key resumed after each restart, their conflict would never end."""
+            """Reason why publishing under our key has stopped; `None` if it has not. The reason is in a file, and stays
+            until the user removes the file. Otherwise two publishers with one key would both resume after a restart."""
         except OSError as error:
             raise CarrierError(
                 f"cannot use the BEP 50 folder {folder} ({error}). Check its permissions and the disk."
@@ -138,18 +139,18 @@ class Carrier:
         self._sources: dict[bytes, PublisherKey] = {}
         self._own_topics: OrderedDict[bytes, None] = OrderedDict()  # joined to announce, least recently used first
         self._unsaved: dict[bytes, float] = {}
-        self._gaps: dict[bytes, list[threading.Event]] = {}  # by target, the gaps that are not known to be written
+        self._gaps: dict[bytes, list[threading.Event]] = {}  # by target, events of gap records that Kafka may not have
         self._unresolved: dict[str, str] = {}  # host names that do not resolve, and the error
         self._counts: Counter[str] = Counter()
         self._conflicts: dict[bytes, str] = {}
         self._save_error: str | None = None
         self.addresses: tuple[DhtAddress, ...] = ()
-        """Listen addresses."""
+        """The addresses on which the sockets listen."""
 
     # ---------------------------------------------------------------- running
 
     async def run(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled. `task_status.started()` is called once every followed topic is joined.
+        """Run the overlay until cancelled. The task counts as started when all followed topics are joined.
 
         Raises:
             CarrierError: A socket cannot be bound, or a stored file is damaged.
@@ -201,7 +202,7 @@ class Carrier:
                 self._save(target)
 
     async def _resolve_names(self) -> None:
-        """Resolve the host names among the bootstrap nodes, until all are resolved."""
+        """Resolve the host names in `bep50.bootstrap`. Retry until all are resolved."""
         names = [text for text in self._options.bootstrap if _address(text) is None]
         while names:
             for text in names:
@@ -225,14 +226,14 @@ class Carrier:
     # ---------------------------------------------------------------- topics
 
     async def _join(self, source: PublisherKey) -> bytes:
-        """Join a publisher's topic, unless it is joined already.
+        """Join the topic of a publisher key and a separator, unless it is joined already.
 
         Returns:
             The topic's target.
 
         Raises:
             TopicStoreError: The stored topic is damaged.
-            TopicError: The separator has no topic name.
+            TopicError: The separator cannot be part of a topic name.
         """
         salt = compute_salt(self._options.network, source.separator)
         target = target_of(source.key, salt)
@@ -320,21 +321,23 @@ class Carrier:
 
     def _handle_conflict(self, event: ItemConflict) -> None:
         source = self._sources[event.target]
-        signed = _signature_text(event.stored)
         separator = format_separator(source.separator)
-        stored = f"sequence {event.stored.sequence} signed {signed}"
-        other = f"sequence {event.other.sequence} signed {_signature_text(event.other)}"
+        stored, other = (
+            f"sequence number {item.sequence}, signature {item.signature.hex()[:16]}…"
+            for item in (event.stored, event.other)
+        )
         origin = f" from {event.source.text}" if event.source else ""
         if not event.is_own:
             self._conflicts[event.target] = (
-                f"{TRANSPORT}: publisher {source.key.hex()} signed two values for {separator}: {stored}, which is "
-                f"stored, and {other}{origin}. Ask the publisher to use its key in one place only."
+                f"{TRANSPORT}: publisher {source.key.hex()} signed two different items for {separator}. Kiln "
+                f"uses one ({stored}), and ignores the other ({other}{origin}). Ask the publisher to use the key in "
+                "one place only."
             )
         elif self.stop_reason is None:
             self.stop_reason = (
                 f"{TRANSPORT}: announcing has stopped: another publisher uses our key for {separator} (ours: {stored}; "
-                f"theirs: {other}{origin}). Stop all publishers but one with the key {self.public.hex()[:16]}…, "
-                f"remove {self._stop_file}, and restart."
+                f"theirs: {other}{origin}). Make sure that only one publisher uses the key {self.public.hex()[:16]}…, "
+                f"remove {self._stop_file}, and restart the bridge."
             )
             with suppress(OSError):  # without the file, the next conflict is detected again
                 self._stop_file.write_text(self.stop_reason)
@@ -342,13 +345,15 @@ class Carrier:
     # ---------------------------------------------------------------- announcing
 
     async def announce(self, topic: str, data: bytes) -> int:
-        """Announce the batch of a BATCH_UPDATE on a topic.
+        """Announce the batch of a BATCH_UPDATE, unless the item of its topic already names the batch.
 
-        A batch that the topic's item already names is not announced again.
+        Args:
+            topic: The pubsub topic of the batch, from which the separator is taken.
+            data: The BATCH_UPDATE.
 
         Returns:
-            The number of contacts that are known to have the item. The responses to the first call's puts arrive
-            later: call again until the number is above zero.
+            The number of contacts that are known to have the item. Responses to puts arrive after the first call, so
+            call again until the number is above zero.
 
         Raises:
             PublishError: The batch cannot be announced.
@@ -375,14 +380,14 @@ class Carrier:
         return sum(contact.sequence >= joined.item.sequence for contact in joined.contacts)
 
     def target(self, topic: str) -> str:
-        """The target, in hex, under which the batches of a pubsub topic are announced. Safe in any thread."""
+        """Return the DHT target, in hex, under which the batches of a pubsub topic are announced. Thread-safe."""
         name = parse_topic(topic)
         assert name is not None
         assert name.separator is not None
         return target_of(self.public, compute_salt(name.network, name.separator)).hex()
 
     def _read_batches(self, topic: TopicNode) -> tuple[bytes, ...]:
-        """The batches that the topic's item names, newest first."""
+        """Return the CIDs of the batches that the topic's item names, newest first."""
         if topic.item is None:
             return ()
         announcement = self._read(topic.item)
@@ -395,12 +400,16 @@ class Carrier:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """Messages of the errors that persist."""
+        """Messages about the current errors, for users."""
         texts = (self.stop_reason, self._save_error, *self._unresolved.values(), *self._conflicts.values())
         return tuple(text for text in texts if text is not None)
 
     def status(self, publisher: PublisherStatus) -> OverlayStatus:
-        """Status of the overlay, for the bridge's status file."""
+        """Return the overlay's part of the bridge's status.
+
+        Args:
+            publisher: Status of the publisher that calls `announce`.
+        """
         joined = self._overlay.topics.values()
         topics = nlargest(_MAX_STATUS_TOPICS, joined, key=lambda topic: len(topic.contacts))
         return OverlayStatus(
@@ -431,7 +440,7 @@ class Carrier:
 
 
 def publisher_key(folder: Path) -> SigningKey:
-    """Load the key under which batches are announced from `bep50.key`, or create it.
+    """Load the key that signs our announcements from the file `bep50.key`, or create the file.
 
     Raises:
         KeyFileError: The file cannot be used.
@@ -440,7 +449,7 @@ def publisher_key(folder: Path) -> SigningKey:
 
 
 def _address(text: str) -> DhtAddress | None:
-    """Parse an address; `None` if its host is a name."""
+    """Parse ``host:port``; `None` if the host is not an IP address."""
     try:
         return DhtAddress.from_text(text)
     except ValueError:
@@ -449,10 +458,6 @@ def _address(text: str) -> DhtAddress | None:
 
 def _new_id(ip: bytes, entropy: bytes) -> bytes:
     return entropy if is_exempt(ip) or ipaddress.ip_address(ip).is_unspecified else compute_bound_id(ip, entropy)
-
-
-def _signature_text(item: Item) -> str:
-    return f"{item.signature.hex()[:16]}…"
 
 
 def _read_stop_reason(path: Path) -> str | None:

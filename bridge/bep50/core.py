@@ -1,7 +1,7 @@
-"""State shared by the nodes on one UDP port: id, settings, random source, timers, datagrams to send, and events.
+"""State that all nodes on one UDP port share: id, settings, random source, timers, datagrams to send, and events.
 
-No clock and no socket: the caller passes the time (seconds of any monotonic clock) and sends the datagrams. The same
-calls at the same times, with the same seed, give the same datagrams.
+There is no I/O. The caller passes the time, in seconds of any monotonic clock, and sends the datagrams. The same calls
+at the same times, with the same seed, give the same datagrams.
 """
 
 from __future__ import annotations
@@ -22,40 +22,37 @@ class OverlaySettings(Struct, frozen=True):
     """Settings of an overlay. Times in seconds."""
 
     timeout: float = 2.0
-    """Time after which a query without a response counts as lost."""
+    """Time after which an unanswered query counts as lost."""
     refresh: float = 45.0
-    """Interval of the gets sent to each contact. They renew write tokens, heal losses, and keep the mapping of a NAT
-    open, which may close after 60 s without traffic."""
+    """Interval of the gets sent to each contact. A get renews the write token, and fetches an item whose put was lost.
+    It also keeps the mapping of a NAT open, which may close after 60 s without traffic."""
     token_use: float = 240.0
-    """Time for which another node's write token is used. A token is valid for at least 5 minutes (BEP 5)."""
+    """Time for which a write token from another node is used. Tokens are valid for at least 5 minutes (BEP 5)."""
     announce: float = 900.0
     """Interval of the lookups of peers in the plain DHT, and of our announcements there."""
     plain_put: float = 3600.0
     """Interval at which a publisher's item is put into the plain DHT (BEP 44: once an hour)."""
     probe_pause: float = 30.0
-    """Time for which an address that did not respond is not probed again, unless it sends a query."""
+    """Time before an address that did not respond is probed again, unless the address sends a query."""
     nodes: int = 8
-    """Maximum number of nodes that a response names. BEP 50's K = 1 can be read as one node; with more nodes in a
-    response, a node joins sooner."""
+    """Maximum number of nodes that a response names. BEP 50's K = 1 could mean one node, but with more nodes in the
+    responses, new nodes join faster."""
     probes: int = 16
-    """Maximum number of addresses of a topic that are probed at a time."""
+    """Maximum number of addresses that each topic probes at a time."""
     per_ip: int = 2
     """Maximum number of contacts with one IP in a routing table; 0 is no limit."""
-    bound_ids: bool = False
-    """If true, accept only contacts whose id BEP 42 allows for their IP. A node behind a NAT may not know its public
-    IP, and then has an id that does not conform."""
     rate: float = 200.0
-    """Queries a second answered to one IPv4 address, or one /64 of IPv6. The limit also bounds the traffic to a host
-    whose address others spoof."""
+    """Queries per second that are answered to one IPv4 address, or one IPv6 network of /64. This also limits the
+    traffic to a host whose address others spoof."""
     burst: float = 400.0
-    """Queries from one address answered at once."""
+    """Maximum number of queries from one address that are answered at once."""
 
 
 Via = Literal["put", "get", "plain", "publish"]
 
 
 class ItemTransfer(NamedTuple):
-    """A datagram with an item of a topic, received or sent; its contents are not yet checked."""
+    """A datagram with an item of a topic, received or sent. The item is not verified yet."""
 
     target: bytes
     direction: Literal["in", "out"]
@@ -77,10 +74,10 @@ class ItemUpdate(NamedTuple):
 
 
 class ItemConflict(NamedTuple):
-    """A correctly signed item that conflicts with the stored one.
+    """A correctly signed item that conflicts with the stored item.
 
-    Either the item has the sequence number of the stored item and another value; the stored item stays. Or ``is_own``
-    is true, and the item is a newer one under our key: another publisher uses the key, and our publishing has stopped.
+    If ``is_own`` is false, the two have one sequence number and different values, and the stored item stays. If
+    ``is_own`` is true, another publisher signed the item with our key, so our publishing has stopped.
     """
 
     target: bytes
@@ -88,14 +85,6 @@ class ItemConflict(NamedTuple):
     other: Item
     is_own: bool
     source: DhtAddress | None
-
-
-class ItemAcknowledgement(NamedTuple):
-    """A contact has our published item."""
-
-    target: bytes
-    sequence: int
-    address: DhtAddress
 
 
 class PlainStoreResult(NamedTuple):
@@ -106,16 +95,7 @@ class PlainStoreResult(NamedTuple):
     nodes: int
 
 
-class ConnectivityChange(NamedTuple):
-    """A topic got its first contact, or lost its last one."""
-
-    target: bytes
-    connected: bool
-
-
-Event: TypeAlias = (
-    ItemTransfer | ItemUpdate | ItemConflict | ItemAcknowledgement | PlainStoreResult | ConnectivityChange
-)
+Event: TypeAlias = ItemTransfer | ItemUpdate | ItemConflict | PlainStoreResult
 
 
 class Datagram(NamedTuple):
@@ -145,18 +125,18 @@ class OverlayCore:
         self.datagram = b""
         """The datagram that is being received, unparsed."""
         self.dropped: Counter[str] = Counter()
-        """Datagrams that changed nothing, by reason."""
+        """Number of datagrams that were dropped or refused, by reason."""
         self._datagrams: list[Datagram] = []
         self._events: list[Event] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
     def send(self, message: Message, address: DhtAddress, node: bytes = b"", target: bytes | None = None) -> None:
-        """Send a message.
+        """Add a message to the datagrams to send. If it contains an item, also emit an `ItemTransfer`.
 
         Args:
             node: The receiver's id, if known.
-            target: The target of the message's item. It is needed in the plain DHT, where a message has no topic.
+            target: The target of the item in a message of the plain DHT, which has no topic.
         """
         data = write_message(message)
         target = message.topic or target
@@ -167,7 +147,7 @@ class OverlayCore:
             self.emit(ItemTransfer(target, "out", data, address, node))
 
     def send_error(self, error: KrpcError, address: DhtAddress) -> None:
-        """Answer with an error, and count it."""
+        """Send an error as the response to a query, and count it in `dropped`."""
         self.dropped[f"refused_{error.refusal.code}"] += 1
         self.send(error, address)
 
@@ -180,16 +160,16 @@ class OverlayCore:
         heapq.heappush(self._timers, (self.now + delay, self._count, action))
 
     def jitter(self, delay: float) -> float:
-        """The delay, up to a tenth more or less, so that nodes that start together do not act in step."""
+        """Change a delay at random by up to 10 %, so that nodes that start together do not act together."""
         return delay * self.random.uniform(0.9, 1.1)
 
     @property
     def deadline(self) -> float | None:
-        """Time of the next timer."""
+        """Time of the next timer; `None` if no timer is set."""
         return self._timers[0][0] if self._timers else None
 
     def advance(self, now: float) -> None:
-        """Advance the time and run each timer that is due, at its own time. Time never goes back."""
+        """Run all timers that are due until ``now``, in their order, and set the time to ``now``."""
         while self._timers and self._timers[0][0] <= now:
             due, _, action = heapq.heappop(self._timers)
             self.now = max(self.now, due)
@@ -197,7 +177,7 @@ class OverlayCore:
         self.now = max(self.now, now)
 
     def pop_effects(self) -> OverlayEffects:
-        """Return the output since the last call, and clear it."""
+        """Return the datagrams and events since the last call, and clear them."""
         output = OverlayEffects(self._datagrams, self._events)
         self._datagrams, self._events = [], []
         return output

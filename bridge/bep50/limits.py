@@ -1,4 +1,4 @@
-"""Limits on what one address may request: write tokens (BEP 5, get_peers) and a rate limit for its queries."""
+"""Protection against abuse from one address: write tokens (BEP 5, get_peers), and a rate limit for queries."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Final
 from kiln.conf.process.bounded_dict import BoundedDict
 
 TOKEN_EPOCH: Final = 300.0
-"""Seconds. The secret changes every five minutes, and tokens up to ten minutes old are accepted (BEP 5)."""
-MAX_SOURCES: Final = 4096
+"""Seconds after which new tokens are issued. A token is accepted for five to ten minutes (BEP 5)."""
+MAX_SOURCES: Final = 4096  # addresses whose rate is remembered
 
 
 class WriteTokens:
-    """Write tokens, which prove that a writer receives datagrams at the IP from which it writes.
+    """Issues and checks write tokens. A token in a put proves that the sender receives datagrams at its IP.
 
-    Tokens are not stored: a token is a keyed hash of the IP, the target and the epoch, with a key drawn at the start.
+    Tokens are not stored. A token is a hash of the IP, the target and the epoch, keyed with a secret.
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -26,7 +26,7 @@ class WriteTokens:
         return self._token(ip, target, int(now // TOKEN_EPOCH))
 
     def is_valid(self, token: bytes, ip: bytes, target: bytes, now: float) -> bool:
-        """True if this token was issued to this IP for this target in this epoch or the one before."""
+        """Return true if this token was issued to this IP for this target, in this epoch or the one before."""
         epoch = int(now // TOKEN_EPOCH)
         return any(hmac.compare_digest(token, self._token(ip, target, number)) for number in (epoch, epoch - 1))
 
@@ -36,9 +36,9 @@ class WriteTokens:
 
 
 class RateLimits:
-    """A token bucket for each source: ``rate`` a second, ``burst`` at once.
+    """Limits the queries of each source to ``rate`` per second, with bursts of up to ``burst`` queries.
 
-    A source is an IPv4 address or a /64 of IPv6, since one host can use a whole /64.
+    A source is an IPv4 address or an IPv6 network of /64, because one host can use a whole /64.
     """
 
     def __init__(self, rate: float, burst: float) -> None:
@@ -47,7 +47,7 @@ class RateLimits:
         self._buckets = BoundedDict[bytes, tuple[float, float]](MAX_SOURCES)  # the oldest query first
 
     def allows(self, ip: bytes, now: float) -> bool:
-        """Take a token from the source's bucket; False if it is empty."""
+        """Count a query from an IP. Return false if the source is over its limit."""
         source = ip if len(ip) == 4 else ip[:8]
         tokens, refilled = self._buckets.get(source, (self._burst, now))
         tokens = min(self._burst, tokens + (now - refilled) * self._rate)

@@ -1,9 +1,9 @@
 """BEP 50, publish/subscribe over the BitTorrent DHT, as a state machine: datagrams and the time go in, datagrams and
 events come out. `kiln.bridge.bep50.socket` provides the clock and the sockets.
 
-BEP 50 modifies the DHT protocol so that a mutable item (BEP 44) is pushed to its subscribers. The subscribers of one
-item, a topic, form an overlay of their own, found through the plain DHT. All nodes on one UDP port share an id; the key
-``c`` of a message selects the node:
+BEP 50 pushes a mutable item (BEP 44), called a topic, to its subscribers. The subscribers of a topic form an overlay of
+their own, and find each other through the plain DHT. On one UDP port, we have a node for the plain DHT and one for each
+joined topic. All have the same id, so the key ``c`` of a message selects the node:
 
     c absent            the node in the plain DHT                    kiln.bridge.bep50.plain
     c = target          the node of the topic with this target       kiln.bridge.bep50.topic
@@ -33,14 +33,14 @@ from kiln.schemas.dht.krpc import (
 
 
 class Overlay:
-    """All nodes of one UDP port.
+    """All our nodes on one UDP port.
 
     Args:
         port: The port to announce.
-        random: Draws transactions and secrets: `SystemRandom` in production, a seeded `Random` in a test.
-        now: The caller's monotonic clock, in seconds.
-        bootstrap: Nodes of the plain DHT. Without any the plain DHT is not used, and topics are joined through their
-            contacts alone.
+        random: Source of transaction ids and secrets: `SystemRandom` in production, a seeded `Random` in a test.
+        now: The current time, in seconds of the caller's monotonic clock.
+        bootstrap: Nodes of the plain DHT. If there are none, the plain DHT is not used, and topics are joined only
+            through known contacts.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Overlay:
         self._rates = RateLimits(self.settings.rate, self.settings.burst)
         self.plain = PlainNode(self._core, bootstrap, self._item)
         self.dropped = self._core.dropped
-        """Datagrams that were dropped or refused, by reason."""
+        """Number of datagrams that were dropped or refused, by reason."""
 
     @property
     def node_id(self) -> bytes:
@@ -68,7 +68,7 @@ class Overlay:
 
     @property
     def deadline(self) -> float | None:
-        """Latest time for the next call of `advance`; `None` if no timer is set."""
+        """Time at which `advance` must be called next; `None` if no timer is set."""
         return self._core.deadline
 
     def subscribe(
@@ -83,15 +83,17 @@ class Overlay:
         """Join the topic of a key and a salt, unless it is joined already.
 
         Args:
-            stored: The newest item of an earlier run, which is served at once.
-            contacts: Addresses to begin with, from an earlier run or from the settings.
-            publishing: True if the topic is ours, and ``stored`` the last item that we published in it.
+            stored: The newest item of an earlier run, if any. Other nodes get it at once.
+            contacts: Addresses of nodes to try first, from an earlier run or from the settings.
+            publishing: True if the topic is ours, so that ``stored`` is the last item that we published.
 
         Raises:
             ValueError: ``stored`` belongs to another topic.
         """
         if stored is not None and (stored.key, stored.salt) != (key, salt):
-            raise ValueError(f"the stored item has the target {stored.target.hex()}, not {target_of(key, salt).hex()}")
+            raise ValueError(
+                f"cannot join topic {target_of(key, salt).hex()}: the stored item has the target {stored.target.hex()}"
+            )
         self._core.advance(now)
         if target_of(key, salt) not in self.topics:
             topic = TopicNode(self._core, self.plain, self._tokens, key, salt, stored, contacts, publishing)
@@ -116,17 +118,17 @@ class Overlay:
         self._core.advance(now)
         topic = self.topics.get(item.target)
         if topic is None:
-            raise ItemPublishError(f"topic {item.target.hex()} is not joined: subscribe to it first")
+            raise ItemPublishError(f"cannot publish in topic {item.target.hex()}: it is not joined")
         topic.publish(item)
         return self._core.pop_effects()
 
     def advance(self, now: float) -> OverlayEffects:
-        """Advance the time and run due timers."""
+        """Set the time to ``now``, and run all timers that are due."""
         self._core.advance(now)
         return self._core.pop_effects()
 
     def receive(self, datagram: bytes, source: DhtAddress, now: float) -> OverlayEffects:
-        """Process a datagram. No datagram makes this method raise."""
+        """Process a received datagram. An invalid one is dropped or refused, and raises no exception."""
         self._core.advance(now)
         self._core.datagram = datagram
         message = read_message(datagram)
@@ -136,7 +138,7 @@ class Overlay:
             self._refuse_malformed(message, source)
         elif not isinstance(message, KrpcQuery):
             node = self.plain if message.topic is None else self.topics.get(message.topic)
-            if node is None or not node.handle_response(message, source):
+            if node is None or not node.transactions.handle_response(message, source):
                 self.dropped["not_asked_for"] += 1
         elif not self._rates.allows(source.ip, self._core.now):  # responses are bounded by our queries
             self.dropped["too_many_queries"] += 1

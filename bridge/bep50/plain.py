@@ -1,8 +1,8 @@
-"""Our node in the plain DHT (BEP 5, BEP 44). It looks up the nodes of topics, and puts our items at other nodes.
+"""Our node in the plain DHT, which is the BitTorrent DHT without BEP 50 (BEP 5, BEP 44).
 
-It stores nothing for others: it answers ping, find_node, get_peers and get, but issues no write token. It has to answer
-queries, because libtorrent adds each node that announces to its table, even one that declares itself read-only
-(BEP 43), and the lookups of libtorrent then wait for that node.
+The node finds the nodes of topics, and stores our items at other nodes. It stores nothing for others, so it issues no
+write tokens. It answers ping, find_node, get_peers and get. Otherwise the lookups of libtorrent would wait for it,
+because libtorrent adds each node that announces to its routing table, even a read-only one (BEP 43).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from kiln.schemas.dht.node_id import compute_distance
 
 K: Final = 8
 ALPHA: Final = 4
-"""Concurrent queries of one lookup."""
+"""Maximum number of concurrent queries of one lookup."""
 MAX_QUERIES: Final = 64
-"""Total queries of one lookup."""
+"""Maximum number of all queries of one lookup."""
 
 LookupMethod = Literal[b"get_peers", b"get"]
 
@@ -54,7 +54,7 @@ class WritableNode:
 class Lookup:
     """An iterative lookup in one address family.
 
-    The nearest known node that was not queried is queried next, until the K nearest have answered.
+    It queries the nearest known node that was not queried yet, until the K nearest nodes have answered.
     """
 
     method: LookupMethod
@@ -64,7 +64,7 @@ class Lookup:
     on_end: Callable[[list[WritableNode]], None]
     candidates: list[DhtNode] = field(default_factory=list)
     unnamed: list[DhtAddress] = field(default_factory=list)
-    """Bootstrap addresses, whose node ids are unknown; used while there are no candidates."""
+    """Bootstrap addresses, whose node ids are unknown. They are queried until a node has answered."""
     queried: set[DhtAddress] = field(default_factory=set)
     answered: dict[bytes, WritableNode | None] = field(default_factory=dict)
     """Nodes that answered, by id; `None` for a node that gave no token."""
@@ -77,7 +77,7 @@ class Lookup:
         self.candidates = sorted(known.values(), key=lambda node: compute_distance(node.id, self.target))[:MAX_QUERIES]
 
     def next_node(self) -> DhtNode | None:
-        """The node to query next: one of the K nearest that have not failed."""
+        """Return the node to query next, one of the K nearest that have not failed; `None` if there is none."""
         if len(self.queried) >= MAX_QUERIES:
             return None
         nearest = [n for n in self.candidates if n.address not in self.queried or n.id in self.answered][:K]
@@ -96,10 +96,10 @@ class Lookup:
 
 
 class PlainNode:
-    """Lookups in the plain DHT, and responses to its queries.
+    """Our node in the plain DHT: makes lookups, and answers queries.
 
     Args:
-        bootstrap: Addresses to begin with; none is built in.
+        bootstrap: Addresses with which lookups begin. Kiln has no built-in ones.
         find_item: Returns the item of a target, if we have it.
     """
 
@@ -108,9 +108,9 @@ class PlainNode:
     ) -> None:
         self._core = core
         self.bootstrap = list(bootstrap)
-        """Addresses to begin with; callers may add more."""
+        """Addresses with which lookups begin; callers may add more."""
         self._find_item = find_item
-        self._transactions = Transactions(core, topic=None)
+        self.transactions = Transactions(core, topic=None)
         self.tables: dict[Family, RoutingTable] = {
             4: RoutingTable(core.id, far=K, per_ip=core.settings.per_ip),
             6: RoutingTable(core.id, far=K, per_ip=core.settings.per_ip),
@@ -125,7 +125,12 @@ class PlainNode:
         on_response: Callable[[KrpcResponse, DhtAddress], None],
         on_end: Callable[[list[WritableNode]], None],
     ) -> None:
-        """Query the nodes near ``target`` in each address family; ``on_end`` is called once for each family."""
+        """Start one lookup of ``target`` in IPv4 and one in IPv6.
+
+        Args:
+            on_response: Called with each response, and the address it came from.
+            on_end: Called at the end of each lookup, with the nearest nodes that gave a token.
+        """
         for family, table in self.tables.items():
             unnamed = [address for address in self.bootstrap if address.family == family]
             lookup = Lookup(method, target, family, on_response, on_end, unnamed=unnamed)
@@ -133,9 +138,10 @@ class PlainNode:
             self._continue(lookup)
 
     def announce(self, target: bytes, nodes: Iterable[WritableNode]) -> None:
-        """Announce our port for the topic (BEP 50: "with the port they are listening for DHT messages on").
+        """Announce our port for a topic (BEP 50: "with the port they are listening for DHT messages on").
 
-        One socket carries everything, so ``implied_port`` gives the right port even behind a NAT that changes the port.
+        ``implied_port`` lets the receiver use the source port of the datagram. It is right even behind a NAT that
+        changes ports, because our node sends and receives on one port.
         """
         for node in nodes:
             arguments: dict[bytes, Value] = {
@@ -144,10 +150,10 @@ class PlainNode:
                 b"implied_port": 1,
                 b"token": node.token,
             }
-            self._transactions.send_query(node.node.address, b"announce_peer", arguments, lambda _: None)
+            self.transactions.send_query(node.node.address, b"announce_peer", arguments, lambda _: None)
 
     def put(self, item: Item, nodes: Iterable[WritableNode], on_end: Callable[[int], None]) -> None:
-        """Store an item at these nodes; ``on_end`` is called with the number of nodes that stored it."""
+        """Store an item at these nodes, then call ``on_end`` with the number of nodes that stored it."""
         nodes = list(nodes)
         outcomes: list[bool] = []
 
@@ -158,13 +164,7 @@ class PlainNode:
 
         for node in nodes:
             arguments = {**build_put_fields(item), b"token": node.token}
-            self._transactions.send_query(
-                node.node.address, b"put", arguments, handle_answer, node.node.id, item.target
-            )
-
-    def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
-        """Process a response; False if it belongs to no pending query."""
-        return self._transactions.handle_response(message, source)
+            self.transactions.send_query(node.node.address, b"put", arguments, handle_answer, node.node.id, item.target)
 
     def _continue(self, lookup: Lookup) -> None:
         while lookup.waiting < ALPHA and (node := lookup.next_node()) is not None:
@@ -189,7 +189,7 @@ class PlainNode:
         lookup.queried.add(node.address)
         lookup.waiting += 1
         name = b"info_hash" if lookup.method == b"get_peers" else b"target"
-        self._transactions.send_query(node.address, lookup.method, {name: lookup.target}, handle_answer)
+        self.transactions.send_query(node.address, lookup.method, {name: lookup.target}, handle_answer)
 
     def _record_node(self, address: DhtAddress, answer: Answer) -> None:
         table = self.tables[address.family]
@@ -231,7 +231,7 @@ class PlainNode:
             return BAD_ARGUMENTS
         values = write_nodes(self.tables[source.family].closest(target, K))
         item = self._find_item(target) if method == b"get" else None
-        if item is not None:  # it is signed, so any node may serve it
+        if item is not None:  # the item is signed, so any node may serve it
             known = query.arguments.get(b"seq")
             if isinstance(known, int) and known >= item.sequence:
                 values[b"seq"] = item.sequence

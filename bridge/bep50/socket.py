@@ -1,4 +1,4 @@
-"""The overlay on UDP sockets, with trio. The protocol is in `kiln.bridge.bep50.overlay`."""
+"""Run the overlay on UDP sockets, with trio. The protocol itself is in `kiln.bridge.bep50.overlay`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ async def bind(host: str, port: int) -> trio.socket.SocketType:
     """Bind a UDP socket.
 
     Args:
-        host: An IP address, no host name.
-        port: The port; 0 is any free one.
+        host: An IP address, not a host name.
+        port: The port, or 0 for any free port.
 
     Raises:
-        OSError: The address cannot be bound; the message names it.
+        OSError: The address cannot be bound. The message has the address.
     """
     address = DhtAddress.parse(host, port)
     family = trio.socket.AF_INET if address.family == 4 else trio.socket.AF_INET6
@@ -33,17 +33,19 @@ async def bind(host: str, port: int) -> trio.socket.SocketType:
         await sock.bind((host, port))
     except OSError as error:
         sock.close()
-        raise OSError(error.errno, f"cannot listen on UDP {address.text}: {error.strerror}") from error
+        text = f"cannot listen on UDP {address.text} ({error.strerror}). Change bep50.listen."
+        raise OSError(error.errno, text) from error
     return sock
 
 
 class Endpoint:
-    """Runs an overlay on its sockets, one for each address family, and on trio's clock.
+    """Runs an overlay: passes received datagrams and the time to it, and sends its datagrams.
 
     Args:
-        handle: Called in the trio thread with the events of each step, *before* the datagrams of that step are sent.
-            An item that it stores by then survives a restart.
-        wait_for_room: Awaited before each datagram is read. While it waits, the node looks unresponsive to others.
+        sockets: One UDP socket for each address family.
+        handle: Called with the events of each call of the overlay, in the trio thread. The datagrams of the call are
+            sent only after that, so that a new item can be stored before other nodes get it.
+        wait_for_room: Awaited before each datagram is read. While it waits, our node does not respond to others.
     """
 
     def __init__(
@@ -61,10 +63,10 @@ class Endpoint:
         self._wait_for_room = wait_for_room
         self._changed = trio.Event()
         self.unsent: Counter[str] = Counter()
-        """Number of datagrams that the operating system did not accept, by the name of the error."""
+        """Number of datagrams that could not be sent, by the name of the error."""
 
     async def run(self) -> None:
-        """Serve until cancelled; the sockets are closed then."""
+        """Send and receive until cancelled, then close the sockets."""
         try:
             async with trio.open_nursery() as nursery:
                 for family, sock in self._sockets.items():

@@ -1,8 +1,8 @@
-"""State that survives a restart: the node id, and the newest item and contacts of each topic.
+"""Files with the state for a restart: the node id, and the newest item and contacts of each topic.
 
 BEP 50: "Clients SHOULD store the latest value of the mutable item associated with the topic at all times." Each topic
-has a file ``<target>.item``: a bencoded dictionary of the item as in a put (k, salt, seq, sig, v) and ``contacts``,
-compact addresses. A file is replaced atomically.
+has a file ``<target>.item``: a bencoded dictionary with the fields of the item, as in a put (k, salt, seq, sig, v), and
+with ``contacts``, a list of compact addresses. Files are replaced atomically.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, KrpcRefusal, read_address
 
 
 class TopicStoreError(Exception):
-    """A stored file is damaged."""
+    """A file of the store is damaged. The message has the path and the remedy."""
 
 
 class StoredTopic(NamedTuple):
@@ -44,7 +44,7 @@ def decode_topic(data: bytes) -> StoredTopic:
     """
     fields = bencode.decode(data)
     if not isinstance(fields, dict):
-        raise BencodeError("not a dictionary")
+        raise BencodeError("it is not a bencoded dictionary")
     item = read_item(fields) if b"v" in fields else None
     refusal = find_refusal(item) if isinstance(item, Item) else item
     if refusal is not None:
@@ -54,14 +54,14 @@ def decode_topic(data: bytes) -> StoredTopic:
 
 
 class TopicStore:
-    """The files of all topics, in one folder, which one process uses at a time."""
+    """The files of all topics in one folder. Only one process may use the folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def load_node_id(self, new_id: bytes) -> bytes:
-        """Load the id of earlier runs; at the first start, store and return ``new_id``.
+        """Load our node id. At the first start there is none, so store and return ``new_id``.
 
         Raises:
             TopicStoreError: The file has the wrong size.
@@ -78,7 +78,7 @@ class TopicStore:
         return node_id
 
     def load(self, target: bytes) -> StoredTopic:
-        """Load a topic; a new one is empty.
+        """Load the item and the contacts of a topic. A new topic has neither.
 
         Raises:
             TopicStoreError: The file is damaged.

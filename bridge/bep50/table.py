@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kiln.schemas.dht.krpc import ID_SIZE, DhtAddress, DhtNode
-from kiln.schemas.dht.node_id import compute_distance, count_shared_bits, is_bound
+from kiln.schemas.dht.node_id import compute_distance, count_shared_bits
 
 NEAR: Final = 8
 """Capacity of the home bucket and its sibling."""
@@ -36,7 +36,7 @@ class OverlayContact:
     id: bytes
     address: DhtAddress
     first_answered: float
-    """Time of the node's first response. The contact that answered first is retained (BEP 5, Routing Table)."""
+    """Time of the node's first response. A full bucket keeps the oldest contacts (BEP 5, Routing Table)."""
     last_answered: float
     failures: int = 0
     """Unanswered queries since the last response."""
@@ -47,10 +47,10 @@ class OverlayContact:
     get_pending: bool = False
     """True while a get that was sent to the contact has no response."""
     put_pending: bool = False
-    """True while a put that was sent to the contact has no response. At most one put waits for a response, so of a
-    burst of items, the contact gets the first and the newest."""
+    """True while a put that was sent to the contact has no response. Newer items wait for it, and then only the newest
+    one is sent."""
     refusals: int = 0
-    """Number of times that the contact refused our newest item."""
+    """Number of times that the contact has refused our newest item."""
 
     @property
     def node(self) -> DhtNode:
@@ -58,21 +58,17 @@ class OverlayContact:
 
 
 class RoutingTable:
-    """Contacts by distance from our id.
+    """Contacts in buckets, by the distance of their ids from ours.
 
     Args:
-        far: Capacity of an uncle: BEP 50's K; 8 makes BEP 5's table.
-        near: Capacity of the home bucket and its sibling.
-        per_ip: Maximum number of contacts of one IP, because ids cost an attacker nothing; 0 is no limit.
-        bound_ids: If true, accept only ids that BEP 42 allows.
+        far: Capacity of an uncle: 1 in BEP 50, 8 in BEP 5.
+        per_ip: Maximum number of contacts with one IP, because one host can use any number of ids; 0 is no limit.
     """
 
-    def __init__(self, own_id: bytes, far: int = 1, near: int = NEAR, per_ip: int = 0, bound_ids: bool = False) -> None:
+    def __init__(self, own_id: bytes, far: int = 1, per_ip: int = 0) -> None:
         self._own_id = own_id
         self._far = far
-        self._near = near
         self._per_ip = per_ip
-        self._bound_ids = bound_ids
         self._buckets: list[list[OverlayContact]] = [[]]
         self._by_address: dict[DhtAddress, OverlayContact] = {}
 
@@ -84,18 +80,16 @@ class RoutingTable:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of contacts in each bucket, the farthest first, the home bucket last."""
+        """Number of contacts in each bucket, from the farthest to the home bucket."""
         return [len(bucket) for bucket in self._buckets]
 
     def find(self, address: DhtAddress) -> OverlayContact | None:
-        """The contact at an address."""
+        """Return the contact at an address, if there is one."""
         return self._by_address.get(address)
 
     def has_room(self, node: DhtNode) -> bool:
-        """True if `insert` would insert this node."""
+        """Return true if `insert` would insert this node."""
         if node.id == self._own_id or node.address in self._by_address:
-            return False
-        if self._bound_ids and not is_bound(node.id, node.address.ip):
             return False
         if self._per_ip and sum(address.ip == node.address.ip for address in self._by_address) >= self._per_ip:
             return False
@@ -107,7 +101,7 @@ class RoutingTable:
         return len(bucket) < self._capacity(index) or self._is_home(index) or any(entry.failures for entry in bucket)
 
     def insert(self, node: DhtNode, now: float) -> OverlayContact | None:
-        """Insert a node that has just answered; returns `None` if there is no room for it."""
+        """Insert a node that has just answered. Return `None` if there is no room for the node."""
         if not self.has_room(node):
             return None
         contact = OverlayContact(node.id, node.address, first_answered=now, last_answered=now)
@@ -137,7 +131,7 @@ class RoutingTable:
             self._buckets[self._index(contact.id)].remove(contact)
 
     def closest(self, target: bytes, count: int) -> list[DhtNode]:
-        """Up to ``count`` contacts without failures, those nearest to ``target`` first."""
+        """Return up to ``count`` contacts, nearest to ``target`` first, without those that did not answer lately."""
         good = [contact for contact in self._by_address.values() if not contact.failures]
         good.sort(key=lambda entry: compute_distance(entry.id, target))
         return [contact.node for contact in good[:count]]
@@ -146,11 +140,10 @@ class RoutingTable:
         return min(count_shared_bits(self._own_id, node_id), len(self._buckets) - 1)
 
     def _is_home(self, index: int) -> bool:
-        """True for the home bucket, if it can still be split."""
         return index == len(self._buckets) - 1 < ID_SIZE * 8 - 1
 
     def _capacity(self, index: int) -> int:
-        return self._near if index >= len(self._buckets) - 2 else self._far
+        return NEAR if index >= len(self._buckets) - 2 else self._far
 
     def _split(self) -> None:
         home = self._buckets.pop()

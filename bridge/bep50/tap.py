@@ -1,4 +1,4 @@
-"""Frames of datagrams that carry an item (docs/design/contracts.md, Frame). No clock and no socket."""
+"""Make a Frame (docs/design/contracts.md) from each datagram that contains an item."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from kiln.schemas.dht.krpc import DhtAddress, Family
 from kiln.schemas.kafka.frames import BEP50, CONNECTION_BYTES
 
 MAX_OPEN: Final = 1024
-"""Maximum number of open connections, because a stranger can open one from each of its addresses. Beyond it, the least
-recently used one is closed."""
+"""Maximum number of open connections. Beyond it, the least recently used one is closed, because an attacker could open
+any number from many addresses."""
 
 
 class ItemTap:
-    """Numbers the datagrams of each connection.
+    """Makes a Frame from each datagram with an item, and numbers the Frames of each connection.
 
-    UDP has no connections. Here a connection is the traffic between another node and us about one topic, and begins
-    with the first datagram. It gets a new id each time, also after a restart, because connection, direction and number
-    together identify a frame.
+    UDP has no connections. In a Frame, a connection is the traffic between another node and us about one topic. It
+    begins with the first datagram. Its id is new each time, also after a restart, because connection, direction and
+    number together identify a Frame.
 
     Args:
+        node: Our node id.
         local: Our listen addresses.
-        put: Takes a connection's id and a serialized Frame.
+        put: Called with the id of a connection and a serialized Frame.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class ItemTap:
         self.frames_out = 0
 
     def record(self, transfer: ItemTransfer, now: int) -> None:
-        """Pass the frame of a datagram to `put`.
+        """Make a Frame from a datagram, and pass it to `put`.
 
         Args:
             now: Unix time in ns.
@@ -64,7 +65,7 @@ class ItemTap:
             self._put(connection.id, connection.frame("OUT", transfer.datagram, now))
 
     def close(self, now: int) -> None:
-        """End all connections."""
+        """Close all connections, and pass their closing Frames to `put`."""
         while self._open:
             self._close(self._open.popitem(last=False)[1], now)
 

@@ -1,14 +1,15 @@
-"""One topic: a node of its own in the overlay of an item's subscribers (BEP 50).
+"""Our node in the overlay of one topic's subscribers (BEP 50).
 
 "Clients MUST treat each topic as a separate node with its own routing table and transaction state." The node
 
-* joins: it finds peers by get_peers in the plain DHT, probes each with a get, and asks each peer that answers for nodes
-  near itself;
-* stores the newest item, and answers ping, find_node, get and put, each with the topic's ``c``;
-* pushes each new item to every contact that is not known to have it, as queries of its own;
-* sends a get to every contact at intervals, which renews the write token and heals losses.
+* finds other nodes of the topic: it looks up addresses by get_peers in the plain DHT, probes each with a get, and
+  requests more nodes from those that answer;
+* stores the topic's newest item, and answers ping, find_node, get and put with the topic's ``c``;
+* pushes each new item with puts to all contacts that are not known to have it;
+* sends a get to each contact at intervals, which renews the write token and fetches items whose puts were lost.
 
-A contact enters the table only once it has answered: nodes may lie about other nodes, and get_peers gives no ids.
+A node becomes a contact in the routing table only after it has answered. Until then its id is not certain: get_peers
+returns no ids, and nodes may lie about others.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from kiln.bridge.bep50.core import (
-    ConnectivityChange,
-    ItemAcknowledgement,
     ItemConflict,
     ItemTransfer,
     ItemUpdate,
@@ -66,11 +65,11 @@ from kiln.schemas.dht.krpc import (
 )
 
 MAX_REFUSALS: Final = 3
-"""Refusals after which our newest item is not sent to the contact again."""
-MAX_UNRESPONSIVE: Final = 1024
-FIRST_RETRY: Final = 2.0
+"""Number of refusals after which our newest item is not sent to the contact again."""
+MAX_UNRESPONSIVE: Final = 1024  # addresses
+FIRST_RETRY: Final = 2.0  # seconds
 LAST_RETRY: Final = 60.0
-"""Longest wait between attempts to join while there are no contacts, s; it begins with `FIRST_RETRY` and doubles."""
+"""Maximum seconds between attempts to join while there are no contacts. Waits begin with `FIRST_RETRY`, and double."""
 # The largest UDP payload in an Ethernet frame: 1500 bytes without the headers of IP and UDP.
 _ROOM: Final[dict[Family, int]] = {4: 1472, 6: 1452}
 
@@ -103,18 +102,16 @@ class TopicNode:
         self.rival: Item | None = None
         """An item that another publisher signed with our key."""
         self.closed = False
-        per_ip, bound_ids = core.settings.per_ip, core.settings.bound_ids
         self.tables: dict[Family, RoutingTable] = {  # two DHTs (BEP 32), which pass the item on through common nodes
-            4: RoutingTable(core.id, per_ip=per_ip, bound_ids=bound_ids),
-            6: RoutingTable(core.id, per_ip=per_ip, bound_ids=bound_ids),
+            4: RoutingTable(core.id, per_ip=core.settings.per_ip),
+            6: RoutingTable(core.id, per_ip=core.settings.per_ip),
         }
         self._core = core
         self._plain = plain
         self._tokens = tokens
-        self._transactions = Transactions(core, self.target)
+        self.transactions = Transactions(core, self.target)
         self._first_contacts = list(contacts)
-        self._probing: dict[DhtAddress, int] = {}
-        """Number of probes sent to each address."""
+        self._probing: dict[DhtAddress, int] = {}  # number of probes sent, by address
         self._unresponsive = BoundedDict[DhtAddress, float](MAX_UNRESPONSIVE)
         self._connected = False
         self._join_count = 0
@@ -127,26 +124,21 @@ class TopicNode:
 
     @property
     def contacts(self) -> list[OverlayContact]:
-        """All contacts of both families."""
+        """All contacts, of IPv4 and IPv6."""
         return [contact for table in self.tables.values() for contact in table]
 
-    @property
-    def waiting(self) -> int:
-        """Number of pending queries."""
-        return len(self._transactions)
-
     def close(self) -> None:
-        """Leave the topic. BEP 50 has no message for leaving: contacts notice that we no longer answer."""
+        """Leave the topic, without a message, because BEP 50 has none for this."""
         self.closed = True
-        self._transactions.clear()
+        self.transactions.clear()
 
     # ---------------------------------------------------------------- joining
 
     def add_contact(self, address: DhtAddress, node_id: bytes | None = None, *, force: bool = False) -> None:
-        """Probe a node, if the table has room for it.
+        """Probe a node with a get, if the routing table has room for the node.
 
         Args:
-            node_id: The node's id; get_peers does not return ids.
+            node_id: The node's id, if known. get_peers does not return ids.
             force: If true, also probe an address that did not respond recently.
         """
         core, table = self._core, self.tables[address.family]
@@ -162,7 +154,7 @@ class TopicNode:
             self._get(address)
 
     def _join(self) -> None:
-        """Look up peers and announce ourselves: with back-off while there are no contacts, later at intervals."""
+        """Look up nodes of the topic, and announce ours. Repeat with back-off until there are contacts, then rarely."""
         if self.closed:
             return
         core = self._core
@@ -190,9 +182,9 @@ class TopicNode:
             self.add_contact(address)
 
     def _announce(self, nodes: list[WritableNode]) -> None:
-        """Announce ourselves (BEP 50: "Clients SHOULD also announce themselves to this infohash").
+        """Announce our node (BEP 50: "Clients SHOULD also announce themselves to this infohash").
 
-        The item is looked up as well: a node that cuts us off from the overlay cannot hide the item in the plain DHT.
+        Also look up the item in the plain DHT, because attackers who cut us off from the overlay cannot hide it there.
         """
         self._lookups -= 1
         if nodes and not self.closed:
@@ -203,9 +195,9 @@ class TopicNode:
             self._plain.look_up(b"get", self.target, self._add_plain_item, lambda _: None)
 
     def _refresh(self, delay: float) -> None:
-        """Send a get to every contact: soon after the start, then at growing intervals.
+        """Send a get to every contact, probe addresses again, and look for more nodes, at growing intervals.
 
-        Contacts are mostly missing because datagrams were lost in the first seconds.
+        The first intervals are short, because most missing contacts are due to datagrams lost in the first seconds.
         """
         if self.closed:
             return
@@ -229,7 +221,7 @@ class TopicNode:
     # ---------------------------------------------------------------- queries sent
 
     def _get(self, address: DhtAddress) -> None:
-        """Send a get for the item. The get SHOULD contain ``seq``, except while joining without a value (BEP 50)."""
+        """Send a get for the item. A get SHOULD contain ``seq``, except if the sender has no item yet (BEP 50)."""
         arguments: dict[bytes, Value] = {b"target": self.target}
         if self.item is not None:
             arguments[b"seq"] = self.item.sequence
@@ -238,7 +230,7 @@ class TopicNode:
             if contact.get_pending:
                 return
             contact.get_pending = True
-        self._transactions.send_query(
+        self.transactions.send_query(
             address, b"get", arguments, lambda answer: self._handle_get(address, answer), contact.id if contact else b""
         )
 
@@ -284,7 +276,7 @@ class TopicNode:
         self._push(contact)
 
     def _read_get_item(self, response: KrpcResponse, address: DhtAddress, contact: OverlayContact | None) -> bool:
-        """Process the item of a get response, if any. Return false if no node of this topic sends such a response."""
+        """Process the item in a get response, if any. Return false if the item is invalid, and remove the contact."""
         sequence = response.values.get(b"seq")
         if b"v" in response.values:
             self._core.emit(ItemTransfer(self.target, "in", self._core.datagram, address, response.sender))
@@ -298,25 +290,26 @@ class TopicNode:
         return True
 
     def _find_nodes(self, node: DhtNode, wanted: bytes, tries: int = 1) -> None:
-        """Request the nodes near ``wanted`` from a node. Only unanswered gets count as failures of a contact."""
+        """Request from a node the nodes near the id ``wanted``. Here, a missing response is no failure of a contact."""
 
         def handle_answer(answer: Answer) -> None:
             if isinstance(answer, KrpcResponse) and answer.sender == node.id:
-                for heard in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
-                    self.add_contact(heard.address, heard.id)
+                for near in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
+                    self.add_contact(near.address, near.id)
             elif answer is None and tries < MAX_FAILURES:
                 self._find_nodes(node, wanted, tries + 1)
 
-        self._transactions.send_query(node.address, b"find_node", {b"target": wanted}, handle_answer, node.id)
+        self.transactions.send_query(node.address, b"find_node", {b"target": wanted}, handle_answer, node.id)
 
     def _record_failure(self, address: DhtAddress, contact: OverlayContact | None, *, remove: bool = False) -> bool:
-        """Count an unanswered query, and remove a contact with too many unanswered queries.
+        """Count an unanswered query, and remove the contact if there are too many in a row.
 
         Args:
-            remove: If true, remove the contact at once, because no node of this topic sends such a response.
+            contact: The contact at the address, if there is one.
+            remove: If true, remove the contact at once, because it sent an error or an invalid item.
 
         Returns:
-            True if the address is no contact any more.
+            True if the address has no contact now.
         """
         if contact is not None:
             contact.failures += 1
@@ -334,14 +327,13 @@ class TopicNode:
         connected = any(len(table) for table in self.tables.values())
         if connected != self._connected:
             self._connected = connected
-            self._core.emit(ConnectivityChange(self.target, connected))
             if not connected:
                 self._join_in(0.0)
 
     # ---------------------------------------------------------------- the item
 
     def publish(self, item: Item) -> None:
-        """Send a new item to all contacts (BEP 50, Publishing messages); the plain DHT gets it hourly.
+        """Send a new item to all contacts (BEP 50, Publishing messages). The plain DHT gets the newest item hourly.
 
         Raises:
             ItemPublishError: The item is not a newer, correctly signed item of this topic, or our publishing has
@@ -349,12 +341,13 @@ class TopicNode:
         """
         if self.rival is not None:
             raise ItemPublishError(
-                f"cannot publish in topic {self.target.hex()}: another publisher uses its key, and sent sequence "
-                f"{self.rival.sequence}, signed {self.rival.signature.hex()[:16]}…. Stop it, or use another key."
+                f"cannot publish in topic {self.target.hex()}: another publisher uses its key, and sent an item "
+                f"with sequence {self.rival.sequence} and signature {self.rival.signature.hex()[:16]}…. Only one "
+                "publisher may use a key."
             )
         if (item.key, item.salt) != (self.key, self.salt):
             raise ItemPublishError(
-                f"cannot publish in topic {self.target.hex()}: the item is of topic {item.target.hex()}"
+                f"cannot publish in topic {self.target.hex()}: the item belongs to topic {item.target.hex()}"
             )
         refusal = find_exceeded_limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
         if refusal is not None:
@@ -363,8 +356,8 @@ class TopicNode:
             )
         if self.item is not None and item.sequence <= self.item.sequence:
             raise ItemPublishError(
-                f"cannot publish in topic {self.target.hex()}: sequence {item.sequence} is not above the topic's "
-                f"{self.item.sequence}"
+                f"cannot publish in topic {self.target.hex()}: the item's sequence number {item.sequence} is not above "
+                f"the topic's {self.item.sequence}"
             )
         is_first = self.published is None
         self.published = item
@@ -373,7 +366,7 @@ class TopicNode:
             self._put_plain()
 
     def _offer(self, item: Item, via: Via, source: DhtAddress, contact: OverlayContact | None) -> bool:
-        """Accept the item of a get response if it is newer. Return false if the item is not correctly signed."""
+        """Accept the item of a get response if it is newer than ours. Return false if the item is invalid."""
         stored = self.item
         if find_exceeded_limit(item) is not None:
             return False
@@ -382,40 +375,36 @@ class TopicNode:
         if not is_signed(item):
             return False
         if stored is not None and item.sequence == stored.sequence:
-            self._compare(stored, item, source)
+            if item.value != stored.value:
+                self._report_conflict(stored, item, source)
             return True
         if contact is not None:
             contact.sequence = item.sequence
         self._accept(item, via, source)
         return True
 
-    def _compare(self, stored: Item, other: Item, source: DhtAddress | None) -> None:
-        """Report a correctly signed item with the sequence number of the stored one, if it has another value."""
-        if other.value != stored.value:
-            self._report(stored, other, source)
-
-    def _report(self, stored: Item, other: Item, source: DhtAddress | None) -> None:
+    def _report_conflict(self, stored: Item, other: Item, source: DhtAddress | None) -> None:
         is_own = self.published is not None
         if is_own and self.rival is None:
             self.rival = other
         self._core.emit(ItemConflict(self.target, stored, other, is_own, source))
 
     def _accept(self, item: Item, via: Via, source: DhtAddress | None) -> None:
-        """Store a verified newer item, report it, and push it on.
+        """Store a verified newer item, emit an `ItemUpdate`, and push the item to our contacts.
 
-        BEP 50 forwards puts; an item from a get response is as new to our contacts, so it is pushed on too.
+        BEP 50 requires this for items from puts. Items from get responses are as new to our contacts.
         """
         stored = self.item
         self.item = item
         self._core.emit(ItemUpdate(self.target, item, via, source, stored))
         if self.published is not None and self.published is not item and stored is not None:
-            self._report(stored, item, source)
+            self._report_conflict(stored, item, source)
         for contact in self.contacts:
             contact.refusals = 0
             self._push(contact)
 
     def _push(self, contact: OverlayContact) -> None:
-        """Put our newest item to a contact that is not known to have it, with the write token of this contact.
+        """Send our newest item to a contact with a put, unless the contact is known to have it.
 
         BEP 50: "by generating new queries as if the client originated the request".
         """
@@ -427,7 +416,7 @@ class TopicNode:
             self._get(contact.address)  # the response handler calls `_push` again
             return
         contact.put_pending = True
-        self._transactions.send_query(
+        self.transactions.send_query(
             contact.address,
             b"put",
             {**build_put_fields(item), b"token": contact.token},
@@ -444,8 +433,6 @@ class TopicNode:
                 contact.failures = 0
                 contact.last_answered = self._core.now
                 contact.sequence = max(contact.sequence, item.sequence)
-                if item is self.published:
-                    self._core.emit(ItemAcknowledgement(self.target, item.sequence, contact.address))
             case KrpcError():
                 contact.refusals += 1
                 if answer.refusal.code in (CAS_MISMATCH.code, OLD_SEQUENCE.code):  # the contact has a newer item
@@ -480,12 +467,8 @@ class TopicNode:
 
     # ---------------------------------------------------------------- queries received
 
-    def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
-        """Process a response; False if it belongs to no pending query."""
-        return self._transactions.handle_response(message, source)
-
     def handle_query(self, query: KrpcQuery, source: DhtAddress) -> None:
-        """Answer a query that has this topic's ``c``."""
+        """Answer a query with this topic's ``c``, and probe its sender."""
         if query.method == b"put" and b"v" in query.arguments:
             self._core.emit(ItemTransfer(self.target, "in", self._core.datagram, source, query.sender))
         answer = self._answer(query, source)
@@ -534,7 +517,7 @@ class TopicNode:
         return values
 
     def _answer_put(self, query: KrpcQuery, source: DhtAddress) -> KrpcRefusal | None:
-        """Apply BEP 44's rules within BEP 50's limits. Return `None` if the item is stored now, else the refusal."""
+        """Apply the rules of BEP 44 and BEP 50 to a put. Return `None` if we have the item now, else the refusal."""
         token, cas = query.arguments.get(b"token"), query.arguments.get(b"cas")
         if not isinstance(token, bytes) or not self._tokens.is_valid(token, source.ip, self.target, self._core.now):
             return BAD_TOKEN
@@ -555,7 +538,7 @@ class TopicNode:
             if not is_signed(item):
                 return BAD_SIGNATURE
             if stored is not None and item.sequence == stored.sequence and item.value != stored.value:
-                self._compare(stored, item, source)
+                self._report_conflict(stored, item, source)
                 return OLD_SEQUENCE
         if contact is not None:
             contact.sequence = max(contact.sequence, item.sequence)
@@ -573,7 +556,7 @@ class TopicNode:
         return write_nodes(others[: self._core.settings.nodes])
 
     def _respond(self, query: KrpcQuery, values: dict[bytes, Value], source: DhtAddress) -> None:
-        """Respond in one datagram. If a large value leaves no room for all nodes, omit some of them."""
+        """Respond in one datagram. If a large item leaves no room for all nodes, omit some nodes."""
         response = KrpcResponse(query.transaction, self._core.id, values, self.target)
         excess = len(write_message(response)) - _ROOM[source.family]
         if excess > 0:
@@ -585,5 +568,5 @@ class TopicNode:
 
 
 def addresses(contacts: Iterable[OverlayContact]) -> list[DhtAddress]:
-    """Addresses of the contacts, the most recent response first."""
+    """Return the addresses of contacts, sorted by the time of the last response, newest first."""
     return [contact.address for contact in sorted(contacts, key=lambda contact: -contact.last_answered)]

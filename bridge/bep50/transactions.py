@@ -1,7 +1,7 @@
-"""Queries that wait for their response.
+"""Queries that wait for a response.
 
-Each topic has transactions of its own (BEP 50: "its own routing table and transaction state"), and so does the plain
-DHT. A response counts only once, and only with the address, the transaction and the topic of its query.
+Each topic has its own transactions (BEP 50: "its own routing table and transaction state"), and so has the plain DHT. A
+response matches a query at most once, and only with the address, the transaction id and the topic of the query.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Transactions:
         """Send a query.
 
         Args:
-            on_answer: Called once, with the response, or with `None` after the timeout.
+            on_answer: Called once, with the response or the error, or with `None` after the timeout.
             node: The receiver's id, if known.
-            target: The target of the message's item, as in `OverlayCore.send`.
+            target: As in `OverlayCore.send`.
         """
         core = self._core
         # Four random bytes: the crate mainline answers no other size, and a node off the path cannot guess them.
@@ -55,7 +55,7 @@ class Transactions:
         core.send(KrpcQuery(transaction, method, core.id, arguments, self._topic), address, node, target)
 
     def handle_response(self, message: KrpcResponse | KrpcError, source: DhtAddress) -> bool:
-        """Pass a response on to the callback of its query; False if no pending query matches."""
+        """Pass a response or an error to the callback of its query. Return false if it matches no pending query."""
         on_answer = self._pending.pop((source, message.transaction), None)
         if on_answer is not None:
             on_answer(message)

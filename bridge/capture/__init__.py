@@ -1,1 +1,1 @@
-"""Capture of the bytes on the wire into `kiln.frames` (docs/design/bridge.md): tap and spool."""
+"""Write RPCs as captured frames to `kiln.frames` (docs/design/bridge.md): the tap, the sink and its spool."""

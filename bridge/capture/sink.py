@@ -1,18 +1,18 @@
 """Queue of frames for Kafka: in memory while Kafka acknowledges in time, otherwise in the spool on disk.
 
-All frames form one queue, in the order of `put`: first those in the spool, then those in memory. Kafka gets all in
-this order, and so in order on each connection (the connection's id is the key, so its frames share a partition). One
-portion is in flight at a time. If Kafka refuses one of its frames, a new producer sends the portion again, so Kafka may
-get some frames twice. Connection, direction and sequence identify a frame, and the first copies are always in order.
+Kafka gets all frames in the order of `put`: first those in the spool, then those in memory. The key of a frame is the
+id of its connection, so the frames of a connection are in one partition and in order. Frames are sent in portions of
+256 KiB, and one portion is in flight at a time. If Kafka refuses a frame, a new producer sends the whole portion again,
+so Kafka may get frames twice. Connection, direction and sequence identify a frame, and the first copies are in order.
 
-A killed process loses the frames that are neither acknowledged nor in the spool. While Kafka is available, these are
-the frames received during LINGER or one round trip, whichever is longer, plus one more round trip. When an
-acknowledgement takes longer than `spool_after`, all frames go to the spool, including those in flight, and further
-frames follow within TICK until the spool is empty again. So the loss is at most `spool_after` + 2 TICK of frames; gaps
-in the sequences show it. The next start sends the spool first.
+A process that is killed loses the frames that are neither acknowledged nor in the spool. While Kafka is available,
+these are the frames of about LINGER and two round trips. If an acknowledgement takes longer than `spool_after`, all
+frames go to the spool, including those in flight. Further frames follow within TICK, until the spool is empty. So the
+loss is at most the frames of `spool_after` + 2 TICK seconds; gaps in the sequences show it. After a restart, the frames
+in the spool are sent first.
 
 One thread sends the frames and uses the spool. It never waits longer than TICK for Kafka: librdkafka has threads of its
-own, and a producer that is not connected yet is made in another thread.
+own, and another thread connects the producers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from kiln.schemas.kafka.frames import CONNECTION_BYTES
 from kiln.schemas.kafka.topics import MAX_RECORD
 
 TICK: Final = 0.1
-"""Seconds between checks for frames that must go to disk."""
+"""Seconds between two checks whether frames must go to the spool."""
 LINGER: Final = 0.02
-"""Seconds that a frame waits for others. Waking threads for each frame costs more than sending the frame, and a request
-costs as much as many frames in it."""
+"""Seconds that a frame waits for further frames, to be sent together. One request for each frame would cost much more
+CPU."""
 PORTION: Final = 256 * 1024
-"""Bytes in flight, which Kafka must acknowledge within `spool_after`: small enough for a slow link."""
+"""Bytes of frames that are sent together. Kafka must acknowledge them within `spool_after`, even over a slow link."""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
-"""Maximum size of a frame in bytes. With key and headers the frame must fit in a request."""
+"""Maximum size of a frame in bytes. A request to Kafka has room for this, the key and the headers."""
 
 _OVERHEAD: Final = 256  # bytes of Python objects for each frame, roughly
 # SettingsError, a ValueError: the password file cannot be read, as when no file descriptor is free.
@@ -48,7 +48,7 @@ _CONNECT_ERRORS: Final = (FramesProducerError, OSError, ValueError)
 
 
 class FrameSink:
-    """Queue of frames for one Kafka topic; thread-safe. It runs from its construction to `close`."""
+    """Queue of frames for one Kafka topic, with a thread that runs until `close`. Thread-safe."""
 
     def __init__(
         self,
@@ -63,10 +63,11 @@ class FrameSink:
         """Start the thread.
 
         Args:
-            connect: Makes a producer, or raises FramesProducerError; called in a thread of its own, since it may wait.
-            spool: Used by the sink alone, and closed by it.
-            memory_limit: Maximum bytes of frames in memory; further frames go to disk.
-            spool_after: Seconds without an acknowledgement after which frames go to disk.
+            connect: Returns a connected producer, or raises FramesProducerError. It is called in another thread,
+                because it may take seconds.
+            spool: Used only by the sink, which also closes it.
+            memory_limit: Maximum bytes of frames in memory. Further frames go to the spool.
+            spool_after: Seconds without an acknowledgement after which frames go to the spool.
             retry_after: Seconds between attempts to connect.
         """
         self._connect = connect
@@ -90,8 +91,7 @@ class FrameSink:
         self._connect_at = time.monotonic()
         self._refusal: KafkaError | None = None
         self._kafka_error: str | None = None
-        self._pause: str | None = None
-        """Reason why nothing must be read from peers; `None` if there is room."""
+        self._pause: str | None = None  # reason why `full` is true
         self._callbacks: list[Callable[[], None]] = []
         self._takes_input = True
         self._ended = False
@@ -103,14 +103,14 @@ class FrameSink:
     def put(self, connection: bytes, frame: bytes) -> None:
         """Add a serialized Frame to the queue.
 
-        It never waits for Kafka or the disk. It also accepts frames while `full` is true, but keeps them in memory, so
-        the caller should stop reading from peers. After `end_input` and `close` it ignores frames.
+        The call never waits for Kafka or the disk. While `full` is true, frames are still accepted and stay in memory,
+        so callers should stop reading from peers. After `end_input` or `close`, frames are ignored.
 
         Args:
-            connection: The frame's key, 16 bytes.
+            connection: Id of the frame's connection, 16 bytes, which becomes the record's key.
 
         Raises:
-            ValueError: The frame is over MAX_FRAME, or the key has another length.
+            ValueError: The frame is larger than MAX_FRAME, or the id has another length.
         """
         size = len(frame)
         if size > MAX_FRAME or len(connection) != CONNECTION_BYTES:
@@ -129,22 +129,22 @@ class FrameSink:
                 self._changed.notify()
 
     def end_input(self) -> None:
-        """Ignore all further frames. Kafka still gets the queued frames."""
+        """Ignore all further frames. Kafka still gets the frames in the queue."""
         with self._changed:
             self._takes_input = False
 
     @property
     def full(self) -> bool:
-        """True if frames fit only into memory: stop reading from peers until `subscribe`'s callback."""
+        """True if no more frames can go to the spool. Then stop reading from peers until a callback of `subscribe`."""
         return self._pause is not None
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, which must not wait, in the sink's thread each time there is room again."""
+        """Call `callback` in the sink's thread each time `full` becomes false. The callback must not block."""
         with self._changed:
             self._callbacks.append(callback)
 
     def status(self) -> SpoolStatus:
-        """Return a snapshot of counters and errors."""
+        """Return a snapshot of the counters and errors."""
         with self._changed:
             is_well = self._thread.is_alive() or self._ended
             crash = None if is_well else "the thread that writes frames to Kafka has crashed. Restart the bridge."
@@ -164,10 +164,13 @@ class FrameSink:
             )
 
     def close(self, patience: float) -> int:
-        """Wait up to `patience` seconds for Kafka, unless it is unavailable, spool the rest, and stop the thread.
+        """Wait for Kafka to acknowledge all frames, write the rest to the spool, and stop the thread.
+
+        Args:
+            patience: Maximum seconds to wait. If Kafka is unavailable, the call does not wait.
 
         Returns:
-            The number of frames that are lost because the spool is full. The next start sends the spooled frames.
+            The number of frames that are lost, because the spool has no room. The next start sends the others.
         """
         deadline = time.monotonic() + patience
         with self._changed:
@@ -196,7 +199,7 @@ class FrameSink:
         self._producer = None
 
     def _send(self, producer: Producer) -> None:
-        """Send the next portion if none is in flight, and wait for its acknowledgement, for at most TICK."""
+        """Send the next frames if none are in flight, and wait up to TICK for the acknowledgement."""
         try:
             if not self._in_flight:
                 for item in self._take_portion():
@@ -217,10 +220,10 @@ class FrameSink:
                 self._changed.notify_all()
 
     def _take_portion(self) -> Sequence[QueuedFrame]:
-        """Wait up to TICK for frames, and take a portion of them.
+        """Wait up to TICK for frames, and take about PORTION bytes of them from the spool or from memory.
 
-        Only one portion is in flight at a time: while librdkafka has records that wait for the response to a request,
-        its thread polls without a pause.
+        More are sent only after an acknowledgement. While further records wait for the response to a request, the
+        thread of librdkafka polls without a pause.
 
         Raises:
             OSError, sqlite3.Error: The spool cannot be read.
@@ -240,7 +243,7 @@ class FrameSink:
         return portion
 
     def _list_waiting(self) -> list[QueuedFrame]:
-        """List a portion of the oldest frames that wait in memory. The caller has the lock."""
+        """List the oldest frames that wait in memory, about PORTION bytes. The caller must hold the lock."""
         portion: list[QueuedFrame] = []
         size = 0
         for item in self._waiting:
@@ -251,12 +254,12 @@ class FrameSink:
         return portion
 
     def _record_refusal(self, error: KafkaError | None, _: Message) -> None:
-        """Record that a frame was refused. librdkafka calls this in `flush`, for refused frames alone."""
+        """Record that Kafka refused a frame. `flush` calls this for refused frames only."""
         if self._refusal is None:
             self._refusal = error
 
     def _abandon(self, producer: Producer, error: Exception) -> None:
-        """Stop a producer whose portion failed. The next producer sends the portion again."""
+        """Close a producer after an error, and put its unacknowledged frames back into the queue."""
         close_producer(producer, TICK)
         with self._changed:
             self._waiting.extendleft(reversed(self._portion))
@@ -266,7 +269,7 @@ class FrameSink:
             self._record_kafka_error(error)
 
     def _await_producer(self) -> None:
-        """Start to connect if it is time, and wait for a producer, for at most TICK."""
+        """Start the thread that connects, if it is time, and wait up to TICK for the producer."""
         with self._changed:
             is_connecting = self._connector is not None and self._connector.is_alive()
             if not is_connecting and time.monotonic() >= self._connect_at:
@@ -302,8 +305,8 @@ class FrameSink:
     # ------------------------------------------------------------ the spool
 
     def _update_spool(self) -> None:
-        """Delete acknowledged frames from the spool, move frames that must not stay in memory to it, and pause or
-        resume reading."""
+        """Delete acknowledged frames from the spool, move frames from memory to the spool if necessary, and pause or
+        resume reading from peers."""
         try:
             pause = self._spool.find_shortage()
             self._spool.release()
@@ -320,7 +323,6 @@ class FrameSink:
             callback()
 
     def _must_spool(self) -> bool:
-        """Return whether the oldest frames in memory must go to disk."""
         if not self._portion and not self._waiting:
             return False
         if self._ended or self._memory > self._memory_limit or self._spool.unread:
@@ -330,7 +332,7 @@ class FrameSink:
         return time.monotonic() - oldest > self._spool_after
 
     def _move_to_spool(self) -> None:
-        """Move the portion in flight to the spool or, if none is in flight, a portion of the waiting frames."""
+        """Move the frames in flight to the spool or, if there are none, about PORTION bytes of the waiting frames."""
         if portion := self._portion:
             self._spool.append(portion, are_read=True)
         else:

@@ -1,10 +1,10 @@
-"""The spool: a queue of frames on disk in one SQLite file, written at its end and read from its start.
+"""The spool: a first-in, first-out queue of frames on disk, in one SQLite file.
 
 Layout of `frames.sqlite`: the table `frames(id, connection, frame, crc)`. Ids rise without gaps. `crc` is the crc32 of
 connection and frame, because SQLite has no checksums of its own. The file exists only while frames are in it.
 
-Written frames survive the end of the process, however it ends. They survive a power cut if the spool is `durable`: then
-`append` returns after fsync.
+Appended frames survive a crash of the process. If the spool is `durable`, they also survive a power cut, because
+`append` calls fsync.
 """
 
 from __future__ import annotations
@@ -33,35 +33,35 @@ _LOG_BYTES: Final = 4 * 1024 * 1024  # bytes of the write-ahead log, including o
 
 
 class SpoolError(RuntimeError):
-    """The spool's folder cannot be used."""
+    """The spool's folder cannot be used. The message has the folder and the reason."""
 
 
 class QueuedFrame(NamedTuple):
-    """A serialized Frame and its key."""
+    """A serialized Frame, and the id of its connection, which is the key of its Kafka record."""
 
     connection: bytes
     frame: bytes
     queued_at: float = 0.0
-    """Time in seconds, by the sink's clock; 0 for a frame read from the spool."""
+    """Seconds of the monotonic clock at `FrameSink.put`; 0 for a frame read from the spool."""
 
 
 class Spool:
-    """Queue of frames on disk, used by one thread; other threads may read its attributes.
+    """Queue of frames on disk. Only one thread may call its methods; other threads may read its attributes.
 
-    `read`, `acknowledge` and `release` act on the oldest frames, in their order. Methods raise OSError or sqlite3.Error
-    if the disk is full or fails.
+    Frames are appended, read, acknowledged and released (deleted), in this order. Methods raise OSError or
+    sqlite3.Error if the disk is full or fails.
     """
 
     def __init__(
         self, folder: Path, limit: int, floor: int = 0, *, durable: bool = False, free: Callable[[], int] | None = None
     ) -> None:
-        """Open the spool in a folder, which only one process may use, or create the folder.
+        """Open the spool in a folder, which only one process may use. Create the folder if it is missing.
 
         Args:
-            limit: Maximum bytes of the files; must be over 4 MiB.
-            floor: Bytes of the disk that must stay free.
-            durable: If true, written frames survive a power cut.
-            free: Returns the free bytes, by default of the folder's disk.
+            limit: Maximum bytes of the spool's files; must be over 4 MiB.
+            floor: Free bytes on the disk below which `find_shortage` reports a shortage.
+            durable: If true, appended frames survive a power cut.
+            free: Returns the number of free bytes; by default, those on the folder's disk.
 
         Raises:
             SpoolError: The folder cannot be used.
@@ -77,14 +77,14 @@ class Spool:
         self._file: sqlite3.Connection | None = None
         self._acknowledged = self._read = self._last = 0  # ids
         self.size = 0
-        """Bytes of the files."""
+        """Bytes of the spool's files."""
         self.free_bytes = 0
         self.spooled = 0
-        """Frames written since the start."""
+        """Number of frames that were appended since the start."""
         self.lost_bytes = 0
-        """Bytes that could not be read back."""
+        """Bytes that could not be read back since the start, because they were damaged."""
         self.loss: str | None = None
-        """Description of the last damage."""
+        """Text for users about the last damage; `None` if there was none since the start."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if durable:
@@ -107,8 +107,11 @@ class Spool:
         return self._last - self._acknowledged
 
     def append(self, frames: Sequence[QueuedFrame], *, are_read: bool = False) -> None:
-        """Write frames at the end, all or none. If `are_read`, they count as read; pass it only if no frame is
-        unread."""
+        """Append frames, either all or none.
+
+        Args:
+            are_read: If true, the frames count as read. This is allowed only if no frame is unread.
+        """
         try:
             self._insert(frames)
         except sqlite3.DatabaseError as error:
@@ -121,7 +124,11 @@ class Spool:
         self._measure()
 
     def read(self, max_bytes: int) -> list[QueuedFrame]:
-        """Read the next frames, at least one if any unread frame is intact."""
+        """Read the next frames, and skip damaged ones.
+
+        Args:
+            max_bytes: Stop after the frame with which the total size reaches this.
+        """
         frames: list[QueuedFrame] = []
         size = 0
         try:
@@ -145,15 +152,15 @@ class Spool:
         return frames
 
     def acknowledge(self) -> None:
-        """Mark all frames that were read as acknowledged."""
+        """Mark all read frames as acknowledged by Kafka."""
         self._acknowledged = self._read
 
     def rewind(self) -> None:
-        """Mark all frames that are not acknowledged as unread."""
+        """Mark all unacknowledged frames as unread, so that `read` returns them again."""
         self._read = self._acknowledged
 
     def release(self) -> None:
-        """Delete acknowledged frames, and the file with the last of them."""
+        """Delete acknowledged frames. If no frame is left, delete the file."""
         if self._file is None:
             return
         if self.unacknowledged:
@@ -170,7 +177,7 @@ class Spool:
         self._measure()
 
     def has_room(self) -> bool:
-        """Return whether a quarter of the limit is free."""
+        """Return true if at least a quarter of the maximum file size is free."""
         if self._file is None:
             return True
         names = ("page_count", "freelist_count", "max_page_count")
@@ -178,7 +185,10 @@ class Spool:
         return bool(pages - unused <= most * 3 // 4)
 
     def find_shortage(self) -> str | None:
-        """Describe the shortage, if any. It begins when less than `floor` is free, and ends at a quarter more."""
+        """Return a message for users while the disk is short of space.
+
+        A shortage begins when less than `floor` bytes are free, and ends when 1.25 times `floor` are free.
+        """
         self.free_bytes = self._free()
         self._is_short = self.free_bytes < (self._floor + self._floor // 4 if self._is_short else self._floor)
         if not self._is_short:
@@ -189,16 +199,16 @@ class Spool:
         )
 
     def describe_error(self, error: OSError | sqlite3.Error) -> str:
-        """Describe why no more frames can be written."""
+        """Return the message for users about an error that a method of the spool raised."""
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             return (
                 f"the spool is full ({self.size} of at most {self._limit} bytes, and {self.free_bytes} bytes free on "
                 "its disk). Restore Kafka, or free some space."
             )
-        return f"cannot use the spool ({error}). Check the folder's permissions and the disk."
+        return f"cannot use the spool in {self._folder} ({error}). Check the folder's permissions and the disk."
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the SQLite file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -253,7 +263,7 @@ class Spool:
             to_disk(self._log_path)
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Rename a damaged file, so that a new one takes its place; raise the error if it does not mean damage."""
+        """Rename a damaged file, so that a new one is created. Raise the error if it does not mean a damaged file."""
         if getattr(error, "sqlite_errorcode", 0) & 0xFF not in _DAMAGE:
             raise error
         self.close()

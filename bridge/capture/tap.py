@@ -1,6 +1,6 @@
-"""The tap: bytes on the wire to serialized Frames (docs/design/contracts.md, `kiln.frames`).
+"""Make serialized Frames (docs/design/contracts.md, `kiln.frames`) from the RPCs on a connection.
 
-No I/O and no clock. All bytes become a frame, whatever they are: the tap validates nothing.
+The payload of a Frame is the bytes that were on the wire. They are not validated, so any bytes become a Frame.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ Direction = Literal["IN", "OUT"]
 
 
 class Sink(Protocol):
-    """A sink for captured frames: kiln.bridge.capture.sink.FrameSink, or a fake in tests."""
+    """Interface of a queue for captured frames, such as `FrameSink`."""
 
     def put(self, connection: bytes, frame: bytes) -> None: ...
     @property
     def full(self) -> bool: ...
     def subscribe(self, callback: Callable[[], None]) -> object:
-        """`callback` is called, from any thread, when the sink is no longer full."""
+        """Call `callback`, in any thread, each time `full` becomes false."""
 
 
 class ConnectionTap:
-    """One peer connection (a pair of pubsub streams): numbers its frames, and stores both hellos.
+    """Makes the Frames of one connection to a peer (a pair of pubsub streams), and numbers them in each direction.
 
-    A hello is the first RPC of a direction. The frame of a hello and all later frames, of both directions, contain its
-    topic table. Not thread-safe: the frames of a direction are numbered in the order of the calls.
+    The first RPC of a direction, its hello, may contain a topic table. The tap adds the table to the Frame of the hello
+    and to all later Frames of both directions, because their RPCs cannot be read without it. Not thread-safe.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class ConnectionTap:
         protocol: str,
         remote_address: bytes = b"",
     ) -> None:
-        """Set the fields that all frames of the connection share.
+        """Set the fields that all Frames of the connection share.
 
         Args:
             connection: Id of the connection: 16 bytes, new for each connection.
@@ -51,7 +51,7 @@ class ConnectionTap:
             remote_peer: The other peer's id, as multihash bytes.
 
         Raises:
-            ValueError: A value is beyond its limit in a Frame, so no reader would accept the connection's frames.
+            ValueError: A value exceeds its limit in a Frame, so no reader would accept the connection's Frames.
         """
         self.id: Final = connection
         self.hello_in = b""
@@ -83,15 +83,15 @@ class ConnectionTap:
         verdicts: bytes = b"",
         declared_length: int = 0,
     ) -> bytes:
-        """Make the next Frame of a direction, serialized.
+        """Return the next Frame of a direction, serialized.
 
-        The frame of an RPC over 4 MiB contains its first 64 KiB. Either the reader has cut the RPC and passes its
-        `declared_length`, or the tap cuts it.
+        An RPC over 4 MiB is cut: its Frame contains only the first 64 KiB.
 
         Args:
-            payload: The RPC without its length prefix.
+            payload: The RPC without its length prefix. The caller may have cut an RPC over 4 MiB.
             observed_at: Unix time, in ns, at which the RPC was on the wire.
-            verdicts: One `Verdict` byte for each message.
+            verdicts: One `Verdict` byte for each message of the RPC.
+            declared_length: Size of the whole RPC in bytes, if the caller has cut it; otherwise 0.
 
         Raises:
             ValueError: The connection is closed.
@@ -129,12 +129,13 @@ class ConnectionTap:
     def close(
         self, observed_at: int, agent: str | None = None, end_reason: str = "", dialled: bool = False
     ) -> list[bytes]:
-        """Make the closing frame of each direction, IN first; none if the connection is closed already.
+        """Return the closing Frame of each direction, IN first; no Frames if the connection is closed already.
 
         Args:
-            agent: Agent version of the remote peer, by identify; "" if unknown. If it is given, the first frame has it
-                and the arguments after it, which the connection's RPCs do not contain.
-            end_reason: The reason why the connection ended.
+            observed_at: Unix time, in ns, at which the connection ended.
+            agent: Agent version of the remote peer, from identify; "" if unknown. With `None`, this and the arguments
+                below are not written; otherwise they are fields of the first closing Frame.
+            end_reason: Text that says why the connection ended.
             dialled: True if our node opened the connection.
         """
         if self.closed:

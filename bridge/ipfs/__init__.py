@@ -1,4 +1,4 @@
-"""Storing, serving and fetching of blocks, by the bridge itself or by a Kubo through its RPC (docs/design)."""
+"""Store, serve and fetch IPFS blocks, with the bridge's own bitswap or through the RPC of a Kubo node."""
 
 from kiln.bridge.ipfs.blocks import (
     MAX_READ,

@@ -1,7 +1,7 @@
-"""The bridge's interface to IPFS: store and fetch blocks.
+"""Interface of the bridge to IPFS: store and fetch blocks.
 
-Publisher and fetcher are threads, so calls block. Any thread may make any call. Every returned block was verified
-against its CID: no response of a node is trusted.
+Calls block, because publisher and fetcher are threads. Implementations are thread-safe. They verify every fetched block
+against its CID, because nodes are not trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import CidError, cid_bytes, read_sha2_256_digest
 
 MAX_READ: Final = 2 << 20
-"""Largest block read from other nodes, in bytes: the largest that bitswap carries between peers (Kubo, `block put`)."""
+"""Maximum size of a block read from other nodes, in bytes. Bitswap transfers no larger ones (Kubo, `block put`)."""
 
 TOO_LARGE: Final = "block_too_large"
 WRONG_HASH: Final = "block_hash_mismatch"
@@ -25,17 +25,19 @@ CODEC_UNSUPPORTED: Final = "cid_codec_unsupported"
 
 
 class BlockStoreUnavailableError(Exception):
-    """No node is reachable, so the caller waits. The message names the node and the reason."""
+    """The IPFS node, or the folder of the blocks, cannot be used now. Retry later; another block would fail too."""
 
 
 class BlockUnavailableError(Exception):
-    """The block could not be fetched (or stored, or pinned) now: no peer sent it in time. A later attempt may
-    succeed."""
+    """This block could not be fetched or pinned, for example because no peer sent it in time. A retry may succeed."""
 
 
 class BlockRefusedError(Exception):
-    """The block is rejected, and a later attempt would not help. `reason` is the reason for quarantine; the message
-    describes it."""
+    """The block or its CID is invalid, or the block is too large, so a retry would fail too.
+
+    Attributes:
+        reason: reason code of the record in `kiln.quarantine`.
+    """
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -43,17 +45,18 @@ class BlockRefusedError(Exception):
 
 
 class BlockStore(Protocol):
-    """A store of blocks: put, get, remove and close. `cid` is the text of a CID."""
+    """A store of IPFS blocks. Each argument `cid` is a CID as text."""
 
     def put(self, cid: str, data: bytes) -> None:
-        """Store a block, protect it from garbage collection, and announce it in the background. Peers can then fetch
-        it. A block that is stored already is no error.
+        """Store a block, so that peers can fetch it. Storing a block again is no error.
+
+        The block is protected from garbage collection, and announced to peers in the background.
 
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
-            BlockUnavailableError: the block cannot be stored or protected now; a later call may succeed.
-            BlockRefusedError: the bytes do not match the CID, the block is too large, or it was stored under another
-                CID.
+            BlockUnavailableError: the block cannot be pinned now; a later call may succeed.
+            BlockRefusedError: the bytes do not match the CID, the block is too large, or the node computes another CID
+                for the block.
         """
         ...
 
@@ -61,18 +64,18 @@ class BlockStore(Protocol):
         """Fetch a block and verify it against its CID, reading at most `limit` bytes.
 
         Args:
-            timeout: seconds, roughly, to search for the block among peers.
+            timeout: approximate time in seconds to wait for a peer that sends the block.
 
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
             BlockUnavailableError: the block was not found in time.
-            BlockRefusedError: the block is larger than `limit`, does not have the hash of the CID, or the CID cannot be
-                checked (not sha2-256).
+            BlockRefusedError: the block is larger than `limit` or does not match the CID, or the hash of the CID is not
+                sha2-256.
         """
         ...
 
     def remove(self, cid: str) -> None:
-        """Undo `put` for a block; do nothing if the block is not stored, or if others protect it too.
+        """Undo `put`: the store may delete the block. Do nothing if there is no such block.
 
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.
@@ -80,11 +83,11 @@ class BlockStore(Protocol):
         ...
 
     def status(self) -> IpfsStatus:
-        """Return the numbers of connections and blocks, without waiting for a node."""
+        """Return the last known numbers of connections and blocks. Returns at once."""
         ...
 
     def describe(self) -> str:
-        """Describe the store and its last known state. Returns at once."""
+        """Return a text about the store and its last known state, for status.json. Returns at once."""
         ...
 
     def close(self) -> None:
@@ -96,7 +99,7 @@ def read_digest(cid: str) -> bytes:
     """Return the sha2-256 digest in a CID.
 
     Raises:
-        BlockRefusedError: the text is not a CID, or the CID has another hash.
+        BlockRefusedError: the text is not a CID, or the hash of the CID is not sha2-256.
     """
     try:
         digest = read_sha2_256_digest(cid_bytes(cid))
@@ -108,10 +111,10 @@ def read_digest(cid: str) -> bytes:
 
 
 def verify_block(cid: str, data: bytes) -> bytes:
-    """Return the bytes if they match the CID.
+    """Check that the bytes of a block match its CID, and return the bytes.
 
     Raises:
-        BlockRefusedError: the bytes do not match the CID, or the CID cannot be checked.
+        BlockRefusedError: the bytes do not match the CID, or the hash of the CID is not sha2-256.
     """
     if sha256(data).digest() != read_digest(cid):
         raise BlockRefusedError(WRONG_HASH, f"{cid[:80]}: the {len(data)} bytes received have another hash")
@@ -119,5 +122,5 @@ def verify_block(cid: str, data: bytes) -> bytes:
 
 
 def refuse_too_large(cid: str, limit: int) -> BlockRefusedError:
-    """Return the error of a block that exceeds the limit."""
+    """Return the error for a block of more than `limit` bytes."""
     return BlockRefusedError(TOO_LARGE, f"{cid[:80]}: larger than {limit:,} bytes")

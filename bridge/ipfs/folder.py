@@ -1,4 +1,4 @@
-"""Blocks in a folder, one file each. Peers can fetch them only through `kiln.bridge.ipfs.bitswap`."""
+"""Block store in a folder, with one file for each block. Only `kiln.bridge.ipfs.bitswap` serves the blocks to peers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FolderBlockStore:
         self._folder = folder
 
     def put(self, cid: str, data: bytes) -> None:
-        """Implement `BlockStore.put`; the block is on disk once this returns.
+        """Implement `BlockStore.put`, and flush the block to disk (fsync).
 
         Raises:
             BlockStoreUnavailableError: the folder cannot be written.
@@ -50,7 +50,7 @@ class FolderBlockStore:
                     os.unlink(file.name)
                     raise
         except OSError as error:
-            raise BlockStoreUnavailableError(f"{self._folder} cannot be written: {error.strerror}") from error
+            raise BlockStoreUnavailableError(self._describe("write to", error)) from error
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """Implement `BlockStore.get`. `timeout` is ignored, because there are no peers to wait for."""
@@ -61,20 +61,20 @@ class FolderBlockStore:
         except FileNotFoundError:
             raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}, and ipfs.api is empty") from None
         except OSError as error:
-            raise BlockStoreUnavailableError(f"{self._folder} cannot be read: {error.strerror}") from error
+            raise BlockStoreUnavailableError(self._describe("read", error)) from error
         if len(data) > limit:
             raise refuse_too_large(cid, limit)
         return verify_block(cid, data)
 
     def remove(self, cid: str) -> None:
-        """Remove a block; do nothing if there is none."""
+        """Implement `BlockStore.remove` by deleting the file."""
         try:
             self._path(cid).unlink(missing_ok=True)
         except OSError as error:
-            raise BlockStoreUnavailableError(f"{self._folder} cannot be written: {error.strerror}") from error
+            raise BlockStoreUnavailableError(self._describe("delete from", error)) from error
 
     def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
-        """Return the size of each block in bytes; `None` for a block that is not in the folder."""
+        """Return the size of each block in bytes, by CID; `None` for a block that is not in the folder."""
         sizes: dict[bytes, int | None] = {}
         for cid in cids:
             try:
@@ -84,7 +84,7 @@ class FolderBlockStore:
         return sizes
 
     def read_blocks(self, cids: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        """Read blocks; leave out blocks that are missing, or do not match their CID."""
+        """Read blocks, by CID. Omit blocks that are missing, and files whose bytes do not match the CID."""
         blocks: dict[bytes, bytes] = {}
         for cid in cids:
             try:
@@ -101,10 +101,13 @@ class FolderBlockStore:
 
     def describe(self) -> str:
         """Implement `BlockStore.describe`."""
-        return f"a folder, {self._folder}: no peer can fetch the blocks"
+        return f"blocks are in {self._folder}, and no peer can fetch them, because ipfs.api is empty"
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
+
+    def _describe(self, action: str, error: OSError) -> str:
+        return f"cannot {action} the folder {self._folder} ({error.strerror}). Check its permissions and the disk."
 
     def _path(self, cid: str) -> Path:
         return self._folder / cid_text(cid_bytes(cid))  # one name for all spellings, and none with a slash

@@ -1,8 +1,12 @@
-"""Kubo's HTTP RPC: https://docs.ipfs.tech/reference/kubo/rpc/.
+"""Client of Kubo's HTTP RPC (https://docs.ipfs.tech/reference/kubo/rpc/).
 
-Every call is a POST. Success is 200. If Kubo itself rejects a call, the response is JSON, `{"Message", "Code", "Type":
-"error"}`, with 500 (400: an argument is wrong). Its HTTP handler answers with 403, 404 and 405 in plain text. Any other
-response is not from Kubo's RPC.
+Every call is a POST. The status of the response shows the result:
+
+- 200: the call succeeded.
+- 500, or 400 for a wrong argument: Kubo rejected the call. The body is JSON, `{"Message", "Code", "Type": "error"}`.
+- 403, 404 or 405 with plain text: Kubo's HTTP handler rejected the call.
+
+Any other response does not come from Kubo's RPC.
 """
 
 from __future__ import annotations
@@ -11,8 +15,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import httpx
 from multiformats import multicodec
@@ -33,48 +36,44 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, parse_cid
 
 _CODECS: Final = ("raw", "dag-pb", "dag-cbor", "dag-jose", "dag-json", "cbor", "json")
-"""Codecs with which Kubo stores blocks; Kubo names them as the multicodec table does."""
+"""Codecs of the blocks that Kubo stores, by their names in the multicodec table."""
 _CONNECT: Final = 5.0  # seconds
 _CALL: Final = 15.0  # seconds for a call that needs no peer
 _GRACE: Final = 5.0  # seconds beyond the node's timeout, so that the node reports the timeout itself
 _MAX_ANSWER: Final = 1 << 20  # bytes of JSON
 _MOST_PEERS_ANSWER: Final = 8 << 20  # bytes of JSON for a list of peers: thousands of peers, some hundred bytes each
 _PROVIDE: Final = 60.0  # seconds for a walk through the DHT
+_SET_ADDRESS: Final = "Set ipfs.api to the address of Kubo's RPC."
 
 
 class KuboError(Exception):
-    """The node returned an error; the message is the node's."""
+    """Kubo reported an error. The message is Kubo's own text."""
 
 
 class NoRoutingError(Exception):
-    """The node has no routing system (no DHT), so it cannot announce a block."""
+    """The node cannot announce blocks, because it has no content routing (no DHT)."""
 
 
 class _NoSuchCommandError(BlockStoreUnavailableError):
-    """The RPC does not have this command."""
+    """The server has no such RPC command."""
 
 
-@dataclass(frozen=True)
-class NodeIdentity:
-    """Identity of a node."""
+class NodeIdentity(NamedTuple):
+    """Peer id of an IPFS node, and name and version of its program, such as "kubo 0.44.0"."""
 
     peer: str
-    agent: str
-    """such as "kubo/0.44.0/" """
-    addresses: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Name and version: "kubo 0.44.0"."""
-        return " ".join(self.agent.split("/")[:2])
+    name: str
 
 
 def auth_header(auth: str) -> dict[str, str]:
-    """Return the header for a secret in the form of Kubo's API.Authorizations: "bearer:TOKEN", "basic:USER:PASSWORD",
-    or "".
+    """Return the HTTP header that authenticates at Kubo's RPC.
+
+    Args:
+        auth: a secret in the form of Kubo's setting API.Authorizations, "bearer:TOKEN" or "basic:USER:PASSWORD"; or ""
+            for no header.
 
     Raises:
-        ValueError: The text has another form. The message does not contain it.
+        ValueError: The secret has another form. The message does not contain the secret.
     """
     kind, _, secret = auth.partition(":")
     if kind == "bearer" and secret:
@@ -84,19 +83,20 @@ def auth_header(auth: str) -> dict[str, str]:
         request = next(httpx.BasicAuth(user, password).auth_flow(httpx.Request("POST", "http://localhost")))
         return {"Authorization": request.headers["Authorization"]}
     if auth:
-        raise ValueError('ipfs.api_auth: expected "bearer:TOKEN" or "basic:USER:PASSWORD"')
+        raise ValueError('cannot read ipfs.api_auth: expected "bearer:TOKEN" or "basic:USER:PASSWORD"')
     return {}
 
 
 class Kubo:
-    """The calls of `BlockStore`, and a few others, over the RPC at `url`. All threads may share one object."""
+    """Client for the RPC of one Kubo node: blocks, pins, connections and announcements. Thread-safe."""
 
     def __init__(self, url: str, auth: str = "", at_most: int = 16) -> None:
-        """Create a client without connecting it.
+        """Create the client. Its first call connects to the node.
 
         Args:
-            auth: secret, in a form that `auth_header` reads.
-            at_most: number of concurrent fetches for which there must be connections.
+            url: address of the RPC, such as "http://127.0.0.1:5001".
+            auth: secret for the RPC, as for `auth_header`.
+            at_most: maximum number of concurrent calls of `get`. Further connections are for the other calls.
         """
         self.url = url.rstrip("/")
         self._client = httpx.Client(
@@ -110,7 +110,7 @@ class Kubo:
     # ------------------------------------------------------------ blocks
 
     def put(self, cid: str, data: bytes) -> None:
-        """Store a block, without a pin and without its links. Errors are those of `BlockStore.put`."""
+        """Store a block without pinning it. Raises the errors of `BlockStore.put`."""
         verify_block(cid, data)
         ours = cid_bytes(cid)
         options = {"cid-codec": _codec(cid, ours), "mhtype": "sha2-256", "mhlen": "32", "pin": "false"}
@@ -119,7 +119,7 @@ class Kubo:
         except KuboError as error:
             if "big block" in str(error):
                 raise BlockRefusedError(TOO_LARGE, f"{cid}: {self.url} rejects a block of this size: {error}") from None
-            raise BlockStoreUnavailableError(f"{self.url} does not store blocks: {error}") from None
+            raise self._away(f"cannot store a block: {error}") from None
         theirs = answer.get("Key")
         if not isinstance(theirs, str):
             raise self._unexpected_answer("block/put", answer)
@@ -129,7 +129,7 @@ class Kubo:
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
         """Implement `BlockStore.get`.
 
-        If the connection breaks, the error is `BlockUnavailableError`: the node may fail for this block only.
+        If the connection breaks, raise `BlockUnavailableError`, because the node may have failed on this block only.
         """
         options = {"arg": _canonical_text(cid), "timeout": _go_duration(timeout)}
         ends_at = time.monotonic() + timeout + _GRACE
@@ -156,7 +156,7 @@ class Kubo:
             raise BlockUnavailableError(f"{cid}: {self.url} sent no bytes") from None
 
     def pin(self, cid: str) -> None:
-        """Protect only this block, not the blocks it links to, from garbage collection. A recursive pin stays as it is.
+        """Protect this block from garbage collection, but not the blocks it links to. A recursive pin is not changed.
 
         Raises:
             BlockStoreUnavailableError: The node does not answer.
@@ -169,19 +169,19 @@ class Kubo:
         except KuboError as error:
             if "already pinned" in str(error):
                 return
-            raise BlockUnavailableError(f"{cid} cannot be pinned: {error}") from None
+            raise BlockUnavailableError(f"cannot pin block {cid} at {self.url}: {error}") from None
         pins = answer.get("Pins")
         if not isinstance(pins, list) or usual not in pins:
             raise self._unexpected_answer("pin/add", answer)
 
     def unpin(self, cid: str) -> None:
-        """Remove a direct pin; do nothing if there is none. Errors are those of `BlockStore.remove`."""
+        """Remove the direct pin of a block, if there is one. Raises the errors of `BlockStore.remove`."""
         try:
             self._json("pin/rm", {"arg": _canonical_text(cid), "recursive": "false"}, _CALL)
         except KuboError as error:
             if "not pinned" in str(error) or "pinned recursively" in str(error):
                 return
-            raise BlockStoreUnavailableError(f"{self.url} cannot unpin {cid}: {error}") from None
+            raise self._away(f"cannot unpin block {cid}: {error}") from None
 
     def close(self) -> None:
         """Implement `BlockStore.close`."""
@@ -191,24 +191,26 @@ class Kubo:
     # ------------------------------------------------------------ the node
 
     def identity(self, timeout: float = _CALL) -> NodeIdentity:
-        """Return the identity of the node.
+        """Return the node's peer id, and the name and version of its program.
 
         Raises:
-            BlockStoreUnavailableError: no node answers, or the answer is not from Kubo's RPC.
+            BlockStoreUnavailableError: no node answers, or the response does not come from Kubo's RPC.
         """
         try:
             answer = self._json("id", {}, timeout)
         except KuboError as error:
-            raise BlockStoreUnavailableError(
-                f"cannot read the peer id of the IPFS node at {self.url}: {error}"
-            ) from None
-        peer, agent, addresses = answer.get("ID"), answer.get("AgentVersion"), answer.get("Addresses")
+            raise self._away(f"does not report its peer id: {error}") from None
+        peer, agent = answer.get("ID"), answer.get("AgentVersion")
         if not isinstance(peer, str) or not isinstance(agent, str):
             raise self._unexpected_answer("id", answer)
-        return NodeIdentity(peer, agent, tuple(map(str, addresses)) if isinstance(addresses, list) else ())
+        return NodeIdentity(peer, " ".join(agent.split("/")[:2]))
 
     def connect(self, *multiaddrs: str, timeout: float = _CALL) -> None:
-        """Connect the node to a peer at one of its addresses; do nothing if it is connected.
+        """Connect the node to a peer, unless they are connected already.
+
+        Args:
+            multiaddrs: addresses of one peer; the first that works is used.
+            timeout: seconds that the node may take.
 
         Raises:
             KuboError: The node cannot connect.
@@ -218,7 +220,7 @@ class Kubo:
         self._json("swarm/connect", options, timeout + _GRACE)
 
     def disconnect(self, peer: str) -> None:
-        """Disconnect from a peer; do nothing if it is not connected.
+        """Disconnect the node from a peer, if they are connected.
 
         Raises:
             KuboError: The node refuses.
@@ -227,7 +229,7 @@ class Kubo:
         self._json("swarm/disconnect", {"arg": f"/p2p/{peer}"}, _CALL)
 
     def connected(self) -> frozenset[str]:
-        """Return the peers that the node is connected to.
+        """Return the ids of the peers that the node is connected to.
 
         Raises:
             KuboError, BlockStoreUnavailableError: the call failed.
@@ -239,17 +241,17 @@ class Kubo:
         return frozenset(str(peer.get("Peer")) for peer in peers)
 
     def routes(self) -> bool:
-        """Return whether the node reports a routing system (Kubo's Routing.Type)."""
+        """Return false if the node's configuration disables content routing (Routing.Type is "none")."""
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
         except (KuboError, BlockStoreUnavailableError):  # the RPC's authorizations may not allow `config`
             return True  # `provide` fails if there is none
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
-        """Announce in the node's routing system that the node has this block.
+        """Announce through the node's content routing, usually the DHT, that the node has this block.
 
         Raises:
-            NoRoutingError: The node has no routing system.
+            NoRoutingError: The node has no content routing.
             KuboError: The node cannot announce the block.
             BlockStoreUnavailableError: The node does not answer.
         """
@@ -257,7 +259,7 @@ class Kubo:
         ends_at = time.monotonic() + timeout + _GRACE
         try:
             with self._post("routing/provide", options, timeout + _GRACE) as response:
-                _read(response, _MAX_ANSWER, ends_at)  # events of the walk, if any
+                _read(response, _MAX_ANSWER, ends_at)  # events of the DHT walk, if any
         except _NoSuchCommandError as error:
             raise NoRoutingError(str(error)) from None
         except KuboError as error:
@@ -265,7 +267,7 @@ class Kubo:
                 raise NoRoutingError(str(error)) from None
             raise
         except httpx.TransportError as error:
-            raise self._away(f"did not complete routing/provide: {error}") from None
+            raise self._away(f"did not complete the call routing/provide: {error}") from None
 
     # ------------------------------------------------------------ HTTP
 
@@ -282,9 +284,9 @@ class Kubo:
             with self._post(command, options, timeout, files) as response:
                 body = _read(response, most, ends_at)
         except httpx.TimeoutException:
-            raise self._away(f"no answer to {command} within {timeout:g} s") from None
+            raise self._away(f"did not answer the call {command} within {timeout:g} s") from None
         except httpx.TransportError as error:
-            raise self._away(f"did not complete {command}: {error}") from None
+            raise self._away(f"did not complete the call {command}: {error}") from None
         try:
             answer = json.loads(body)
         except ValueError:
@@ -301,7 +303,9 @@ class Kubo:
         timeout: float,
         files: Mapping[str, tuple[str, bytes]] | None = None,
     ) -> Iterator[httpx.Response]:
-        """Yield the response, if its status is 200. Once there is a connection, httpx's errors pass through.
+        """Call an RPC command, and yield its response if the status is 200.
+
+        Errors of httpx that occur after connecting are not converted.
 
         Raises:
             KuboError: The node reports an error.
@@ -322,7 +326,7 @@ class Kubo:
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
             raise self._away(f"does not answer: {error or type(error).__name__}") from None
         except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise self._away(f"is not the address of an RPC: {error}") from None
+            raise self._away(f"cannot be called: {error}. {_SET_ADDRESS}") from None
         except RuntimeError:
             if not self._closed:
                 raise
@@ -338,25 +342,28 @@ class Kubo:
             return KuboError(said["Message"])
         status = f"{response.status_code} {response.reason_phrase}".strip()
         if response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
-            return self._away(f"answers {command} with {status}: see ipfs.api_auth")
+            return self._away(f"refuses the call {command} ({status}). Check ipfs.api_auth.")
         if response.status_code == httpx.codes.NOT_FOUND:
-            return _NoSuchCommandError(
-                f"{self.url} answers {command} with {status}: is ipfs.api the address of Kubo's RPC?"
-            )
-        return self._away(f"answers {command} with {status}: is ipfs.api the address of Kubo's RPC?")
+            return _NoSuchCommandError(f"the IPFS node at {self.url} has no call {command} ({status}). {_SET_ADDRESS}")
+        return self._away(f"answers the call {command} with {status}. {_SET_ADDRESS}")
 
     def _away(self, text: str) -> BlockStoreUnavailableError:
-        return BlockStoreUnavailableError(f"{self.url} {text}")
+        return BlockStoreUnavailableError(f"the IPFS node at {self.url} {text}")
 
     def _unexpected_answer(self, command: str, answer: object) -> BlockStoreUnavailableError:
-        return self._away(f"answers {command} with {str(answer)[:200]!r}, which is not a response of Kubo")
+        return self._away(
+            f"answers the call {command} with {str(answer)[:200]!r}, which is not a response of Kubo. {_SET_ADDRESS}"
+        )
 
 
 def _read(response: httpx.Response, limit: int, ends_at: float) -> bytes:
-    """Read the body, or its beginning if it is longer than `limit` bytes.
+    """Read the body of a response. Stop early, and without an error, once more than `limit` bytes are read.
+
+    Args:
+        ends_at: time of the monotonic clock by which the body must end.
 
     Raises:
-        httpx.ReadTimeout: the body has not ended at `ends_at`.
+        httpx.ReadTimeout: the body has not ended by then.
     """
     body = bytearray()
     for part in response.iter_raw():
@@ -364,15 +371,15 @@ def _read(response: httpx.Response, limit: int, ends_at: float) -> bytes:
         if len(body) > limit:
             break
         if time.monotonic() > ends_at:
-            raise httpx.ReadTimeout("the response does not end", request=response.request)
+            raise httpx.ReadTimeout("the response has not ended in time", request=response.request)
     return bytes(body)
 
 
 def _canonical_text(cid: str) -> str:
-    """Return the CID as Kubo writes it.
+    """Return a CID in the spelling that Kubo uses.
 
     Raises:
-        BlockRefusedError: The CID cannot be checked (`read_digest`).
+        BlockRefusedError: The text is not a CID of sha2-256.
     """
     read_digest(cid)
     return cid_text(cid_bytes(cid))
@@ -382,7 +389,7 @@ def _codec(cid: str, raw: bytes) -> str:
     """Return Kubo's name for the codec of a CIDv1.
 
     Raises:
-        BlockRefusedError: Kubo has no name for the codec, or the CID is of version 0.
+        BlockRefusedError: Kubo does not store blocks of the codec, or the CID has version 0.
     """
     version, code, *_ = parse_cid(raw)
     name = multicodec.get(code=code).name if version == 1 and multicodec.exists(code=code) else ""

@@ -1,4 +1,4 @@
-"""The user's Kubo: a thread checks the node's state, and restores the node's connections."""
+"""The user's Kubo node as a block store. A thread checks the node, and keeps it connected to peers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,23 @@ _HELLO: Final = 5.0  # seconds for a response of the node, or a connection to a 
 
 
 class KuboBlockStore:
-    """A `BlockStore` of a Kubo that runs already.
+    """The `BlockStore` of a Kubo node that the user runs.
 
-    Until `close()`, a thread checks the node periodically, and reconnects it to `peers` and to its neighbours.
+    Until `close()`, a thread checks the node every few seconds, and reconnects it to the configured peers, to gossip
+    peers and to announcers.
     """
 
     def __init__(self, kubo: Kubo, peers: Sequence[str] = (), every: float = _EVERY) -> None:
+        """Start the thread.
+
+        Args:
+            peers: multiaddrs of the configured peers (`ipfs.peers`).
+            every: seconds between two checks.
+        """
         self._kubo = kubo
         self._peers = tuple(peers)
         self._every = every
-        self._about = f"{kubo.url} was not checked yet"
+        self._about = f"the IPFS node at {kubo.url} is not checked yet"
         self._routes: bool | None = None  # unknown
         self._stop = threading.Event()
         self._wake = threading.Event()
@@ -54,18 +61,18 @@ class KuboBlockStore:
         return self._kubo.get(cid, timeout, limit)
 
     def remove(self, cid: str) -> None:
-        """Implement `BlockStore.remove`: Kubo's garbage collection deletes the block."""
+        """Implement `BlockStore.remove` by unpinning. Kubo's garbage collection then deletes the block."""
         self._kubo.unpin(cid)
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
-        """Set the gossip peers that speak bitswap, most important first, to which the node stays connected."""
+        """Keep the node connected to these gossip peers, which speak bitswap. The most important ones come first."""
         with self._lock:
             changed = self._neighbours.set_gossip(peers)
         if changed:
             self._wake.set()
 
     def add_announcer(self, peer: str) -> None:
-        """Connect the node to the announcer of a block to be fetched, if the node finds the peer. Returns at once."""
+        """Let the thread connect the node to the peer that announced a block to be fetched. Returns at once."""
         with self._lock:
             new = self._neighbours.add_announcer(peer, time.monotonic())
         if new:
@@ -73,14 +80,14 @@ class KuboBlockStore:
 
     def status(self) -> IpfsStatus:
         """Implement `BlockStore.status`."""
-        near, told = self._neighbours, self._providing
+        near, providing = self._neighbours, self._providing
         return IpfsStatus(
             connections=self._connections,
             gossip_peers=near.gossip_peers,
             gossip_connected=near.connected,
             gossip_left_out=near.left_out,
-            provided=told.provided,
-            unprovided=told.unprovided,
+            provided=providing.provided,
+            unprovided=providing.unprovided,
         )
 
     def describe(self) -> str:
@@ -116,22 +123,23 @@ class KuboBlockStore:
             self._routes = None
             return str(away)
         near = self._dial_neighbours(node.peer)
-        routing = "" if self._providing.routes else ", without routing"
+        routing = "" if self._providing.routes else ", without content routing"
         return f"{node.name} at {self._kubo.url}{routing}{near}{self._dial_configured()}"
 
     def _clear_connected(self) -> None:
-        """Clear the connected peers, which are unknown now."""
         self._connections = self._neighbours.connected = 0
 
     def _dial_neighbours(self, own: str) -> str:
-        """Dial neighbours, disconnect former ones, and return a description."""
+        """Dial the selected peers, and disconnect those no longer selected. Return a part of the text of `describe`.
+
+        Args:
+            own: peer id of the node itself.
+        """
         near = self._neighbours
         try:
             connected = self._kubo.connected()
-        except (
-            KuboError,
-            BlockStoreUnavailableError,
-        ) as error:  # the RPC's authorizations may allow only the calls for blocks
+        except (KuboError, BlockStoreUnavailableError) as error:
+            # the RPC's authorizations may allow only the calls for blocks
             self._clear_connected()
             return f", gossip peers are not connected: {error}" if near.gossip_peers else ""
         with self._lock:
@@ -148,15 +156,15 @@ class KuboBlockStore:
         return f", {near.connected} of {near.gossip_peers} gossip peers connected" if near.gossip_peers else ""
 
     def _dial_configured(self) -> str:
-        """Keep the node connected to `ipfs.peers`, and return a description."""
+        """Connect the node to the peers of `ipfs.peers`. Return a part of the text of `describe`."""
         if not self._peers:
             return ""
         problems = self._dial([(peer,) for peer in self._peers])
         problem = next((f"; {text}" for text in problems if text), "")
-        return f", {problems.count('')} of {len(problems)} peers connected{problem}"
+        return f", {problems.count('')} of {len(problems)} peers of ipfs.peers connected{problem}"
 
     def _dial(self, peers: Sequence[tuple[str, ...]]) -> list[str]:
-        """Return for each peer the reason why the node could not connect to it, or "" if it could."""
+        """Connect the node to each peer, given its multiaddrs. Return for each peer the error, or "" if connected."""
         return list(self._pool.map(self._connect, peers))
 
     def _connect(self, addresses: tuple[str, ...]) -> str:

@@ -1,7 +1,7 @@
-"""Announcement of our blocks in the routing system of the IPFS node (the DHT), so that peers find a provider.
+"""Announce our blocks in the DHT of the IPFS node, so that peers find the node as a provider.
 
-A DHT walk takes seconds to a minute, and batches may come faster than that. So separate threads announce blocks after
-they are published, the newest first. Blocks beyond the limit are left out and counted.
+To announce a block takes a DHT walk of seconds to a minute, and batches may come faster. So threads announce the
+blocks after publication, the newest first. If too many blocks wait, the oldest are never announced, only counted.
 """
 
 from __future__ import annotations
@@ -16,36 +16,41 @@ from kiln.bridge.ipfs.kubo import KuboError, NoRoutingError
 from kiln.conf.process.bounded_dict import BoundedDict
 
 MOST: Final = 1_000  # waiting blocks: at a few seconds each, a later one would be announced only after an hour
-_REMEMBERED: Final = 10_000  # announced blocks that are not announced again: the publisher and BEP 50 each add a block
+_REMEMBERED: Final = 10_000  # blocks that are not announced again: the publisher and BEP 50 each add a block
 _THREADS: Final = 2
 _TRIES: Final = 3
 _PAUSE: Final = 10.0  # seconds before another try
 
 
 class BlockProvider:
-    """Calls `provide` for each block, in threads of its own, until `close()`."""
+    """Threads that call `provide` for each added block, until `close()`."""
 
     def __init__(self, provide: Callable[[str], None], pause: float = _PAUSE) -> None:
-        """Create the provider. The first `add` starts the threads."""
+        """Create the provider. The first `add` starts its threads.
+
+        Args:
+            provide: announces the block of a CID, as `Kubo.provide`.
+            pause: seconds between the attempts to announce a block.
+        """
         self._provide = provide
         self._pause = pause
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._waiting: deque[str] = deque()
-        self._told = BoundedDict[str, None](_REMEMBERED)
+        self._queued = BoundedDict[str, None](_REMEMBERED)
         self._started = False
         self.routes = True
-        """false once the node has answered that it has no routing system"""
+        """False if the node has no content routing."""
         self.provided = 0
         self.unprovided = 0
-        """number of blocks that were left out or could not be announced"""
+        """Number of blocks that were not announced, because too many waited or all attempts failed."""
 
     def add(self, cid: str) -> None:
-        """Queue a block that is not yet announced. Returns at once."""
+        """Queue a block, unless it was queued before. Returns at once."""
         with self._changed:
-            if not self.routes or cid in self._told or self._stop.is_set():
+            if not self.routes or cid in self._queued or self._stop.is_set():
                 return
-            self._told[cid] = None
+            self._queued[cid] = None
             self._waiting.append(cid)
             if len(self._waiting) > MOST:
                 self._waiting.popleft()
@@ -57,15 +62,15 @@ class BlockProvider:
             self._changed.notify()
 
     def set_routes(self, routes: bool) -> None:
-        """Set whether the node has a routing system. Without one, nothing is announced, and nothing waits."""
+        """Set `routes`. If it is false, drop all queued blocks, and accept none until it is true again."""
         with self._changed:
             self.routes = routes
             if not routes:
                 self._waiting.clear()
-                self._told.clear()
+                self._queued.clear()
 
     def close(self) -> None:
-        """Stop without waiting for calls in progress: their threads end with the process, or with the calls."""
+        """Stop announcing. A call of `provide` in progress continues in its daemon thread."""
         with self._changed:
             self._stop.set()
             self._changed.notify_all()

@@ -1,1 +1,1 @@
-"""Kafka in the bridge: producers, threads that work on Kafka, the writer of quarantine records."""
+"""Kafka clients of the bridge: producers, threads of consumer groups, and the writer of quarantine records."""

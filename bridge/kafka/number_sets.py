@@ -1,8 +1,10 @@
-"""Sets of numbers as text, for the metadata of a committed offset.
+"""Encode sets of numbers as text, for the metadata of a committed offset.
 
-"" is the empty set. Other sets are base85 of a bitmap ("b…": the number base + i is bit i % 8, lowest first, of byte
-i // 8) or of varints ("g…": the step from the base to the first number, then from each to the next), whichever is
-shorter.
+The numbers are encoded relative to a base that is not above any of them. The text of an empty set is "". Other sets
+have the shorter one of two forms, a letter and then bytes in base85:
+
+- "b": a bitmap. The number base + i is in the set if bit i % 8 of byte i // 8 is 1, where bit 0 is the lowest.
+- "g": varints of differences, from the base to the first number, and then from each number to the next.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from kiln.schemas.wire.cid import read_varint, write_varint
 
 MAX_METADATA: Final = 3_500
-"""Longest metadata written, in bytes: brokers refuse more than 4,096 (`offset.metadata.max.bytes`)."""
+"""Maximum size of the metadata of an offset, in bytes. Brokers refuse more than 4,096 (`offset.metadata.max.bytes`)."""
 
 
 def encode_steps(numbers: Iterable[int], base: int) -> bytes:
@@ -26,7 +28,7 @@ def encode_steps(numbers: Iterable[int], base: int) -> bytes:
 
 
 def encode_numbers(numbers: Collection[int], base: int) -> str:
-    """Encode a set of numbers given in their order."""
+    """Encode a set of numbers, which must be in ascending order."""
     if not numbers:
         return ""
     steps = encode_steps(numbers, base)
@@ -40,7 +42,7 @@ def encode_numbers(numbers: Collection[int], base: int) -> str:
 
 
 def decode_numbers(text: str, base: int) -> list[int]:
-    """Decode what `encode_numbers` wrote.
+    """Decode a text of `encode_numbers` into numbers in ascending order.
 
     Raises:
         ValueError: the text is malformed.

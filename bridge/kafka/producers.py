@@ -1,4 +1,4 @@
-"""Producers of librdkafka. Its threads are in C, so a record costs half the CPU of kafka-python."""
+"""Kafka producers of librdkafka, which needs half the CPU of kafka-python for a record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.kiln import frame_pb2
 
 Options = Mapping[str, str | int | bool]
-"""Options of librdkafka."""
+"""Options of librdkafka, by name."""
 
 _OPTIONS: Final[Options] = {
     "enable.idempotence": True,
@@ -37,25 +37,24 @@ _OPTIONS: Final[Options] = {
     "log_level": 3,
 }
 ONLY_REFUSALS: Final[Options] = {"delivery.report.only.error": True}
-"""Report only refused records, because each callback costs Python time."""
+"""Option to call back only for refused records, because each callback costs CPU in Python."""
 _BULK: Final[Options] = {**ONLY_REFUSALS, "queue.buffering.max.kbytes": 64 * 1024, "message.timeout.ms": 120_000}
 _METADATA_TIMEOUT: Final = 5.0  # seconds for a broker to list the topics
 
 
 class FramesProducerError(PrerequisiteError):
-    """Records that Kafka refused, or a producer that cannot connect."""
+    """A producer cannot connect, or Kafka refused a record."""
 
 
 def open_producer(
     client_options: Mapping[str, object], topics: Iterable[str], options: Options | None = None
 ) -> Producer:
-    """Open a producer that is connected. Kafka gets the records of a key in their order, each once, and none after a
-    refused record.
+    """Create a connected producer. Kafka gets each record once, in order for each key, and none after a refused record.
 
     Args:
-        client_options: Options as kafka-python names them.
-        topics: Topics that must exist, since a record could create a missing one with the broker's defaults.
-        options: Options of librdkafka that override those above.
+        client_options: Connection options, by the names of kafka-python.
+        topics: Topics that must exist. A record could otherwise create a missing topic with the broker's defaults.
+        options: Options of librdkafka that override the defaults of this module.
 
     Raises:
         FramesProducerError: No broker answers, or a topic does not exist.
@@ -74,22 +73,21 @@ def open_producer(
     for topic in topics:
         if topic not in existing:
             producer = None
-            raise FramesProducerError(f"{failure}: topic {topic} does not exist")
+            raise FramesProducerError(f"{failure}: topic {topic} does not exist. Start kiln bridge, which creates it.")
     return producer
 
 
 def close_producer(producer: Producer, timeout: float) -> None:
-    """Drop the records that the broker does not have yet, and report them, for at most `timeout` seconds."""
+    """Drop all unacknowledged records, and wait up to `timeout` seconds for the callbacks that report them."""
     producer.purge()
     producer.flush(timeout)
 
 
 class FramesProducer:
-    """A producer of many frames for one topic, used by one thread at a time.
+    """A producer of many frames for one topic. Not thread-safe.
 
-    `send` waits while 64 MiB wait for the broker. After the first refused frame nothing more is sent, because later
-    frames of a connection must not overtake a lost one. A frame that the broker does not take for two minutes counts
-    as refused.
+    `send` blocks while 64 MiB of frames are queued. A frame that the broker does not acknowledge for two minutes counts
+    as refused. After a refused frame no further one is sent, so that a connection's frames have no gap in Kafka.
     """
 
     def __init__(self, producer: Producer, topic: str) -> None:
@@ -100,7 +98,7 @@ class FramesProducer:
         self._first_error: KafkaError | None = None
 
     def send(self, frame: frame_pb2.Frame) -> None:
-        """Hand one frame to the producer, and return before the broker has it.
+        """Queue a frame to be sent.
 
         Raises:
             FramesProducerError: this or an earlier frame was refused.
@@ -108,7 +106,7 @@ class FramesProducer:
         self.send_record(frame.connection, frame.SerializeToString())
 
     def send_record(self, key: bytes, value: bytes) -> None:
-        """Send a serialized frame; `key` is its connection."""
+        """Queue a serialized frame to be sent. `key` is the id of its connection. Raises as `send`."""
         is_sent = False
         while not is_sent:
             self._raise_if_refused()
@@ -125,7 +123,7 @@ class FramesProducer:
         self._producer.poll(0)
 
     def flush(self) -> None:
-        """Return when the broker has every frame sent so far.
+        """Wait until the broker has acknowledged all queued frames.
 
         Raises:
             FramesProducerError: a frame was refused.
@@ -157,10 +155,10 @@ class FramesProducer:
 
 
 def connect(client_options: Mapping[str, object], topic: str) -> FramesProducer:
-    """Open a producer of many frames for a topic.
+    """Create a connected producer of many frames for a topic.
 
     Args:
-        client_options: Options as kafka-python names them.
+        client_options: Connection options, by the names of kafka-python.
 
     Raises:
         FramesProducerError: No broker answers, or the topic does not exist.

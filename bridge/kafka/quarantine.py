@@ -1,7 +1,7 @@
-"""Write the bridge's own records to `kiln.quarantine`.
+"""Write records of the bridge to `kiln.quarantine`.
 
-These records are few, so the writer sends each alone and retries until the broker has it. Until then a record is only
-in memory, so the code that made the record must be able to make it again after a crash.
+The records are few, so the writer sends one at a time, and retries until the broker has it. Until then a record is only
+in memory. So the code that queued a record must be able to create it again after a crash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _QueuedRecord(NamedTuple):
 
 
 class QuarantineWriter(SessionThread):
-    """A thread that writes records in their order, from `start()` to `stop()`."""
+    """A thread that writes records in order, from `start()` to `stop()`."""
 
     def __init__(
         self, kafka: KafkaConfig, connect: Callable[[], Producer] | None = None, retry_after: float = 1.0
@@ -38,22 +38,23 @@ class QuarantineWriter(SessionThread):
         """Create the thread without starting it.
 
         Args:
-            connect: returns a new producer or raises `FramesProducerError`; called in the thread when a record waits.
+            connect: returns a connected producer, or raises `FramesProducerError`; called when a record is queued.
+            retry_after: seconds between attempts after an error.
         """
         self._topic = f"{kafka.prefix}quarantine"
-        super().__init__("quarantine", f"records wait for the topic {self._topic}", kafka, retry_after)
+        super().__init__("quarantine writer", f"records wait for the topic {self._topic}", kafka, retry_after)
         self._connect = connect or (lambda: open_producer(kafka.client_options, (self._topic,)))
         self._queue: deque[_QueuedRecord] = deque()
         self._wake = threading.Event()
 
     def stop(self, timeout: float = 2.0) -> None:
-        """End the thread. Queued records are not written."""
+        """End the thread, without writing the queued records."""
         self._stop.set()
         self._wake.set()
         super().stop(timeout)  # the thread may be connecting; it is a daemon
 
     def put(self, key: bytes, record: QuarantineRecord) -> threading.Event:
-        """Queue a record without waiting, from any thread, and return an event that is set once the broker has it."""
+        """Queue a record without blocking. Return an event that is set once the broker has the record. Thread-safe."""
         queued = _QueuedRecord(key, encode(record), threading.Event())
         self._queue.append(queued)
         self._wake.set()
@@ -67,7 +68,7 @@ class QuarantineWriter(SessionThread):
             self._wake.clear()
 
     def _write_all(self) -> None:
-        """Write all queued records, or return early when the thread is to stop."""
+        """Write all queued records. Return early if the thread must stop."""
         producer = self._connect()
         errors: list[KafkaError | None] = []
         try:

@@ -1,4 +1,4 @@
-"""A thread that works in sessions with Kafka: when a session fails, the thread reports why and begins another."""
+"""A thread that works in sessions with Kafka. If a session fails, the thread reports the error and begins another."""
 
 from __future__ import annotations
 
@@ -19,50 +19,54 @@ from kiln.conf.process.kafka_clients import describe_kafka_error
 from kiln.schemas.times import clamp_micros
 
 SESSION: Final = 10.0
-"""Seconds without a heartbeat after which the broker removes a bridge from a group. Brokers allow at least 6 s, by
-default (`group.min.session.timeout.ms`)."""
+"""Seconds without a heartbeat after which the broker removes a bridge from a consumer group. The default minimum of
+brokers is 6 s (`group.min.session.timeout.ms`)."""
 
 STALL_AFTER: Final = 60.0
-"""Seconds without progress after which a thread is reported as stalled. No healthy step takes so long."""
+"""Seconds without a finished step after which a thread is reported as stalled. No healthy step takes so long."""
 
 REVIVE_AFTER: Final = 10.0
-"""Seconds from the last step of a crashed thread until it is restarted."""
+"""Seconds since the last step of a crashed thread before it is restarted."""
 
 _BLOCKED_PAUSE: Final = 10.0  # seconds
 
 
 def now_us() -> int:
-    """Return the Unix time in µs, clamped to the range of a record, because the machine's clock may be wrong."""
+    """Return the Unix time in µs. If the clock is wrong, clamp the time to the range that Kiln's records allow."""
     return clamp_micros(time.time_ns() // 1_000)
 
 
 class BlockedError(RuntimeError):
-    """A condition that stops the thread until a user does what the message says."""
+    """The thread cannot work until a user does what the message says."""
 
 
 class TwinError(BlockedError):
-    """Two bridges run with the same key."""
+    """Another bridge runs with the same key, so the broker accepts only one of the two."""
 
     def __init__(self, peer: str) -> None:
         super().__init__(f"another bridge uses the key of this one ({peer}). Give each bridge its own state folder.")
 
 
 class KafkaConfig(NamedTuple):
-    """Options of clients, as kafka-python names them (bootstrap_servers, security_protocol, sasl_…, ssl_…), and the
-    prefix of topics and groups."""
+    """Connection options of Kafka clients, and the prefix of topics and groups.
+
+    Attributes:
+        client_options: by the names of kafka-python (bootstrap_servers, security_protocol, sasl_…, ssl_…).
+    """
 
     client_options: Mapping[str, object]
     prefix: str
 
 
 class SessionThread(ABC):
-    """A thread that runs from `start()` to `stop()`, one session after the other."""
+    """A thread that runs one session after the other, from `start()` to `stop()`."""
 
     def __init__(self, name: str, consequence: str, kafka: KafkaConfig, retry_after: float = 1.0) -> None:
         """Create the thread without starting it.
 
         Args:
-            consequence: text for users if the thread cannot work, such as "nothing is published".
+            name: name of the thread, also in messages.
+            consequence: beginning of the messages if the thread cannot work, such as "nothing is published".
             retry_after: seconds from a failed session to the next one.
         """
         self._name = name
@@ -82,9 +86,9 @@ class SessionThread(ABC):
         self._thread = thread
 
     def revive(self) -> None:
-        """Restart the thread if it has crashed.
+        """Restart the thread if it has crashed and its last step was more than REVIVE_AFTER ago.
 
-        It does nothing before `start`, after `stop`, or within REVIVE_AFTER of the last step.
+        Do nothing before `start` and after `stop`.
         """
         if self._thread is None or self._thread.is_alive() or self._stop.is_set():
             return
@@ -93,30 +97,30 @@ class SessionThread(ABC):
                 self.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """End the thread after its current step. Never call it in a thread that this thread waits for."""
+        """Tell the thread to end after its current step, and wait up to `timeout` seconds for its end."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout)
 
     @property
     def state(self) -> str:
-        """A description of what the thread does or waits for."""
+        """Text for users: what the thread does, or waits for."""
         return self._state
 
     @property
     def error(self) -> str | None:
-        """The reason why the thread cannot work now, if any."""
+        """Text for users: why the thread cannot work now; `None` if it can."""
         alive = self._thread is not None and self._thread.is_alive()
         if self._error is None and alive and time.monotonic() - self._progress_at > STALL_AFTER:
             return f"{self._consequence}: the {self._name} has stalled in {self._describe_stack()}. Restart the bridge."
         return self._error
 
     def _mark_progress(self) -> None:
-        """Record progress at each step, because a Kafka client's call that never returns reports nothing."""
+        """Record the time of a step. If no step follows within STALL_AFTER, `error` reports a stalled thread."""
         self._progress_at = time.monotonic()
 
     def _describe_stack(self) -> str:
-        """Describe where the thread is: the innermost call of this program, and the calls inside libraries below it."""
+        """Return the thread's innermost call in Kiln's code, and the library calls made from there."""
         ident = None if self._thread is None else self._thread.ident
         frame = sys._current_frames().get(ident or 0)
         calls = []
@@ -128,10 +132,10 @@ class SessionThread(ABC):
 
     @abstractmethod
     def _run_session(self) -> None:
-        """Run one session, until stopped or Kafka fails. It begins from the committed offsets."""
+        """Run one session, until the thread is stopped or Kafka fails. Begin at the committed offsets."""
 
     def _release_resources(self) -> None:  # noqa: B027 – most threads have none
-        """Release the resources of the thread when it ends."""
+        """Release resources; called when the thread ends."""
 
     def _run(self) -> None:
         try:

@@ -1,12 +1,12 @@
 """A thread that works as a member of a Kafka consumer group.
 
 Kafka assigns each partition to one bridge of the group (assignor `cooperative-sticky`), and to another bridge when the
-first sends no heartbeat for SESSION. A bridge is a static member (KIP-345): if it restarts within this time, it keeps
-its partitions. The broker refuses offsets of a member that it has removed from the group.
+first sends no heartbeat for 10 s (SESSION). A bridge is a static member (KIP-345): if it restarts within this time, it
+keeps its partitions. The broker refuses offsets of a member that it has removed from the group.
 
-The metadata of an offset begins with the id of its topic (KIP-516), because an offset means nothing in a topic that was
-deleted and created again. The consumer of the group reads nothing: a `RecordReader` does, which gets past records that
-cannot be decoded, and reads all partitions where one member has the work of all.
+The metadata of a committed offset begins with the id of the topic (KIP-516). If the topic is deleted and created again,
+its id changes, and the offset is not used. The group's consumer commits offsets, but reads no records. A `RecordReader`
+reads them, because it can skip records that cannot be decoded, and can read partitions of other members.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _NO_RECORD_FOR: Final = 20.0  # seconds without a record after which the end off
 _REJOINING: Final = frozenset(
     (LibrdkafkaError.REBALANCE_IN_PROGRESS, LibrdkafkaError.ILLEGAL_GENERATION, LibrdkafkaError.UNKNOWN_MEMBER_ID)
 )
-"""Errors of a commit while the group changes. Records that are not committed then are handled again, by the bridge that
-Kafka chooses."""
+"""Errors of a commit during a rebalance. The records whose offsets are not committed are handled again, by the bridge
+that gets the partition."""
 _FATAL: Final = frozenset(
     (
         LibrdkafkaError._ALL_BROKERS_DOWN,
@@ -58,13 +58,13 @@ _FATAL: Final = frozenset(
         LibrdkafkaError.UNKNOWN_TOPIC_OR_PART,
     )
 )
-"""Errors that end the session. librdkafka recovers from all others by itself."""
+"""Errors that end a session. librdkafka recovers from all other errors by itself."""
 _NO_ID: Final = "A" * 22  # the topic id from a broker that is older than Kafka 2.8
 _TOPIC_ID: Final = re.compile(r"([\w+/-]{22}) ")
 
 
 class Progress(NamedTuple):
-    """The offset to commit for a partition, and its metadata."""
+    """An offset to commit for a partition, and its metadata."""
 
     offset: int
     metadata: str
@@ -73,8 +73,8 @@ class Progress(NamedTuple):
 class KafkaWorker(SessionThread):
     """A thread that handles the records of the partitions that Kafka assigns to it, from `start()` to `stop()`.
 
-    A subclass handles records, works between polls, and commits for each partition the offset below which all is done.
-    After a crash, the records from this offset on are handled again, here or in another bridge.
+    A subclass handles the records, and commits for each partition the offset below which all records are finished.
+    After a crash, the records from this offset on are handled again, by this bridge or another one.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class KafkaWorker(SessionThread):
         """Create the thread without starting it.
 
         Args:
-            topic: topic to read, without the prefix.
+            topic: topic to read, without the prefix of `kafka`.
             outputs: topics that `_send` writes, without the prefix.
-            instance: id of the static member; `None` for a member that leaves the group when it ends.
-            reads_all: true if the member with the first partition reads all partitions, and the others read none.
+            instance: id of the static member; `None` for a member that leaves the group when the thread ends.
+            reads_all: true if the member that has partition 0 reads all partitions, and the others read none.
         """
         super().__init__(name, consequence, kafka)
         self._group = group
@@ -107,11 +107,11 @@ class KafkaWorker(SessionThread):
         self._assigned: set[int] = set()  # partitions that the group has assigned to this member
         self._committed: dict[int, Progress] = {}  # for each partition that this member reads
         self._broker_error: LibrdkafkaError | None = None
-        self._refusal: LibrdkafkaError | None = None  # the error of a refused record of `_send`
+        self._refusal: str | None = None  # text about the first record of `_send` that the broker refused
 
     @abstractmethod
     def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
-        """Begin with a partition, and return the offset from which it is read.
+        """Begin with a newly assigned partition, and return the offset from which to read it.
 
         Args:
             committed: the committed offset; `None` if there is none.
@@ -121,31 +121,35 @@ class KafkaWorker(SessionThread):
 
     @abstractmethod
     def _end(self, partition: int) -> None:
-        """Forget the unfinished records of a partition, which Kafka may have assigned to another bridge."""
+        """Forget the unfinished records of a partition that this bridge no longer reads."""
 
     @abstractmethod
     def _record_lost_range(self, partition: int, before: int) -> int:
-        """Record that the broker has deleted everything before this offset, and return the number of lost records."""
+        """Record that the broker has deleted all records below the offset `before`.
+
+        Returns:
+            The number of deleted records that were not finished.
+        """
 
     @abstractmethod
     def _handle(self, partition: int, record: KafkaRecord) -> None:
-        """Handle a record."""
+        """Begin to handle a record that was read."""
 
     @abstractmethod
     def _work(self) -> None:
-        """Do what is due between two polls."""
+        """Do the work that is due between two polls."""
 
     @abstractmethod
     def _wait(self) -> float:
-        """Return the longest wait of the next poll, in seconds."""
+        """Return the maximum seconds that the next poll may wait for records."""
 
     @abstractmethod
     def _room(self, partition: int) -> int:
-        """Return how many more records of a partition may be read."""
+        """Return the number of records that may be read from a partition now."""
 
     @abstractmethod
     def _commit_done(self) -> None:
-        """Commit the offsets of finished records: now and then, before partitions are revoked, and at the end."""
+        """Commit the offsets of finished records; called every second, before a rebalance, and at the end."""
 
     # -------- a session
 
@@ -218,21 +222,25 @@ class KafkaWorker(SessionThread):
             topic = described[self._topic].result()
         except KafkaException as error:
             if error.args[0].code() == LibrdkafkaError.UNKNOWN_TOPIC_OR_PART:
-                raise FramesProducerError(f"topic {self._topic} does not exist") from error
+                raise FramesProducerError(
+                    f"topic {self._topic} does not exist. Restart the bridge, which creates it."
+                ) from error
             raise
         topic_id = str(topic.topic_id)
         return TopicIdentity("" if topic_id == _NO_ID else topic_id, len(topic.partitions))
 
     def _check_topic(self, admin: AdminClient) -> None:
-        """Begin another session if the topic was created again, because a client would silently read the new topic from
-        the old offset, or if partitions were added."""
+        """End the session if the topic was created again, or if partitions were added.
+
+        Kafka's clients would read the new topic from the old offset, without an error.
+        """
         try:
             identity = self._read_identity(admin)
         except KafkaException:
             return  # if the error persists, the consumer reports it
         if identity != self._identity:
             raise FramesProducerError(
-                f"topic {self._topic} was created again or has more partitions, so its offsets are read again"
+                f"topic {self._topic} was created again or has more partitions, so the bridge reads its offsets again"
             )
 
     def _serve_group(self) -> None:
@@ -266,7 +274,7 @@ class KafkaWorker(SessionThread):
             self._assign_reader({})
 
     def _list_own(self) -> set[int]:
-        """List the partitions that this member reads, given the partitions that the group has assigned to it."""
+        """Return the partitions that this member must read, given those that Kafka has assigned to it."""
         if self._reads_all:
             return set(range(self._identity.partitions)) if 0 in self._assigned else set()
         return self._assigned
@@ -304,12 +312,12 @@ class KafkaWorker(SessionThread):
     # -------- records
 
     def _assign_reader(self, added: Mapping[int, int]) -> None:
-        """Read the partitions of this member. `added` maps new partitions to the offsets at which to begin."""
+        """Let the reader read this member's partitions. `added` maps new partitions to their first offsets to read."""
         parts = {TopicPartition(self._topic, partition): partition for partition in self._committed}
         self._reader.assign({p: added[n] if n in added else self._reader.position(p) for p, n in parts.items()})
 
     def _read(self) -> bool:
-        """Handle the records that arrive, and return whether any did."""
+        """Poll for records, and handle them. Return true if there were any."""
         rooms = {part: self._room(part.partition) for part in self._reader.partitions}
         self._reader.pause(part for part, room in rooms.items() if not room)
         self._reader.resume(part for part, room in rooms.items() if room)
@@ -335,35 +343,40 @@ class KafkaWorker(SessionThread):
     def _skip_lost(self, partition: int, before: int) -> None:
         if lost := self._record_lost_range(partition, before):
             _LOG.error(
-                "Kafka deleted %d records of %s-%d below offset %d before group %s had handled them",
+                "Kafka deleted %d records of %s-%d below offset %d before group %s had handled them. "
+                "Raise the retention of the topic.",
                 *(lost, self._topic, partition, before, self._group),
             )
 
     def _send(self, topic: str, key: bytes, value: bytes, written: Callable[[], None] = lambda: None) -> None:
-        """Hand a record to the producer; `topic` is without the prefix. `_await_written` calls `written` once the
-        broker has the record."""
+        """Queue a record to be sent.
 
-        def record_outcome(error: LibrdkafkaError | None, _: Message) -> None:
+        Args:
+            topic: topic without the prefix.
+            written: called in `_await_written` once the broker has the record.
+        """
+
+        def record_outcome(error: LibrdkafkaError | None, message: Message) -> None:
             if error is None:
                 written()
             else:
-                self._refusal = self._refusal or error
+                self._refusal = self._refusal or f"the broker refused a record of {message.topic()}: {error.str()}"
 
         self._producer.produce(f"{self._prefix}{topic}", value, key, on_delivery=record_outcome)
 
     def _await_written(self, timeout: float) -> bool:
-        """Wait up to `timeout` seconds for the broker to have all records, and return whether it has them.
+        """Wait up to `timeout` seconds for the broker to acknowledge all sent records. Return true if it has.
 
         Raises:
             FramesProducerError: the broker refused a record.
         """
         missing = self._producer.flush(timeout)
         if self._refusal is not None:
-            raise FramesProducerError(f"the broker refused a record: {self._refusal.str()}")
+            raise FramesProducerError(self._refusal)
         return not missing
 
     def _commit(self, progress: Mapping[int, Progress]) -> bool:
-        """Commit offsets, and return whether the broker accepted them. It refuses them while the group changes."""
+        """Commit offsets. Return false if the broker refused them because of a rebalance."""
         offsets = [
             Assignment(self._topic, partition, offset, f"{self._identity.id} {metadata}".lstrip())
             for partition, (offset, metadata) in progress.items()
@@ -382,8 +395,9 @@ class KafkaWorker(SessionThread):
 
 
 class StallCheck:
-    """A check that a reader gets the records that the broker has. A broker that does not send them, such as after the
-    loss of a disk, reports no error.
+    """Detects that a reader gets no records although the broker has some.
+
+    Such a broker, for example one that has lost a disk, reports no error.
     """
 
     def __init__(self) -> None:
@@ -391,10 +405,13 @@ class StallCheck:
         self._behind: dict[TopicPartition, int] = {}  # positions below the end at the last check
 
     def check(self, reader: RecordReader, *, has_records: bool) -> None:
-        """Compare the positions with the ends now and then while no record arrives; call this at each poll.
+        """Check the reader after a poll. If no record arrives for long, compare its positions with the end offsets.
+
+        Args:
+            has_records: true if the poll returned records.
 
         Raises:
-            KafkaError: the broker has records, and none arrives.
+            KafkaError: a partition has records after the reader's position, and none arrives.
         """
         now, positions = time.monotonic(), reader.active_positions
         if has_records:
@@ -403,7 +420,8 @@ class StallCheck:
             for part, position in positions.items():
                 if self._behind.get(part) == position:
                     raise KafkaTimeoutError(
-                        f"no record of {part.topic}-{part.partition} arrives from offset {position} on"
+                        f"the broker sends no record of {part.topic}-{part.partition} from offset {position} on, "
+                        "although it has some. Check the broker's log and disk."
                     )
             self._behind = {
                 part: position for part, position in positions.items() if position < reader.read_end(part, _END_TIMEOUT)

@@ -40,16 +40,11 @@ class Network:
         self._count = 0
 
     def add(
-        self,
-        address: DhtAddress,
-        settings: OverlaySettings | None = None,
-        bootstrap: Iterable[DhtAddress] = (),
-        node_id: bytes | None = None,
+        self, address: DhtAddress, settings: OverlaySettings | None = None, bootstrap: Iterable[DhtAddress] = ()
     ) -> Overlay:
-        """Start a node, with a random id if none is given. It replaces a node at the same address."""
+        """Start a node. It replaces a node at the same address."""
         random = Random(self.random.getrandbits(64))
-        own_id = node_id or random.randbytes(20)
-        overlay = Overlay(own_id, address.port, random, self.now, settings, bootstrap)
+        overlay = Overlay(random.randbytes(20), address.port, random, self.now, settings, bootstrap)
         self.overlays[address] = overlay
         self.events.setdefault(address, [])
         return overlay

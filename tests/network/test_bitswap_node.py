@@ -118,7 +118,7 @@ def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path
             await trio.to_thread.run_sync(stores[1].get, other.cid, 0.3)
         status = stores[0].status()
         assert (status.blocks_sent, status.gossip_peers, status.gossip_connected) == (1, 5, 5)
-        assert "1 peers speak bitswap, 1 blocks sent" in stores[0].describe()
+        assert "connected to 1 peers that speak bitswap, 1 blocks sent" in stores[0].describe()
 
     in_town(tmp_path, test)
 

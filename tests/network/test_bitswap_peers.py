@@ -32,7 +32,7 @@ def test_a_gossip_peer_that_speaks_bitswap_fetches_the_blocks_of_the_bridge(
     bridge: BridgeAlone, go_peer: NewPeer, js_peer: NewPeer
 ) -> None:
     told = bridge.until(lambda told: bool(told.addresses), "an address")
-    assert told.ipfs.startswith("the bridge itself: 0 peers speak bitswap")
+    assert told.ipfs.startswith("the bridge itself: connected to 0 peers that speak bitswap")
     assert told.publisher.state == "off: set publish.enabled = true to announce batches"
     js_peer().connect(told.addresses[0])  # which speaks gossipsub alone
     bridge.until(lambda told: len(told.peers) == 1, "the peer without bitswap")

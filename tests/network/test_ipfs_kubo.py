@@ -65,7 +65,7 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         other.connect(daemon.address)
         node = KuboBlockStore(kubo, every=0.5)
         wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
-        assert "without routing" not in node.describe()
+        assert "without content routing" not in node.describe()
         node.put(BATCH.cid, BATCH.data)
         wait_until(lambda: node.status().provided == 1, lambda: str(node.status()))
         asked = {"arg": BATCH.cid, "num-providers": "1"}

@@ -1,17 +1,18 @@
-"""Bitswap without I/O: wantlists and blocks in, messages to send out.
+"""Bitswap as a state machine without I/O.
 
-The engine decides and the caller does the I/O, as with the router of gossipsub. The caller passes in the messages of
-peers, the sizes of the blocks in the folder, and the time. To send messages, it
+The caller passes in the messages of peers, the sizes of the blocks in the folder, and the time. To send messages, the
+caller
 
 1. gets the peers from `peers_with_output`;
-2. takes the next message for a peer with `next_output`, and writes it;
+2. takes the next message for a peer with `next_output`, and writes the message to the peer;
 3. calls `confirm` if the message was written, otherwise `put_back`.
 
-Serving: a want for a block that the folder lacks is kept, and answered once the block is added. A connected peer never
-repeats a want, so the engine drops a want only when the peer cancels it or disconnects.
+Serving: if the folder lacks the block of a want, the engine stores the want, and answers it once the block is added.
+A connected peer does not repeat its wants, so the engine drops one only if the peer cancels it, disconnects, or has too
+many.
 
-Fetching: the peers that relayed the announcement of a block get a want-block, all others a want-have. The peers that
-report the block then get a want-block, one after the other.
+Fetching: a peer that relayed the announcement of a block gets a want-block, which requests the block. All other peers
+get a want-have, which asks if they have the block. Those that answer HAVE get a want-block, one after the other.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kiln.schemas.wire.cid import read_sha2_256_digest
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """Limits by peer; sizes in bytes, times in seconds."""
+    """Limits for each peer, and for each block that is fetched. Sizes are in bytes, times in seconds."""
 
     wants: int = 1024  # stored wants of a peer, as in boxo; beyond this the oldest is dropped
     replies: int = 1024  # blocks, and presences, that wait to be sent to a peer
@@ -40,24 +41,23 @@ class EngineLimits:
 
 
 class Output(NamedTuple):
-    """A message for a peer. Blocks are given by CID, because the caller reads them when it sends them."""
+    """A message to write to a peer. It names blocks by CID; the caller reads their bytes from the folder."""
 
     wants: tuple[WantEntry, ...] = ()
     haves: tuple[bytes, ...] = ()
     dont_haves: tuple[bytes, ...] = ()
-    blocks: tuple[tuple[bytes, int], ...] = ()
-    """CID and size"""
+    blocks: tuple[tuple[bytes, int], ...] = ()  # CID and size
 
 
 class FetchedBlock(NamedTuple):
-    """A block that was wanted, and its digest."""
+    """A block that the engine was fetching, and its sha2-256 digest."""
 
     digest: bytes
     data: bytes
 
 
 class Received(NamedTuple):
-    """Result of a message: CIDs to look up for `resolve`, and blocks that were wanted."""
+    """Result of a received message: CIDs whose sizes `resolve` needs, and blocks that the engine was fetching."""
 
     lookups: tuple[bytes, ...] = ()
     blocks: tuple[FetchedBlock, ...] = ()
@@ -65,7 +65,7 @@ class Received(NamedTuple):
 
 @dataclass
 class _PeerState:
-    """Wants of a peer, messages to send to it, and blocks requested from it."""
+    """State of a peer: its wants, the entries of the next messages to it, and the blocks requested from it."""
 
     wants: OrderedDict[bytes, WantEntry] = field(default_factory=OrderedDict)  # unanswered, by CID
     blocks: OrderedDict[bytes, int] = field(default_factory=OrderedDict)  # size by CID, to send
@@ -80,7 +80,7 @@ class _PeerState:
 
 @dataclass
 class _OwnWant:
-    """A block that is wanted from peers."""
+    """A block that the engine is fetching."""
 
     cid: bytes
     digest: bytes
@@ -94,13 +94,13 @@ _NEVER: Final = float("-inf")
 
 
 class BitswapEngine:
-    """State of all peers. Times are seconds of the caller's clock."""
+    """Wants of all peers, own wants, and messages to send. Times are seconds of the caller's clock."""
 
     def __init__(self, limits: EngineLimits | None = None, counters: Counter[str] | None = None) -> None:
         """Create an engine without peers.
 
         Args:
-            counters: Counter of the engine's events, named bitswap_…; by default a new one.
+            counters: counts the engine's events, under names that begin with bitswap_; by default a new counter.
         """
         self._limits = limits or EngineLimits()
         self._peers: dict[bytes, _PeerState] = {}
@@ -112,12 +112,11 @@ class BitswapEngine:
 
     @property
     def peers(self) -> Collection[bytes]:
-        """A live view of the peers."""
+        """Live view of the ids of all peers."""
         return self._peers.keys()
 
     def set_peers(self, peers: Collection[bytes], now: float) -> None:
-        """Set the connected peers that speak bitswap. The wants of all other peers, and the output for them, are
-        dropped."""
+        """Set the connected peers that speak bitswap, and remove all other peers with `remove_peer`."""
         for peer in [known for known in self._peers if known not in peers]:
             self.remove_peer(peer)
         new = [peer for peer in peers if peer not in self._peers]
@@ -127,11 +126,11 @@ class BitswapEngine:
             self.tick(now)
 
     def add_peer(self, peer: bytes) -> None:
-        """Add a peer that has opened a stream."""
+        """Add a peer that has opened a bitswap stream."""
         self._peers.setdefault(peer, _PeerState())
 
     def remove_peer(self, peer: bytes) -> None:
-        """Forget a peer that has disconnected."""
+        """Drop the wants of a disconnected peer, and the messages for it."""
         self._peers.pop(peer, None)
         self._changed.pop(peer, None)
         for want in self._own.values():
@@ -140,13 +139,13 @@ class BitswapEngine:
             want.dont_haves.discard(peer)
 
     def is_asked(self, peer: bytes) -> bool:
-        """Return whether a block was requested from a peer, which may therefore send large messages."""
+        """Return true if a block was requested from this peer, so that the peer may send large messages."""
         state = self._peers.get(peer)
         return state is not None and bool(state.asked)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of entries of each store, for tests of the limits."""
+        """Number of entries in each collection of the engine, for tests of the limits."""
         states = self._peers.values()
         return {
             "wants": sum(len(state.wants) for state in states),
@@ -160,7 +159,7 @@ class BitswapEngine:
     # ------------------------------------------------------------------ serving
 
     def receive(self, peer: bytes, message: BitswapMessage, now: float) -> Received:
-        """Process a message of a peer. The caller then calls `resolve` with the sizes of the lookups."""
+        """Process a message from a peer. The caller must then pass the sizes of `Received.lookups` to `resolve`."""
         state = self._peers.setdefault(peer, _PeerState())
         self.counters["bitswap_entries_skipped"] += message.skipped
         if message.full:
@@ -184,7 +183,7 @@ class BitswapEngine:
         return Received(tuple(lookups), tuple(blocks))
 
     def resolve(self, peer: bytes, sizes: Mapping[bytes, int | None]) -> None:
-        """Answer the lookups of a peer's message.
+        """Answer the wants of a peer's message, or store those for blocks that the folder lacks.
 
         Args:
             sizes: size in bytes of each block by CID; `None` for a block that the folder lacks.
@@ -197,18 +196,22 @@ class BitswapEngine:
             if entry is None:  # canceled, or answered already because the block came meanwhile
                 continue
             if size is not None:
-                self._owe(peer, state, entry, size)
+                self._queue_reply(peer, state, entry, size)
             elif entry.send_dont_have:
                 self._add_presence(peer, state, cid, has_block=False)
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Send a block that was added to the folder, or HAVE, to the peers that want it."""
+        """Queue a block that was added to the folder for each peer with a want-block for it, and HAVE for a want-have.
+
+        Args:
+            size: bytes of the block.
+        """
         for peer, state in self._peers.items():
             entry = state.wants.get(cid)
             if entry is not None:
-                self._owe(peer, state, entry, size)
+                self._queue_reply(peer, state, entry, size)
 
-    def _owe(self, peer: bytes, state: _PeerState, entry: WantEntry, size: int) -> None:
+    def _queue_reply(self, peer: bytes, state: _PeerState, entry: WantEntry, size: int) -> None:
         del state.wants[entry.cid]
         if entry.have and size > self._limits.replace_have:
             self._add_presence(peer, state, entry.cid, has_block=True)
@@ -229,10 +232,11 @@ class BitswapEngine:
     # ------------------------------------------------------------------ fetching
 
     def want(self, cid: bytes, digest: bytes, preferred: Iterable[bytes], now: float) -> None:
-        """Start fetching a block, or add preferred peers to a fetch.
+        """Start fetching a block, or add preferred peers to a fetch in progress.
 
         Args:
-            preferred: peers that get a want-block at first, such as those that relayed the announcement.
+            digest: sha2-256 digest in the CID.
+            preferred: peers that get a want-block at once, such as those that relayed the announcement.
         """
         if digest not in self._own:
             self._own[digest] = _OwnWant(cid, digest, {})
@@ -241,7 +245,7 @@ class BitswapEngine:
         self._advance(self._own[digest], now)
 
     def prefer(self, digest: bytes, peer: bytes, now: float) -> None:
-        """Send a want-block for a wanted block to a peer that is reported to have it."""
+        """Add a preferred peer to a fetch in progress, such as a provider of the block in the DHT."""
         want = self._own.get(digest)
         if want is not None:
             self._prefer(want, peer)
@@ -253,7 +257,7 @@ class BitswapEngine:
         want.preferred[peer] = None
 
     def record_progress(self, peer: bytes, now: float) -> None:
-        """Record that a peer is sending a message, which may take longer than `next_peer_after`."""
+        """Record that a peer is still sending a message, so that its blocks are not requested from the next peer."""
         state = self._peers.get(peer)
         for digest in () if state is None else state.asked:
             want = self._own.get(digest)
@@ -266,18 +270,16 @@ class BitswapEngine:
         if want is not None:
             self._cancel_at(want, want.asked)
 
-    def wanted(self) -> Collection[bytes]:
-        """Return a live view of the digests that are being fetched."""
-        return self._own.keys()
-
     def is_exhausted(self, digest: bytes) -> bool:
-        """Return whether no connected peer can be expected to send the block: no peer got a want for it, or all
-        peers that got a want reported DONT_HAVE."""
+        """Return true if no connected peer is expected to send the block.
+
+        That is the case if all peers that got a want for the block have answered DONT_HAVE, or if no peer got one.
+        """
         want = self._own.get(digest)
         return want is not None and want.dont_haves.issuperset(want.asked)
 
     def tick(self, now: float) -> None:
-        """Request the wanted blocks from new peers, and from the next peer where a response is overdue."""
+        """Request the blocks of all fetches from new peers. Where a response is overdue, request from the next peer."""
         for want in self._own.values():
             self._advance(want, now)
 
@@ -354,13 +356,13 @@ class BitswapEngine:
     # ------------------------------------------------------------------ output
 
     def peers_with_output(self) -> list[bytes]:
-        """Return the peers that have something new to be sent since the last call."""
+        """Return the peers for which something was queued since the last call."""
         changed = [peer for peer in self._changed if self.has_output(peer)]
         self._changed.clear()
         return changed
 
     def has_output(self, peer: bytes) -> bool:
-        """Return whether something waits to be sent to a peer."""
+        """Return true if something is queued for a peer."""
         state = self._peers.get(peer)
         return state is not None and state.has_output
 
@@ -386,7 +388,7 @@ class BitswapEngine:
         return Output(wants, haves, dont_haves, tuple(blocks))
 
     def confirm(self, output: Output, missing: Collection[bytes] = ()) -> None:
-        """Count a message that was written.
+        """Count the blocks and presences (HAVE, DONT_HAVE) of a message that was written.
 
         Args:
             missing: CIDs of blocks of the message that were no longer in the folder.
@@ -397,7 +399,7 @@ class BitswapEngine:
         self.counters["bitswap_presences_sent"] += len(output.haves) + len(output.dont_haves)
 
     def put_back(self, peer: bytes, output: Output) -> None:
-        """Requeue the parts of a message that could not be written, unless something newer replaces them."""
+        """Queue the parts of an unwritten message again, except those that are obsolete by now."""
         state = self._peers.get(peer)
         if state is None:
             return
@@ -414,7 +416,7 @@ class BitswapEngine:
             state.blocks.move_to_end(cid, last=False)
 
     def drop_output(self, peer: bytes) -> None:
-        """Drop the output for a peer that accepts nothing."""
+        """Drop everything that is queued for a peer which accepts no data."""
         state = self._peers.get(peer)
         if state is None:
             return

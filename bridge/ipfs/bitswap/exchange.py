@@ -1,8 +1,8 @@
-"""Bitswap on the streams of the node: `BitswapEngine` decides, this module reads and writes.
+"""Bitswap on libp2p streams: `BitswapEngine` decides what to send, and this module reads and writes the messages.
 
-A peer sends on streams that it opens, often one for each message; the bridge sends on a stream of its own. Limits
-are by peer: streams, bytes of unfinished messages, CPU, bytes that wait to be written. Files are read in threads.
-Blocks have a budget of bytes per second, so that gossip on the same connections does not wait for them.
+Each side writes on streams that it opens itself; many peers open one for each message. The number of streams and the
+CPU are limited for each peer, the bytes in memory for all peers together. A limit of bytes per second keeps blocks from
+delaying the gossip on the same connections. Files are read in threads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -22,7 +22,7 @@ from libp2p.network.stream.net_stream import NetStream
 from trio_typing import TaskStatus
 
 from kiln.bridge.gossipsub.wire import OversizedRpc, RpcSplitter, WireError, encode
-from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, EngineLimits, Output
+from kiln.bridge.ipfs.bitswap.engine import BitswapEngine, Output
 from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, MessageError, read_message, write_message
 from kiln.bridge.ipfs.blocks import BlockUnavailableError, read_digest
 from kiln.bridge.ipfs.folder import FolderBlockStore
@@ -52,7 +52,7 @@ _MAX_UNREAD: Final = 16  # written messages that are written again if the peer r
 
 @dataclass(frozen=True)
 class ExchangeOptions:
-    """Sizes in bytes, times in seconds."""
+    """Limits of a `BlockExchange`. Sizes are in bytes, times in seconds."""
 
     max_bytes_per_second: int = 8 << 20  # of blocks and presences, to all peers
     max_message: int = 4 << 20  # Go and JavaScript send at most this
@@ -71,24 +71,28 @@ class ExchangeOptions:
     search_after: float = 1.0  # time that peers have to send a block before providers are looked up
     search_again_after: float = 300.0
     max_searches: int = 4  # at a time
-    limits: EngineLimits = field(default_factory=EngineLimits)
 
 
 ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
-"""Connects to providers of a multihash, and calls back with each connected one. Returns false if no server answered."""
+"""Connects to providers of a multihash, and calls back with the id of each. Returns false if no DHT server answered."""
 
 
 class AnnouncementSources:
-    """The peers that relayed announcements of batches, by CID: the block is requested from them first.
+    """Remembers which peer relayed the announcement of a batch: the batch's block is requested from this peer first.
 
-    A block is not requested from the author of its announcement, since an author may be a key that belongs to no peer.
+    The block is not requested from the author of the announcement, because an author's key may belong to no peer.
     """
 
     def __init__(self) -> None:
         self._sources = BoundedDict[str, bytes](_MAX_ANNOUNCEMENTS)
 
     def record_message(self, data: bytes, source: bytes) -> None:
-        """Record the source of a message if it is a BATCH_UPDATE."""
+        """Remember the peer that relayed a gossip message, if the message is a BATCH_UPDATE.
+
+        Args:
+            data: the gossip message's data.
+            source: id of the peer.
+        """
         if b'"batch"' not in data:  # all messages pass here, so the others are not parsed
             return
         message = read_pubsub_message(data)
@@ -97,7 +101,7 @@ class AnnouncementSources:
         self._sources[message.batch] = source
 
     def find_source(self, cid: str) -> bytes | None:
-        """Return the peer that relayed the announcement of a batch."""
+        """Return the id of the peer that relayed the announcement of a batch, if known."""
         return self._sources.get(cid)
 
 
@@ -110,29 +114,22 @@ class _Fetch:
         self.waiting = 0
 
 
-class _Inbound:
-    """A served stream."""
-
-    def __init__(self) -> None:
-        self.scope = trio.CancelScope()
-
-
 class _Writer:
-    """The task that writes to one peer."""
+    """State of the task that writes to one peer."""
 
     def __init__(self) -> None:
         self.scope = trio.CancelScope()
         self.filled = trio.Event()
         self.watch = trio.CancelScope()  # scope of the task that watches the written stream for a reset
         self.is_reset = False
+        # true while a write to the socket is in progress: after an interrupted write, the connection cannot be used
         self.in_socket = False
-        """true while a write to the socket is in progress; interrupting the write breaks the connection"""
 
 
 class BlockExchange:
-    """Bitswap of one node: create it before the node runs, and `run` it once the node runs.
+    """Bitswap of one libp2p node. Create it before the node runs, and await `run` once the node runs.
 
-    All methods are for the trio thread. Events are counted in the node's counters, as bitswap_….
+    Call all methods in the trio thread. The node's counters count events, under names that begin with bitswap_.
     """
 
     def __init__(
@@ -143,25 +140,25 @@ class BlockExchange:
         sources: AnnouncementSources | None = None,
         search: ProviderSearch | None = None,
     ) -> None:
-        """Register the protocols of bitswap at the node.
+        """Register the bitswap protocols at the node.
 
         Args:
-            files: the blocks that are served.
-            sources: the peers from which a block is requested first.
-            search: looks for providers when the connected peers do not send a block; `None` without a DHT.
+            files: the blocks to serve.
+            sources: names the peer from which a batch's block is requested first.
+            search: finds other providers if the connected peers do not send a block; `None` without a DHT.
         """
         self._node = node
         self._files = files
         self._options = options = options or ExchangeOptions()
         self._sources = sources or AnnouncementSources()
         self._search_providers = search
-        self._engine = BitswapEngine(options.limits, node.counters)
+        self._engine = BitswapEngine(counters=node.counters)
         self._speakers: set[bytes] = set()  # peers that opened a stream, perhaps before identify was done
         self._streams: Counter[bytes] = Counter()
         self._writers: dict[bytes, _Writer] = {}
         self._fetches: dict[bytes, _Fetch] = {}
         self._searched = BoundedDict[bytes, float](_MAX_SEARCHED)  # time of the last search by digest
-        self._unfinished = UnfinishedRpcs[_Inbound](options.unfinished_bytes)
+        self._unfinished = UnfinishedRpcs[trio.CancelScope](options.unfinished_bytes)
         self._sending = UnfinishedRpcs[_Writer](options.sending_bytes)
         self._cpu = CaptureBudget(options.peer_cpu * _CPU_PERIOD, options.all_cpu * _CPU_PERIOD, _CPU_PERIOD)
         rate = options.max_bytes_per_second * _SEND_PERIOD
@@ -197,32 +194,29 @@ class BlockExchange:
 
     @property
     def peers(self) -> Collection[bytes]:
-        """A live view of the connected peers that speak bitswap."""
+        """Live view of the ids of connected peers that speak bitswap."""
         return self._engine.peers
 
     @property
     def is_isolated(self) -> bool:
-        """Return whether the node is connected to no bitswap peer, no gossip peer and no bootstrap peer."""
+        """True if the node is connected to no bitswap peer, no gossip peer and no bootstrap peer."""
         node = self._node
         return not (self.peers or node.router.peers or any(map(node.is_connected, node.bootstrap)))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Number of entries of each store; all are bounded."""
+        """Number of entries in each collection of the exchange and its engine, for tests of the limits."""
         return {**self._engine.sizes, "writers": len(self._writers), "streams": sum(self._streams.values())}
 
     # ------------------------------------------------------------------ blocks
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Send a block of the folder, or HAVE, to the peers that want it."""
+        """Send a block that was added to the folder, or HAVE, to each peer with a want for it."""
         self._engine.add_block(cid, size)
         self._start_writers()
 
     async def fetch(self, cid: str, timeout: float) -> bytes:
-        """Fetch a block from peers.
-
-        Args:
-            timeout: seconds.
+        """Fetch a block from peers within `timeout` seconds.
 
         Raises:
             BlockUnavailableError: no peer sent the block in time.
@@ -253,7 +247,7 @@ class BlockExchange:
         return fetch.data
 
     async def _search(self, digest: bytes, fetch: _Fetch) -> None:
-        """Find providers in the DHT for a block that no connected peer sends, and fetch the block from them."""
+        """Find providers of a block in the DHT, if the connected peers do not send it, and request it from them."""
         assert self._search_providers is not None
         if not self._engine.is_exhausted(digest):
             with trio.move_on_after(self._options.search_after):
@@ -280,7 +274,6 @@ class BlockExchange:
     # ------------------------------------------------------------------ reading
 
     async def _serve(self, stream: INetStream) -> None:
-        """Handle a stream of messages for libp2p."""
         assert isinstance(stream, NetStream)
         peer = stream.muxed_conn.peer_id.to_bytes()
         if self._streams[peer] >= self._options.max_streams or self._nursery is None:
@@ -290,26 +283,31 @@ class BlockExchange:
         self._streams[peer] += 1
         self._speakers.add(peer)
         self._engine.add_peer(peer)
-        inbound = _Inbound()
+        scope = trio.CancelScope()
         completed = False
         try:
-            with inbound.scope:
-                await self._read_messages(peer, stream, inbound)
+            with scope:
+                await self._read_messages(peer, stream, scope)
                 completed = True
         except BROKEN:
             pass
         except (WireError, MessageError):
             self._node.counters["bitswap_streams_unreadable"] += 1
         finally:
-            self._unfinished.set_size(inbound, 0)
+            self._unfinished.set_size(scope, 0)
             self._streams[peer] -= 1
             if not self._streams[peer]:
                 del self._streams[peer]
             with shielded(1), suppress(*BROKEN):
                 await (stream.close() if completed else stream.reset())
 
-    async def _read_messages(self, peer: bytes, stream: NetStream, inbound: _Inbound) -> None:
-        """Read messages until the end of the stream, or until it is idle."""
+    async def _read_messages(self, peer: bytes, stream: NetStream, scope: trio.CancelScope) -> None:
+        """Read messages until the stream ends or is idle.
+
+        Args:
+            scope: scope of this call. It is cancelled if the unfinished messages of all streams are over the limit, and
+                the largest one is on this stream.
+        """
         options = self._options
         splitter = RpcSplitter(options.max_message, 1)
         protocol = str(stream.get_protocol())
@@ -322,7 +320,7 @@ class BlockExchange:
             cpu = 0.0
             for body in splitter.feed(chunk):
                 if isinstance(body, OversizedRpc):
-                    raise WireError("the message is too long")
+                    raise WireError(f"the bitswap message has more than {options.max_message} bytes")
                 started = time.thread_time()
                 lookups = self._process(peer, body, protocol)
                 cpu += time.thread_time() - started + len(lookups) * _LOOKUP_CPU
@@ -334,17 +332,17 @@ class BlockExchange:
                     await self._wait_for_cpu(peer, cpu)
                     cpu = 0.0
             if splitter.buffered > options.max_unasked and not self._engine.is_asked(peer):
-                raise WireError("a long message that was not asked for")
+                raise WireError(f"a bitswap message of over {options.max_unasked} bytes, though no block was requested")
             if splitter.buffered:
                 self._engine.record_progress(peer, trio.current_time())
-            largest = self._unfinished.set_size(inbound, splitter.buffered)
+            largest = self._unfinished.set_size(scope, splitter.buffered)
             if largest is not None:
                 self._node.counters["bitswap_messages_unfinished"] += 1
-                largest.scope.cancel()
+                largest.cancel()
             await self._wait_for_cpu(peer, cpu)
 
     def _process(self, peer: bytes, body: bytes, protocol: str) -> Sequence[bytes]:
-        """Process a message, and return the CIDs to look up."""
+        """Process a message, and return the CIDs whose block sizes the engine needs."""
         self._node.counters["bitswap_messages_received"] += 1
         received = self._engine.receive(peer, read_message(body, protocol), trio.current_time())
         for block in received.blocks:
@@ -372,7 +370,7 @@ class BlockExchange:
                 self._nursery.start_soon(self._write, peer)
 
     async def _write(self, peer: bytes) -> None:
-        """Write what waits for a peer, with growing pauses after failures."""
+        """Write all queued messages of a peer, with back-off after failures."""
         failures = 0
         while self._engine.has_output(peer) and self._node.is_connected(peer):
             writer = self._writers[peer] = _Writer()
@@ -400,10 +398,10 @@ class BlockExchange:
         del self._writers[peer]  # with no await since has_output, so that no output is left without a writer
 
     async def _write_stream(self, peer: bytes, writer: _Writer) -> None:
-        """Write messages on a new stream until none is left.
+        """Open a stream to a peer, and write messages until none is left.
 
-        Raises one of `BROKEN` on failure. The unwritten message and the last written ones are then queued again:
-        bitswap has no acknowledgements, and a peer that resets the stream may not have read these messages.
+        On failure, raise one of `BROKEN`, and queue the last messages again, unwritten and written ones. Bitswap has no
+        acknowledgements, so a peer that resets the stream may not have read what was written.
         """
         with trio.fail_after(self._options.open_timeout):
             stream = await self._node.stream_to(peer, *PROTOCOLS)
@@ -436,7 +434,7 @@ class BlockExchange:
                 await (stream.close() if completed else stream.reset())
 
     async def _send(self, peer: bytes, stream: NetStream, writer: _Writer, output: Output) -> Collection[bytes]:
-        """Write a message, and return the CIDs of its blocks that were not in the folder any more."""
+        """Write a message, and return the CIDs of those blocks that are no longer in the folder."""
         cids = [cid for cid, _ in output.blocks]
         blocks: Mapping[bytes, bytes] = {}
         if cids:
@@ -464,8 +462,7 @@ class BlockExchange:
         return missing
 
     async def _write_chunk(self, stream: GossipStream, writer: _Writer, data: bytes) -> None:
-        """Write no more bytes than the window of the stream has room for, so that the write can block on the socket
-        alone."""
+        """Write a chunk that fits into the send window of the stream, so that only the socket can block the write."""
         writer.in_socket = True
         try:
             with trio.fail_after(self._options.stuck_after):
@@ -479,7 +476,11 @@ class BlockExchange:
 
 
 async def _spend(budget: CaptureBudget, peer: bytes, amount: float, peers: Collection[bytes]) -> bool:
-    """Charge bytes to a peer's budget, and wait while the peer is over it.
+    """Charge an amount to a peer's budget, and wait while the peer is over its budget.
+
+    Args:
+        amount: bytes or seconds of CPU, depending on the budget.
+        peers: the peers that share the budget.
 
     Returns:
         True if the call had to wait.

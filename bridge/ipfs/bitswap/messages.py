@@ -1,4 +1,4 @@
-"""Messages of bitswap 1.2.0, 1.1.0 and 1.0.0 as bytes and as data (https://specs.ipfs.tech/bitswap-protocol/)."""
+"""Read and write messages of bitswap 1.2.0, 1.1.0 and 1.0.0 (https://specs.ipfs.tech/bitswap-protocol/)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PROTOCOLS: Final = (V1_2, V1_1, V1_0)
 """Protocols that the bridge speaks, in order of preference."""
 
 MAX_ENTRIES: Final = 1024
-"""Maximum number of wants, and of presences, read from one message; boxo stores no more wants of a peer. The rest is
-skipped."""
+"""Maximum number of wants, and of presences, that are read from one message. Boxo, the bitswap library of Kubo, stores
+no more wants of a peer."""
 MAX_CID: Final = 100
-"""Longest CID of a want in bytes, as boxo; a CID of sha2-256 has at most 44."""
+"""Maximum size of a CID in a want, in bytes, as in boxo. A CID of sha2-256 has at most 44 bytes."""
 
 _SHA2_256: Final = b"\x12\x20"
 _DIGEST: Final = 32
@@ -33,11 +33,12 @@ class MessageError(ValueError):
 
 
 class WantEntry(NamedTuple):
-    """A change of a wantlist: a new want, or with `cancel` the end of a want.
+    """An entry of a wantlist: a new want or, with `cancel`, the end of a want.
 
     Attributes:
-        have: true for a want-have, which requests only whether the peer has the block; false for a want-block.
-        send_dont_have: true if the peer is to report that it does not have the block.
+        have: true for a want-have, which the receiver answers with HAVE; false for a want-block, which it answers with
+            the block.
+        send_dont_have: true if a receiver without the block should answer DONT_HAVE.
     """
 
     cid: bytes
@@ -48,14 +49,14 @@ class WantEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BitswapMessage:
-    """A message as read.
+    """A bitswap message that was received.
 
     Attributes:
-        full: `wants` is the whole wantlist of the peer, not a change.
-        haves: CIDs of blocks that the peer has.
-        dont_haves: CIDs of blocks that the peer does not have.
-        blocks: blocks without their CIDs; the receiver knows the digests that it wants.
-        skipped: entries that are no usable CID, or beyond MAX_ENTRIES.
+        full: true if `wants` replaces the sender's wantlist; false if it adds to the wantlist.
+        haves: CIDs of blocks that the sender has.
+        dont_haves: CIDs of blocks that the sender does not have.
+        blocks: bytes of blocks. The receiver identifies a block by its hash.
+        skipped: number of wants that have no usable CID, or are beyond MAX_ENTRIES.
     """
 
     wants: tuple[WantEntry, ...] = ()
@@ -67,18 +68,18 @@ class BitswapMessage:
 
 
 def read_message(body: bytes, protocol: str = V1_2) -> BitswapMessage:
-    """Read a message.
+    """Decode a message.
 
     Args:
-        protocol: protocol of the stream, as only 1.2.0 has want-have and DONT_HAVE.
+        protocol: protocol id of the stream. Only version 1.2.0 has want-have and DONT_HAVE.
 
     Raises:
-        MessageError: the bytes are no message.
+        MessageError: the bytes are not a bitswap message.
     """
     try:
         message = Message.FromString(body)
     except DecodeError as error:
-        raise MessageError("not a bitswap message") from error
+        raise MessageError("the bytes are not a bitswap message") from error
     presences_known = protocol == V1_2
     entries = message.wantlist.entries
     wants = []
@@ -105,12 +106,13 @@ def write_message(
     dont_haves: Iterable[bytes] = (),
     blocks: Iterable[tuple[bytes, bytes]] = (),
 ) -> bytes:
-    """Write a message.
+    """Encode a message.
 
-    Versions before 1.2.0 have neither presences nor want-haves: presences are omitted, and want-haves become
-    want-blocks.
+    Versions before 1.2.0 have no presences (HAVE, DONT_HAVE) and no want-haves. For these versions, presences are
+    omitted, and want-haves become want-blocks.
 
     Args:
+        protocol: protocol id of the stream.
         blocks: CID and bytes of each block.
     """
     message = Message()

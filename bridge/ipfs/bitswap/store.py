@@ -1,4 +1,4 @@
-"""The block store of a bridge that is its own IPFS node: bitswap serves the blocks of a folder, and fetches others."""
+"""Block store of a bridge that is its own IPFS node. Bitswap serves the blocks of a folder, and fetches others."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ _STOPPING = "the bridge is stopping"
 
 
 class BitswapBlockStore:
-    """A `BlockStore` of own blocks in a folder, and of blocks that peers send.
+    """The `BlockStore` of `ipfs.api = "self"`.
 
-    Fetched blocks are not stored: the bridge serves only its own blocks. Calls from threads run in the trio thread.
+    `put` stores Kiln's own blocks in a folder. `get` fetches other blocks from peers, and does not store them, so the
+    bridge serves only its own blocks. `put`, `get` and `remove` are called in threads, and network I/O runs in the trio
+    thread.
     """
 
     def __init__(
@@ -36,10 +38,10 @@ class BitswapBlockStore:
         """Create the store.
 
         Args:
-            discovery: announces the blocks in the DHT; `None` without one.
+            discovery: announces the blocks in the DHT; `None` if the DHT is not used.
             token: token of the trio thread in which `exchange` runs.
-            counters: counters of `exchange` and `discovery`.
-            count_gossip_peers: counts the gossip peers that speak bitswap, for the status; called in the trio thread.
+            counters: event counters of `exchange` and `discovery`, for `status`.
+            count_gossip_peers: returns the number of gossip peers that speak bitswap, for `status`.
         """
         self._folder = folder
         self._exchange = exchange
@@ -50,7 +52,7 @@ class BitswapBlockStore:
         self._closed = False
 
     def put(self, cid: str, data: bytes) -> None:
-        """Implement `BlockStore.put`. Peers that want the block get it at once."""
+        """Implement `BlockStore.put`. Connected peers that have requested the block get it at once."""
         self._folder.put(cid, data)
         self._call(self._exchange.add_block, cid_bytes(cid), len(data))
         if self._discovery is not None:
@@ -76,7 +78,7 @@ class BitswapBlockStore:
         return await self._exchange.fetch(cid, timeout)
 
     def remove(self, cid: str) -> None:
-        """Remove the block, and stop announcing it."""
+        """Implement `BlockStore.remove`, and stop announcing the block."""
         self._folder.remove(cid)
         if self._discovery is not None:
             self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))
@@ -98,8 +100,8 @@ class BitswapBlockStore:
     def describe(self) -> str:
         """Implement `BlockStore.describe`."""
         peers, sent = len(self._exchange.peers), self._counters.get("bitswap_blocks_sent", 0)
-        routing = "" if self._discovery is not None else ", without routing"
-        return f"the bridge itself: {peers} peers speak bitswap, {sent} blocks sent{routing}"
+        routing = "" if self._discovery is not None else ", without content routing"
+        return f"the bridge itself: connected to {peers} peers that speak bitswap, {sent} blocks sent{routing}"
 
     def close(self) -> None:
         """Implement `BlockStore.close`."""

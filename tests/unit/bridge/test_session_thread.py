@@ -151,7 +151,7 @@ def look(reader: Silent, times: int) -> None:
 def test_a_reader_that_gives_nothing_of_what_there_is_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "_NO_RECORD_FOR", -1.0)
     look(Silent(end=9), 1)  # it may come yet
-    with pytest.raises(KafkaTimeoutError, match=r"no record of t\.batches-0 arrives from offset 5 on"):
+    with pytest.raises(KafkaTimeoutError, match=r"no record of t\.batches-0 from offset 5 on"):
         look(Silent(end=9), 2)
 
 

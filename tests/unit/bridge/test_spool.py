@@ -330,7 +330,7 @@ def test_a_disk_that_fails_pauses_and_nothing_is_lost(
         patched.setattr(Spool, "_insert", fail)
         put(sink, frames(100))
         assert awaited(lambda: sink.full)
-        assert "cannot use the spool (disk I/O error)" in error_of(sink)
+        assert "(disk I/O error). Check the folder's permissions and the disk." in error_of(sink)
         kafka.back()  # before the disk
         assert awaited(lambda: all_there(sink))
         assert room.wait(60)
