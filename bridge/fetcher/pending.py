@@ -1,4 +1,4 @@
-"""Track the records that wait for blocks, and write them once a block arrives or is given up. No Kafka, no IPFS."""
+"""Records that wait for blocks, and the records to write once a block arrives or is given up. Does no I/O."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Interest, Separator
 
 STAGE: Final = "fetch"
-"""stage of records that can be replayed: their data is a `WantedRecord`"""
+"""stage in quarantine of records that `kiln quarantine replay` can replay, because their data is a `WantedRecord`"""
 MALFORMED_STAGE: Final = "wanted"
 CLAIM_STAGE: Final = "separator"
 MALFORMED: Final = "wanted_malformed"
@@ -69,12 +69,12 @@ _MAX_READY: Final = 1_000  # releasable updates that are not released yet
 _UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of this announcer has arrived yet", final=False)
 _OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
 REPLAY: Final = 10_000
-"""Records before its offset that a fetcher reads again at a start, to recover claims that were only counted, and to
-recognise updates that the query `updates` wrote twice."""
+"""Number of records before the committed offset that the fetcher reads again at a start. It restores from them the
+claims that were only in memory, and recognises updates that the query `updates` wrote twice."""
 
 
 class FetchOutput(NamedTuple):
-    """A record to write."""
+    """A record to write to Kafka."""
 
     topic: str
     """`updates`, `quarantine`, `streams` or `blocks`"""
@@ -83,10 +83,11 @@ class FetchOutput(NamedTuple):
 
 
 class StagedWrites(NamedTuple):
-    """Records to write now, in stages. The broker must have all of a stage before the next stage begins.
+    """Records to write now, in stages. The broker must acknowledge a stage before the next one begins.
 
-    Updates and quarantine come first. Streams follow, because a reader that knows a stream sends later updates past the
-    fetcher. Blocks come last, because a reader of a block looks up its streams.
+    Updates and quarantine come first. Streams follow: once the query `updates` knows the separator of a stream, it no
+    longer sends updates of the stream to the fetcher. Blocks come last, because a reader of a block looks up its
+    streams.
     """
 
     stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]]
@@ -103,7 +104,7 @@ class FetchingOptions:
     timeout: int = 30 * _SECOND
     """timeout of each block of an attempt"""
     give_up_after: int = 600 * _SECOND
-    """the longest time to try one block; only the time that IPFS is available counts"""
+    """the longest time to try one block, not counting time while IPFS is unavailable"""
     retry_after: int = 600 * _SECOND
     """the wait before a block that was given up is tried again"""
     check_genesis: bool = True
@@ -114,7 +115,7 @@ class FetchingOptions:
     """maximum number of waiting records: a quarter batches, the others updates"""
     implied_separator: str | None = None
     authors: Callable[[], Collection[str]] = frozenset
-    """returns the peer ids, as text, under which this and our other bridges publish; their batches are not fetched"""
+    """returns the peer ids, as text, under which our bridges publish; the blocks of their batches are not fetched"""
 
 
 class _ReadyUpdate(NamedTuple):
@@ -128,7 +129,7 @@ class _ReadyUpdate(NamedTuple):
 
 
 class _ReadyAnswer(NamedTuple):
-    """An answer for `kiln.streams`, queued after the updates that waited for it."""
+    """A stream to write to `kiln.streams`, queued behind the updates that waited for its genesis."""
 
     record: StreamRecord
     request: BlockRequest
@@ -137,7 +138,7 @@ class _ReadyAnswer(NamedTuple):
 
 @dataclass
 class _BatchCheck:
-    """A batch's block that waits for the geneses of its streams."""
+    """A fetched block of a batch, in memory until the geneses of its streams are fetched."""
 
     batch: BatchAnswer
     until: int
@@ -166,7 +167,7 @@ class PendingFetches:
         self._queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self._claims)
         self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
         self.counts: Counter[str] = Counter()
-        """records by outcome: `released`, `blocks`, `not_of_interest`, …, and reasons"""
+        """number of records by outcome, such as `released` and `not_of_interest`, and by reason for quarantine"""
         self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
         self._unwritten_answers: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
         self._separators = ChainMap(self._unwritten_answers, known.streams)
@@ -185,7 +186,7 @@ class PendingFetches:
         self._ready[partition] = deque()
 
     def record_lost_range(self, partition: int, before: int, now: int) -> int:
-        """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
+        """Quarantine the loss of records that Kafka deleted before this offset, and return their number."""
         offsets = self.offsets[partition]
         first = offsets.resume_offset
         lost = offsets.record_lost_range(before)
@@ -208,12 +209,12 @@ class PendingFetches:
 
     @property
     def waiting_count(self) -> int:
-        """Number of records that wait."""
+        """Number of records that are read and not finished."""
         return sum(offsets.waiting_count for offsets in self.offsets.values())
 
     @property
     def unanswered(self) -> UnansweredGeneses:
-        """Geneses that no peer had so far, and for which records wait."""
+        """Geneses that updates wait for and that at least one attempt failed to fetch."""
         return self._queue.count_unanswered()
 
     @property
@@ -223,12 +224,12 @@ class PendingFetches:
 
     @property
     def ipfs_error(self) -> str | None:
-        """The reason why IPFS is unavailable."""
+        """Reason why IPFS is unavailable; `None` while it is available."""
         return self._queue.ipfs_error
 
     @property
     def claimed_count(self) -> int:
-        """Number of geneses to compare with claims."""
+        """Number of geneses that are fetched only to check claims."""
         return len(self._claims)
 
     @property
@@ -245,7 +246,7 @@ class PendingFetches:
             interests: the separators that are followed now.
 
         Returns:
-            For a batch to fetch now, the announcer's peer id as text, if known.
+            The peer id, as text, of the announcer of a batch whose block is to be fetched, if it is known.
         """
         if not self.offsets[position.partition].add(position.offset):
             self._recover(position, value, now)
@@ -273,10 +274,10 @@ class PendingFetches:
         return None
 
     def _is_repeated(self, position: KafkaPosition, record: WantedRecord) -> bool:
-        """Return true if the query `updates` has written this update before, in a micro-batch that a crash repeated.
+        """Return true if this is the second copy of an update, from a micro-batch of `updates` that a crash repeated.
 
-        The first copy may have been released already, under an earlier generation, so no reader of the log would
-        recognise the second copy (decision 7).
+        The first copy may already be released under an earlier generation. Readers of `kiln.updates` would then not
+        recognise the second copy as a duplicate (decision 7).
         """
         update = record.update
         if record.reason != "genesis" or update is None:
@@ -303,7 +304,7 @@ class PendingFetches:
         return self._queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
-        """Check or count a claim. The record is done, because nothing waits for a claim."""
+        """Check a claim if the separator of its stream is known, else count it. Either way the record is finished."""
         record = wanted.record
         stream = read_update(record).stream
         if stream in self._separators:
@@ -313,8 +314,8 @@ class PendingFetches:
         self._finish(wanted.position, "claims")
 
     def _recover(self, position: KafkaPosition, value: bytes | None, now: int) -> None:
-        """Recover from a finished record what an earlier run had only in memory: a claim that it counted, or an update
-        of which a repeat may follow."""
+        """Restore from a finished record what an earlier run had only in memory: a counted claim, or an update whose
+        second copy must be recognised."""
         try:
             record = decode_wanted(value or b"")
             encode(record)
@@ -361,7 +362,7 @@ class PendingFetches:
     # -------- fetches
 
     def start_fetches(self, now: int) -> list[BlockRequest]:
-        """Start the fetches that are due; the caller must call `add_answer` for each."""
+        """Return the blocks to fetch now. The caller must call `add_answer` for each."""
         for fetch in self._queue.pop_overdue(now):
             failed = _UNAVAILABLE if fetch.tries else _OVER_LIMIT
             self._give_up_fetch(fetch, failed, now)
@@ -510,7 +511,7 @@ class PendingFetches:
             self._give_up_batch(wanted, failed, now)
 
     def _give_up_batch(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
-        """Write the reason to `kiln.blocks` and quarantine, once for each separator of the batch."""
+        """Write the reason to `kiln.blocks` and to quarantine, once for each separator of the batch."""
         record = wanted.record
         if failed.reason != OVER_LIMIT:
             if (record.cid, record.separator) in self._known.lost_blocks:
@@ -567,8 +568,8 @@ class PendingFetches:
     def _release_ready(self, partition: int, now: int) -> set[int]:
         """Release ready updates in their order, up to `MAX_RELEASING`, and return their offsets.
 
-        An answer is written together with the last update that waited for it: once that update is done, a crash would
-        lose the answer.
+        The separator of a stream is written in the same round as the last update that waited for it. After that update
+        is finished, a crash would lose the separator.
         """
         offsets, ready = self.offsets[partition], self._ready[partition]
         releasing: set[int] = set()
@@ -594,7 +595,7 @@ class PendingFetches:
         return releasing
 
     def confirm_writes(self) -> None:
-        """Record that the broker has everything that `stage_writes` returned."""
+        """Record that the broker has acknowledged all records that `stage_writes` returned."""
         for stream in self._written_streams:
             self._known.streams[stream.stream] = stream.separator
             self._unwritten_answers.pop(stream.stream, None)

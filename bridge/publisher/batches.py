@@ -1,4 +1,4 @@
-"""Select the batches to publish next, and track their receipts. No clock, no socket, no Kafka."""
+"""Selection of the batches to publish next, and their receipts. Does no I/O."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ TOO_OLD: Final = "too old"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
-"""Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
-tenths of this number, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that
-further batches need not stay in Kafka."""
+"""Maximum number of batches in memory, each of 1 kB and its block: those that are read and whose receipts the broker
+has not acknowledged. Above nine tenths of this number, batches of separators that have reached no peer are given up
+early (`DeliveryQueue`), so that other batches can still be read."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
 _MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
@@ -47,7 +47,7 @@ _IPFS_CHECK_EVERY: Final = 5_000_000  # maximum age of the last response of IPFS
 
 
 class PublishError(RuntimeError):
-    """An attempt to publish could not be made. The batch waits as if there were no peer."""
+    """An attempt to publish could not be made. The batch then waits like a batch without a peer."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,18 @@ class PublishingOptions:
     """the longest wait of a batch for a peer"""
     retry_every: int = 1_000_000
     max_age: int = 60_000_000
-    """age, at a first start, from which batches are not published"""
+    """batches that closed longer than this before the first start are not published"""
     batch_typ: int = 3
     transport: str = "gossipsub"
     target: Callable[[str], str] | None = None
-    """the transport's own name of a topic, where it has one"""
+    """returns the transport's own name of a topic, for the receipt; `None` if the transport has none"""
 
 
 class OutputRecord(NamedTuple):
-    """A record to write. Once the broker has it, the caller acknowledges `record`."""
+    """A receipt or a quarantine record to write to Kafka."""
 
     record: OpenRecord
+    """record of `kiln.batches` to pass to `acknowledge` once the broker has the output"""
     topic: str
     """`publications` or `quarantine`"""
     key: bytes
@@ -91,11 +92,11 @@ class _PartitionState:
 
 
 class PendingBatches:
-    """The batches read from Kafka that are not published yet, and the offsets up to which all batches are published.
+    """The batches that are read from Kafka and not published yet, and the offsets up to which all are published.
 
     The caller adds records, calls `step` repeatedly, writes the records of `take_outputs`, and acknowledges each record
     that the broker has. After a crash, the batches from `resume_offsets` on are published again, except those that
-    `metadata` names.
+    `metadata` marks as settled. A batch is settled once the broker has its receipts.
     """
 
     def __init__(self, options: PublishingOptions, subscribers: Subscribers | None = None) -> None:
@@ -107,7 +108,7 @@ class PendingBatches:
         self._options = options
         self._partitions: dict[int, _PartitionState] = {}
         self.open_count = 0
-        """added records of which a receipt is not acknowledged yet"""
+        """number of records with a receipt that the broker has not acknowledged"""
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
         self._subscribers = subscribers
         self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
@@ -122,9 +123,9 @@ class PendingBatches:
         self.block_bytes = 0
         """bytes of the blocks of batches that are not published yet"""
         self.published = 0
-        """publications that reached a peer"""
+        """number of receipts of batches that reached a peer"""
         self.failed = 0
-        """receipts with an error"""
+        """number of receipts with an error"""
         self.lost = 0
         """number of records that Kafka deleted before they were read"""
         self._outputs: list[OutputRecord] = []
@@ -139,7 +140,7 @@ class PendingBatches:
         self._partitions[partition] = _PartitionState(not_before, settled, offset)
 
     def end(self, partition: int) -> None:
-        """Forget the batches of a partition, which another bridge publishes from `resume_offsets` on."""
+        """Remove the batches of a partition. Another bridge continues from the committed offset."""
         for record in self._partitions.pop(partition).open:
             self.open_count -= record.missing > 0
             record.missing = -1  # receipts that are still acknowledged change nothing
@@ -163,7 +164,7 @@ class PendingBatches:
         return outputs
 
     def record_lost_range(self, partition: int, before: int, now: int) -> int:
-        """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
+        """Quarantine the loss of records that Kafka deleted before this offset, and return their number."""
         state = self._partitions[partition]
         first = state.next_offset
         if before <= first:
@@ -182,7 +183,7 @@ class PendingBatches:
 
     @property
     def flows_without_peer(self) -> Collection[Flow]:
-        """A live view of the topics and separators of batches without a peer, those that wait longest first."""
+        """Topics and separators of the batches that wait for a peer, longest wait first. The view changes with them."""
         return self._queue.parked_flows
 
     @property
@@ -221,11 +222,13 @@ class PendingBatches:
         scheme: TopicScheme,
         pace: AuthorPacer,
     ) -> None:
-        """Put blocks into IPFS and try the batches that are due.
+        """Publish the batches that are due, after their blocks are stored in IPFS.
 
         Args:
-            publish: sends a message and returns the number of peers; raises `PublishError` if it could not try. It also
-                reports each message to `pace`.
+            held_back: true if nothing may be published now.
+            keeper: stores and pins the blocks.
+            publish: sends a message and returns the number of peers that it was sent to. It reports each message to
+                `pace`, and raises `PublishError` if it could not try.
             scheme: the topics to publish on now. If they change, waiting batches move to the new topics.
             pace: decides when the next message may be sent.
         """
@@ -261,7 +264,7 @@ class PendingBatches:
         return min(max_wait, self._queue.time_to_check(now)) if len(self._queue) else max_wait
 
     def acknowledge(self, record: OpenRecord) -> None:
-        """Record that the broker has one of the records written because of this one."""
+        """Record that the broker has acknowledged one output for this record of `kiln.batches`."""
         self._settle_receipts(record, 1)
 
     def resume_offsets(self) -> dict[int, int]:
@@ -269,8 +272,11 @@ class PendingBatches:
         return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
     def metadata(self, partition: int) -> str:
-        """Return the metadata to commit with the offset: `not_before` of `start`, and, if a batch is not settled, the
-        offset after the last record and the unsettled offsets before it (`read_metadata`)."""
+        """Return the metadata to commit with the offset, which `read_metadata` reads.
+
+        It begins with the `not_before` of `start`. If a batch is not settled, the offset after the last record and the
+        unsettled offsets before it follow.
+        """
         state = self._partitions[partition]
         unsettled, end = [record.offset for record in state.open if record.missing], state.next_offset
         if not unsettled:
@@ -313,9 +319,9 @@ class PendingBatches:
         self._queue.add(deliveries)
 
     def _store_blocks(self, keeper: BlockPins, now: int) -> None:
-        """Put the blocks of this turn into IPFS; set `ipfs_error`.
+        """Store the blocks of this turn in IPFS, and set or clear `ipfs_error`.
 
-        A block that is stored already is stored again if IPFS has not answered for a while, to notice an outage.
+        If IPFS has not answered for `_IPFS_CHECK_EVERY`, a stored block is stored again, to notice an outage.
         """
         try:
             for publication in dict.fromkeys(delivery.publication for delivery in self._turn):
@@ -335,15 +341,14 @@ class PendingBatches:
             self.ipfs_error = None
 
     def _reject(self, publication: PendingPublication, reason: str, now: int) -> None:
-        """Settle all deliveries of a batch with one receipt. Deliveries still queued no longer count."""
+        """Write one receipt with an error for a batch, and end all its deliveries."""
         self._settle_receipts(publication.record, len(publication.deliveries) - 1)
         for delivery in list(publication.deliveries.values()):
             self._end_delivery(delivery)
         self._write_receipt(publication, publication.topic, now, None, reason)
 
     def _move_to_scheme(self) -> None:
-        """Move batches that wait on a topic outside the scheme to topics of the scheme on which they were not sent
-        yet."""
+        """Move the waiting batches to the topics of the scheme, except topics for which they already have a receipt."""
         waiting = [*self._turn, *self._queue.drain()]
         self._turn.clear()
         deliveries: list[TopicDelivery] = []
@@ -373,7 +378,7 @@ class PendingBatches:
             self.block_bytes -= len(publication.batch.block)
 
     def _publish_delivery(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int) -> None:
-        """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait, too."""
+        """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait with it."""
         if delivery.has_ended:
             return
         publication = delivery.publication
@@ -422,7 +427,10 @@ class PendingBatches:
 
 
 def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
-    """Read `not_before` and `settled` from metadata that `PendingBatches.metadata`, or another program, wrote."""
+    """Read `not_before` and the settled offsets from the metadata of a committed offset.
+
+    Another program may have written the metadata. What cannot be read becomes 0 and an empty set.
+    """
     limit, _, progress = text.partition(" ")
     end, _, unsettled = progress.partition(" ")
     not_before = int(limit) if limit.lstrip("-").isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Rate limits of authors. Time comes from the caller.
+"""Rate limit of published messages, per author and in total. The caller passes the time.
 
 Kubo 0.40 and later ignores a message that it validates after a later message of the same author (go-libp2p-pubsub,
 BasicSeqnoValidator), and never fetches again what it ignored. It validates several messages at once, and messages
@@ -23,7 +23,7 @@ BURST_SPAN: Final = 100_000
 class AuthorPacer:
     """Rate limiter that keeps `gap` µs between two messages of each of `authors` authors, and spreads all messages.
 
-    The author that has sent nothing for longest sends the next message. With a gap of 0 nothing is limited.
+    The author of the next message is the author whose last message is oldest. A gap of 0 disables all limits.
     """
 
     def __init__(self, gap: int, authors: int) -> None:
