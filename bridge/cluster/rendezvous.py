@@ -1,7 +1,7 @@
 """Rendezvous hashing (Thaler and Ravishankar, 1998): choose the owner of a key.
 
-Members with the same member list choose the same owner without coordination. The keys of a member that leaves
-move to the others in equal parts, and no other key moves. A new member takes an equal part from each old one.
+Members with the same member list choose the same owner without coordination. If a member leaves, its keys move to the
+others in equal parts, and no other key moves. A new member takes an equal part from each old one.
 """
 
 from __future__ import annotations
