@@ -1,6 +1,6 @@
-"""Status that a bridge writes each second to `status.json` in its folder, for the screen, `kiln status` and scripts.
+"""The status that a bridge writes each second to STATE/bridge/status.json, for `kiln run`, `kiln status` and scripts.
 
-The parts of the bridge return these structs themselves. docs/METRICS.md describes each number.
+docs/METRICS.md describes each field.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ SavingDirection = Literal["received", "sent"]
 
 
 class SavingStatus(Struct):
-    """Number of references to a topic by index in one direction, the bytes that they took as indices, and the bytes
-    that they would have taken as names. Bytes include the tag and length of the field.
+    """Bytes saved by indices in place of the name of a topic, in one direction (gossipsub's Topic Table Extension).
 
     The router keeps counting in this object, so copy it to keep its values.
     """
@@ -29,8 +28,11 @@ class SavingStatus(Struct):
     topic: str
     direction: SavingDirection
     references: int = 0
+    """number of indices sent or received in place of the name"""
     as_names: int = 0
+    """bytes that the references would have taken as names, with tag and length of the field"""
     as_indices: int = 0
+    """bytes that the references took as indices, with tag and length of the field"""
 
     def add(self, more: SavingStatus) -> None:
         """Add the counts of another object."""
@@ -68,59 +70,58 @@ class PeerStatus(Struct, frozen=True):
 
 
 class SpoolStatus(Struct, frozen=True):
-    """Frames on their way to Kafka, since the bridge started."""
+    """Frames on their way to Kafka. Counts are since the bridge started."""
 
     put: int
-    """frames taken"""
+    """number of captured frames"""
     acknowledged: int
-    """frames that Kafka has, including the frames of an earlier run's spool"""
+    """number of frames that Kafka has acknowledged, including those in the spool of an earlier run"""
     memory_bytes: int
+    """bytes of the frames in memory now"""
     disk_bytes: int
     """bytes of the spool's files now"""
     full: bool
     error: str | None = None
     waiting: int = 0
-    """frames that Kafka does not have yet"""
+    """number of frames that Kafka has not acknowledged yet"""
     spooled: int = 0
-    """frames written to the spool"""
+    """number of frames written to the spool on disk"""
     torn_bytes: int = 0
-    """bytes of the spool that could not be read back"""
+    """bytes of the spool's files that could not be read"""
     free_bytes: int = 0
     """bytes free on the disk of the spool"""
 
 
 class PublisherStatus(Struct, frozen=True):
-    """Progress of publishing batches; `state` describes it in words."""
+    """Progress of publishing batches."""
 
     state: str
+    """description for users"""
     published: int = 0
     failed: int = 0
     lost: int = 0
-    """records that Kafka expired before the publisher read them"""
+    """number of records that Kafka deleted before the publisher read them"""
 
 
 class FetcherStatus(Struct, frozen=True):
-    """Progress of fetching blocks from IPFS.
-
-    Attributes:
-        state: Description of the progress in words.
-        waiting: Number of waiting records.
-        fetching: Number of blocks being fetched.
-        counts: Number of records by result, since the start.
-        claimed: Number of geneses that are still to be compared with claims.
-    """
+    """Progress of fetching blocks from IPFS."""
 
     state: str
+    """description for users"""
     waiting: int = 0
+    """number of records that wait for a block"""
     fetching: int = 0
+    """number of blocks being fetched"""
     counts: dict[str, int] = {}
+    """number of records by outcome, since the start"""
     places_lost: int = 0
-    """number of times that Kafka had lost the fetcher's committed offset"""
+    """number of partitions of which Kafka has lost the fetcher's committed offset"""
     claimed: int = 0
+    """number of geneses that are to be fetched only to check claimed separators"""
     unanswered_streams: int = 0
-    """streams whose genesis no peer had in at least one attempt"""
+    """number of geneses that updates wait for and that at least one attempt failed to fetch"""
     unanswered_updates: int = 0
-    """updates that wait for the geneses of `unanswered_streams`"""
+    """number of updates that wait for the geneses in `unanswered_streams`"""
 
     @property
     def is_on(self) -> bool:
@@ -128,8 +129,10 @@ class FetcherStatus(Struct, frozen=True):
 
 
 class IpfsStatus(Struct, frozen=True):
-    """Connections of the IPFS node, and the number of announced blocks. If the bridge is itself the IPFS node, also the
-    blocks sent and received."""
+    """Connections of the IPFS node, and its blocks since the start.
+
+    Blocks and bytes sent and received are known only if the bridge itself is the IPFS node.
+    """
 
     connections: int = 0
     """number of connected peers of any kind"""
@@ -138,65 +141,73 @@ class IpfsStatus(Struct, frozen=True):
     gossip_connected: int = 0
     """number of `gossip_peers` that the node is connected to"""
     gossip_left_out: int = 0
-    """number of `gossip_peers` beyond the limit"""
+    """number of `gossip_peers` that the node does not connect to, because of the limit on connections"""
     provided: int = 0
+    """number of blocks announced to content routing"""
     unprovided: int = 0
-    """blocks that were left out, or could not be announced"""
+    """number of blocks that were not announced, because the queue was full or the announcement failed"""
     blocks_sent: int = 0
     bytes_sent: int = 0
     blocks_received: int = 0
-    """blocks that were wanted"""
+    """number of received blocks that the bridge had requested"""
 
 
 class OverlayTopicStatus(Struct, frozen=True):
-    """A topic of BEP 50. `sequence` is the number of the newest item, `None` before the first item."""
+    """A topic of BEP 50, for one separator of one publisher."""
 
     target: str
     publisher: str
     separator: str
     contacts: int
     sequence: int | None
+    """sequence number of the newest item; `None` before the first item"""
 
 
 class OverlayStatus(Struct, frozen=True):
-    """The BEP 50 overlay. `key`: the publisher's key, hex; `contacts`: number of contacts over all `joined` topics;
-    `topics`: the topics with most contacts; `dropped`, `unsent`: datagrams, by reason."""
+    """The BEP 50 overlay of the bridge."""
 
     key: str
+    """public key of the bridge's announcements, in hex"""
     node: str
     addresses: tuple[str, ...]
     joined: int
+    """number of joined topics"""
     contacts: int
+    """number of contacts over all joined topics"""
     topics: tuple[OverlayTopicStatus, ...]
+    """the topics with most contacts"""
     publisher: PublisherStatus
     items: int
     stored: int
     frames_in: int
     frames_out: int
     dropped: dict[str, int]
+    """number of received datagrams that were dropped, by reason"""
     unsent: dict[str, int]
+    """number of datagrams that were not sent, by reason"""
     gaps: int = 0
 
 
 class SharingStatus(Struct, frozen=True):
-    """The bridges of the network, known from their Kafka group, by peer id."""
+    """The bridges of the network, as Kafka's group of the bridges reports them."""
 
     leads: bool
-    """true if this bridge fetches for all"""
+    """true if this bridge fetches blocks for all bridges"""
     leader: str = ""
+    """peer id of the bridge that fetches; empty if none does"""
     bridges: tuple[str, ...] = ()
-    """live bridges including this one; empty before Kafka reports them"""
+    """peer ids of the live bridges, including this one; empty before Kafka reports them"""
     round: int = 0
     """generation of the Kafka group, which changes with its members"""
     topics_left: int = 0
-    """topics of the interests that another bridge follows"""
+    """number of topics of interest that another bridge joins instead of this one"""
 
 
 class BridgeStatus(Struct, frozen=True):
-    """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic; `ipfs`, `transition`:
-    descriptions."""
+    """The status of a bridge. Counts are since the bridge started."""
 
     at: float
+    """Unix time in s"""
     pid: int
     peer: str
     network: str
@@ -204,6 +215,7 @@ class BridgeStatus(Struct, frozen=True):
     interests: tuple[str, ...]
     topics: tuple[str, ...]
     mesh: dict[str, int]
+    """number of mesh peers by topic"""
     peers: tuple[PeerStatus, ...]
     frames_in: int
     frames_out: int
@@ -217,20 +229,23 @@ class BridgeStatus(Struct, frozen=True):
     bep50: OverlayStatus | None = None
     fetcher: FetcherStatus | None = None
     ipfs: str = ""
+    """description of the block store for users"""
     ipfs_node: IpfsStatus = IpfsStatus()
     transition: str = ""
+    """description of the transition to separator topics for users; empty if there is none"""
     kept_out: int = 0
-    """peers that are not accepted because they are graylisted"""
+    """number of peers that are banned now (`bridge.ban`)"""
     topics_refused: int = 0
-    """topics of the interests that are not joined because of a limit"""
+    """number of topics of interest that are not joined because of a limit"""
     topic_refusals: int = 0
+    """number of times that a topic was refused because of a limit"""
     sharing: SharingStatus = SharingStatus(False)
 
 
 def write_status(path: Path, status: BridgeStatus) -> None:
-    """Replace the file atomically.
+    """Replace the file of the status atomically.
 
-    On a full disk, overwrite the old file in place, with a status whose size does not depend on peers and topics.
+    If the disk is full, overwrite the old file in place, with a short status without peers and topics.
 
     Raises:
         OSError: The file can be neither replaced nor overwritten.
@@ -248,7 +263,7 @@ def write_status(path: Path, status: BridgeStatus) -> None:
 
 
 def _write_over(path: Path, data: bytes) -> None:
-    """Overwrite the file in one write, padded with spaces to its old length, so that it is always valid JSON."""
+    """Overwrite a file in one write. Spaces fill it up to its old length, so that it is always valid JSON."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.pwrite(file, data.ljust(os.fstat(file).st_size), 0)
@@ -257,7 +272,11 @@ def _write_over(path: Path, data: bytes) -> None:
 
 
 def read_status(path: Path) -> BridgeStatus | None:
-    """Read the newest status; `None` if there is no status, or another version of Kiln wrote it."""
+    """Read the newest status.
+
+    Returns:
+        `None` if there is no status file, or another version of Kiln wrote the file.
+    """
     try:
         return msgspec.json.decode(read_small_file(path, 64 << 20), type=BridgeStatus)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
