@@ -333,7 +333,7 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
             "expected a URL that begins with http:// or https://, with a port",
         ),
         ('[transition]\nrpc_url = "https://"\n', "expected a URL that begins with http:// or https://, with a host"),
-        ("[jobs]\nqueries = ['batch', 'batch']\n", "each query once"),
+        ("[jobs]\nqueries = ['batch', 'batch']\n", "each query at most once"),
         ('[network]\nname = "a/b"\n', "network.name"),
         ('network = "mainnet"\n', 'network = "mainnet": expected a table: [network]'),
         ("batch = 3\n", "a table: [batch]"),
@@ -368,7 +368,7 @@ def test_servers_of_kafka(text: str, tmp_path: Path) -> None:
 
 def test_a_password_in_the_servers_of_kafka_is_refused_and_not_shown(tmp_path: Path) -> None:
     path = write(tmp_path, '[kafka]\nbootstrap = "SASL_SSL://user:hunter2@k:9092"\n')
-    with pytest.raises(SettingsError, match="user and password go into") as refused:
+    with pytest.raises(SettingsError, match="Set user and password in") as refused:
         load_settings(path)
     assert "hunter2" not in str(refused.value)
 
