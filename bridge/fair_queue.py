@@ -11,7 +11,7 @@ Path = tuple[Hashable, ...]
 
 
 class _Branch(Generic[Item]):
-    """A level of the tree: the children take turns, the first one next."""
+    """An inner node of the tree of paths. The children take turns: the first child is next."""
 
     __slots__ = ("children", "count")
 
@@ -23,9 +23,9 @@ class _Branch(Generic[Item]):
 class FairQueue(Generic[Item]):
     """A queue in which each item has a path, such as (peer, separator). All paths of a queue have the same length.
 
-    Peers take turns, and when it is a peer's turn, its separators take turns. In general, among n keys with items below
-    the same prefix, each key gets one of any n successive turns of the prefix, however many items are below the others.
-    Items with the same path keep their order.
+    At each level of the paths, the keys take turns. In the example, peers take turns, and a peer's turns go to its
+    separators in turn. So before the next item of a peer, each other peer gets at most one turn, however many items it
+    has. Items with the same path keep their order.
     """
 
     def __init__(self) -> None:

@@ -51,7 +51,7 @@ class BridgeError(PrerequisiteError):
 
 
 def run(settings: Settings) -> None:
-    """Run the bridge until SIGTERM or SIGINT. On SIGUSR1 it stops to capture frames, and continues to publish.
+    """Run the bridge until SIGTERM or SIGINT. On SIGUSR1 it stops capturing frames, but continues to publish.
 
     Raises:
         BridgeError, StateInUseError: The bridge cannot run.

@@ -71,7 +71,7 @@ class BridgeComponents:
 
         Args:
             stack: closes the parts, newest first, and may raise `FramesLostError`.
-            token: of the trio thread, which runs the node; other threads send their messages there.
+            token: trio token of the thread that runs the node; other threads call the node through it.
         """
         key = load_or_create_key(settings.bridge_dir / "key")
         self.interests = open_interests(settings)

@@ -63,7 +63,7 @@ class Fetch:
     started_at: int | None = None
     """IPFS uptime when the first attempt began"""
     waited: int = 0
-    """IPFS uptime from the begin of the first attempt to the end of the last one, in µs"""
+    """IPFS uptime from the start of the first attempt to the end of the last one, in µs"""
     for_claims: bool = False
     """true if `ClaimedStreams` selected the genesis; the outcome must be recorded there"""
 

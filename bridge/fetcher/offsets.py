@@ -1,6 +1,6 @@
 """Offsets of the finished records of a partition, stored in the metadata of the committed offset.
 
-Records finish out of order, so one offset does not tell which records are finished. The metadata also make delivery
+Records finish out of order, so one offset does not tell which records are finished. The metadata also makes delivery
 exactly-once. To release a record is to write its update to `kiln.updates`. Before the fetcher releases some records, it
 commits their offsets and a new number, their generation. After a crash it first releases all of them again, under the
 same generation. So a reader of `kiln.updates` recognises a repeat by its generation and message (decision 7).

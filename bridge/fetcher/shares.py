@@ -18,9 +18,9 @@ class Announcer(NamedTuple):
     """
 
     author: str
-    """peer id of the author, or "" of a message without one"""
+    """peer id of the author; for an unsigned message that of the peer that sent it"""
     peer: str
-    """id of the peer, or "" if unknown"""
+    """id of the peer that sent the message, or "" if unknown"""
 
 
 class Place(NamedTuple):
@@ -47,7 +47,7 @@ class AnnouncerPlaces:
         self._proven_misses = BoundedDict[str, int](_MAX_KNOWN)  # in a row, by author
         self._failing = BoundedDict[tuple[str, str], None](_MAX_KNOWN)  # party and its id
         self.count = 0
-        """places that are held"""
+        """number of places that are held"""
 
     @property
     def free(self) -> int:

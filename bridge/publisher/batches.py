@@ -37,9 +37,9 @@ TOO_OLD: Final = "too old"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
-"""Maximum number of batches in memory, each of 1 kB and its block: those that are read and whose receipts the broker
-has not acknowledged. Above nine tenths of this number, batches of separators that have reached no peer are given up
-early (`DeliveryQueue`), so that other batches can still be read."""
+"""Maximum number of batches in memory. A batch takes 1 kB and its block until the broker has acknowledged its receipts.
+Above nine tenths of this number, batches of separators that have reached no peer are given up early (`DeliveryQueue`),
+so that other batches can still be read."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
 _MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
@@ -56,7 +56,7 @@ class PublishingOptions:
 
     network: str
     publish_timeout: int = 60_000_000
-    """the longest wait of a batch for a peer"""
+    """the longest time that a batch waits for a peer"""
     retry_every: int = 1_000_000
     max_age: int = 60_000_000
     """batches that closed longer than this before the first start are not published"""
@@ -134,7 +134,7 @@ class PendingBatches:
         """Start publishing a partition from an offset.
 
         Args:
-            not_before: closing time, in µs, before which batches are too old.
+            not_before: batches that closed before this time, in µs, are too old to be published.
             settled: offsets of batches that are not published again.
         """
         self._partitions[partition] = _PartitionState(not_before, settled, offset)

@@ -71,7 +71,7 @@ class PendingPublication:
         self.topic = BY_SEPARATOR.topics_of(batch.network, self.separator)[0]
         """the topic of the separator"""
         self.data = write_batch_update(self.separator, batch.batch_cid, batch_typ)
-        """the message"""
+        """the encoded message that announces the batch"""
         self.deliveries: dict[str, TopicDelivery] = {}
         """deliveries without a receipt, by topic"""
         self.receipted_topics: frozenset[str] = frozenset()

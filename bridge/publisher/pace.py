@@ -42,7 +42,7 @@ class AuthorPacer:
         return max(self._next, self._ready[0][0])
 
     def record_message(self, now: int) -> None:
-        """Record a message that the author of `author_index` has sent."""
+        """Record that the author at `author_index` has sent a message."""
         _, index = self._ready.popleft()
         self._ready.append((now + self._gap, index))
         self._next = now + min(self._gap, BURST_SPAN) // MAX_BURST

@@ -1,4 +1,4 @@
-"""Pins of Kiln's own blocks in IPFS: each block is stored, and removed after a set time, across restarts.
+"""Pins of Kiln's own blocks in IPFS: each block is stored, and removed after a set time, even if the bridge restarts.
 
 An SQLite file has the table `pins(cid TEXT PRIMARY KEY, until INTEGER)`, with `until` in µs since the epoch. A row is
 written before its block is stored, so that each stored block has a row. To remove a block that is not stored is no

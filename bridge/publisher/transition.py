@@ -50,7 +50,6 @@ BOTH: Final = TopicScheme(network=True, separator=True)
 def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[Collection[str]]) -> str:
     """Describe the peers that receive no batch because they subscribe only to the network's topic.
 
-
     Args:
         scheme: the topics on which batches are published.
         peers: the topics of each peer.
