@@ -105,14 +105,6 @@ class KnownAnswers:
         return failure
 
 
-class UnansweredGeneses(NamedTuple):
-    """Number of geneses that updates wait for and that at least one attempt failed to fetch."""
-
-    streams: int = 0
-    updates: int = 0
-    """number of updates that wait for these geneses"""
-
-
 class FetchQueue:
     """Queue of the blocks to fetch. The caller passes the time, in µs.
 
@@ -259,14 +251,18 @@ class FetchQueue:
         fetch.due = due
         heappush(self._later, (due, fetch.number, fetch.request))
 
-    def count_unanswered(self) -> UnansweredGeneses:
-        """Count the geneses that updates wait for and that at least one attempt failed to fetch."""
+    def count_unanswered(self) -> tuple[int, int]:
+        """Count the geneses that updates wait for and that at least one attempt failed to fetch.
+
+        Returns:
+            The number of these geneses, and the number of updates that wait for them.
+        """
         waiting = [
             len(fetch.waiting)
             for fetch in self._fetches.values()
             if fetch.request.kind == "genesis" and fetch.waiting and fetch.tries > fetch.in_flight
         ]
-        return UnansweredGeneses(len(waiting), sum(waiting))
+        return len(waiting), sum(waiting)
 
     def remove(self, fetch: Fetch) -> None:
         """Remove a fetch that is not in flight."""

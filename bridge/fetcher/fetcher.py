@@ -251,14 +251,14 @@ class Fetcher(KafkaWorker):
             if self._write_staged(self._staged):
                 self._pending.confirm_writes()
                 self._staged = None
-            self._report(_describe_state(self._pending), self._pending.ipfs_error)
-        streams, updates = self._pending.unanswered
+            self._report(_describe_state(self._pending), self._pending.queue.ipfs_error)
+        streams, updates = self._pending.queue.count_unanswered()
         self._status = FetcherStatus(
             "",
             waiting=self._pending.waiting_count,
-            fetching=self._pending.in_flight,
+            fetching=self._pending.queue.in_flight,
             counts=self._counts_before + self._pending.counts,
-            claimed=self._pending.claimed_count,
+            claimed=len(self._pending.claims),
             unanswered_streams=streams,
             unanswered_updates=updates,
         )
@@ -379,6 +379,6 @@ def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:
 
 def _describe_state(pending: PendingFetches) -> str:
     waiting = f" (records waiting: {pending.waiting_count})" if pending.waiting_count else ""
-    if pending.ipfs_error is not None:
-        return f"IPFS is unavailable: {pending.ipfs_error}{waiting}"
-    return f"fetching blocks: {pending.in_flight}{waiting}" if pending.is_busy else "waiting for records"
+    if pending.queue.ipfs_error is not None:
+        return f"IPFS is unavailable: {pending.queue.ipfs_error}{waiting}"
+    return f"fetching blocks: {pending.queue.in_flight}{waiting}" if pending.is_busy else "waiting for records"

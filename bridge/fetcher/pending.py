@@ -20,7 +20,7 @@ from kiln.bridge.fetcher.attempts import (
     IpfsUnavailable,
 )
 from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
-from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KnownAnswers, UnansweredGeneses
+from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.wanted import (
     KafkaPosition,
@@ -163,8 +163,8 @@ class PendingFetches:
         self.offsets: dict[int, DoneOffsets] = {}
         """by partition"""
         self._guards: dict[int, EpochGuard] = {}
-        self._claims = ClaimedStreams()
-        self._queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self._claims)
+        self.claims = ClaimedStreams()
+        self.queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self.claims)
         self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
         self.counts: Counter[str] = Counter()
         """number of records by outcome, such as `released` and `not_of_interest`, and by reason for quarantine"""
@@ -204,7 +204,7 @@ class PendingFetches:
         offsets = self.offsets[partition]
         limit = min(limit, self._options.max_open - self.waiting_count)
         if not offsets.is_repeating:  # a record to repeat may be behind others that wait for it
-            limit = min(limit, _MAX_READY - len(self._ready[partition]), self._queue.room)
+            limit = min(limit, _MAX_READY - len(self._ready[partition]), self.queue.room)
         return offsets.room(max(0, limit))
 
     @property
@@ -213,29 +213,9 @@ class PendingFetches:
         return sum(offsets.waiting_count for offsets in self.offsets.values())
 
     @property
-    def unanswered(self) -> UnansweredGeneses:
-        """Geneses that updates wait for and that at least one attempt failed to fetch."""
-        return self._queue.count_unanswered()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of fetches in flight."""
-        return self._queue.in_flight
-
-    @property
-    def ipfs_error(self) -> str | None:
-        """Reason why IPFS is unavailable; `None` while it is available."""
-        return self._queue.ipfs_error
-
-    @property
-    def claimed_count(self) -> int:
-        """Number of geneses that are fetched only to check claims."""
-        return len(self._claims)
-
-    @property
     def is_busy(self) -> bool:
         """Return whether there is work to do soon without a new record."""
-        return bool(self._queue or self._checks or any(self._ready.values()))
+        return bool(self.queue or self._checks or any(self._ready.values()))
 
     def add_record(
         self, position: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int
@@ -301,7 +281,7 @@ class PendingFetches:
     def _admit(self, wanted: WantedEntry, request: BlockRequest, now: int) -> bool:
         # an update that an earlier run has perhaps released may not be given up
         is_kept = self.offsets[wanted.position.partition].is_repeating
-        return self._queue.admit(request, wanted, now, is_kept=is_kept)
+        return self.queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
         """Check a claim if the separator of its stream is known, else count it. Either way the record is finished."""
@@ -328,9 +308,9 @@ class PendingFetches:
 
     def _add_claim(self, record: WantedRecord, now: int) -> None:
         if self._known.recent_failure(BlockRequest("genesis", record.cid), now) is None:
-            self._claims.add(record)
-            self.counts["claims_dropped"] = self._claims.evicted
-            self.counts["claims_unreported"] = self._claims.unrecorded
+            self.claims.add(record)
+            self.counts["claims_dropped"] = self.claims.evicted
+            self.counts["claims_unreported"] = self.claims.unrecorded
 
     def _add_batch(self, wanted: WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
         record = wanted.record
@@ -363,18 +343,18 @@ class PendingFetches:
 
     def start_fetches(self, now: int) -> list[BlockRequest]:
         """Return the blocks to fetch now. The caller must call `add_answer` for each."""
-        for fetch in self._queue.pop_overdue(now):
+        for fetch in self.queue.pop_overdue(now):
             failed = _UNAVAILABLE if fetch.tries else _OVER_LIMIT
             self._give_up_fetch(fetch, failed, now)
-        return self._queue.start(now, len(self._checks))
+        return self.queue.start(now, len(self._checks))
 
     def add_answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
         """Add the outcome of a fetch."""
-        fetch = self._queue.end_attempt(request, answer, now)
+        fetch = self.queue.end_attempt(request, answer, now)
         if isinstance(answer, FetchFailure):
             self._retry_or_give_up(fetch, answer, now)
         elif not isinstance(answer, IpfsUnavailable):
-            self._queue.remove(fetch)
+            self.queue.remove(fetch)
             if isinstance(answer, GenesisAnswer):
                 self._answer_genesis(fetch, answer, now)
             else:
@@ -383,23 +363,23 @@ class PendingFetches:
     def _retry_or_give_up(self, fetch: Fetch, failed: FetchFailure, now: int) -> None:
         if fetch.for_claims:
             fetch.for_claims = False
-            self.counts["claims_unchecked"] += self._claims.record_failure(
+            self.counts["claims_unchecked"] += self.claims.record_failure(
                 fetch.request.cid, now + self._options.retry_after, final=failed.final
             )
             # a record that starts to wait later deserves more than one attempt
             if not fetch.has_waiters and not failed.final:
-                self._queue.remove(fetch)
+                self.queue.remove(fetch)
                 return
         for cid in fetch.checks.keys() - self._checks.keys():  # these batches wait no longer
             del fetch.checks[cid]
-        is_late = fetch.waited >= self._options.give_up_after or self._queue.is_overdue(fetch, now)
+        is_late = fetch.waited >= self._options.give_up_after or self.queue.is_overdue(fetch, now)
         if failed.final or is_late or not fetch.has_waiters:
             self._give_up_fetch(fetch, failed, now)
         else:
-            self._queue.retry_at(fetch, now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE)))
+            self.queue.retry_at(fetch, now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE)))
 
     def _answer_genesis(self, fetch: Fetch, answer: GenesisAnswer, now: int) -> None:
-        claimed = self._claims.pop_claims(fetch.request.cid)
+        claimed = self.claims.pop_claims(fetch.request.cid)
         partitions: dict[str, int] = {}  # partitions of the waiting updates, by stream
         tips: dict[str, dict[WaitedTip, None]] = {}
         for wanted in sorted(fetch.waiting, key=network_order):
@@ -439,7 +419,7 @@ class PendingFetches:
         for stream, _ in zip(unknown, range(_MAX_CHECKS), strict=False):
             request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
             if self._known.recent_failure(request, now) is None:
-                self._queue.add_check(request, fetch.announcer, fetch.request.cid, stream, now)
+                self.queue.add_check(request, fetch.announcer, fetch.request.cid, stream, now)
                 check.missing_geneses.add(request.cid)
 
     # -------- outcomes
@@ -492,7 +472,7 @@ class PendingFetches:
                 check.missing_geneses.discard(request.cid)
 
     def _give_up_fetch(self, fetch: Fetch, failed: FetchFailure, now: int) -> None:
-        self._queue.remove(fetch)
+        self.queue.remove(fetch)
         if not failed.final:
             failed = failed._replace(
                 detail=f"the block was not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: "
@@ -549,7 +529,7 @@ class PendingFetches:
     def _finish(self, position: KafkaPosition, outcome: str) -> None:
         self.counts[outcome] += 1
         self._finished.append(position)
-        self._queue.release(position)
+        self.queue.release(position)
 
     # -------- rounds
 
@@ -562,7 +542,7 @@ class PendingFetches:
             check = self._checks.pop(cid)
             self._write_block(check, now)
             for genesis in check.missing_geneses:
-                self._queue.cancel_check(BlockRequest("genesis", genesis), cid)
+                self.queue.cancel_check(BlockRequest("genesis", genesis), cid)
         return StagedWrites(self._stages, releasing)
 
     def _release_ready(self, partition: int, now: int) -> set[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -12,7 +12,6 @@ from kiln.bridge.kafka.number_sets import MAX_METADATA, decode_numbers, encode_n
 from kiln.bridge.publisher.deliveries import (
     NO_PEER,
     DeliveryQueue,
-    Flow,
     OpenRecord,
     PendingPublication,
     Subscribers,
@@ -111,7 +110,7 @@ class PendingBatches:
         """number of records with a receipt that the broker has not acknowledged"""
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
         self._subscribers = subscribers
-        self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
+        self.queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
         self._turn: deque[TopicDelivery] = deque()  # taken from the queue
         self._pace_ready_at = 0
         self._held_back = False
@@ -148,11 +147,11 @@ class PendingBatches:
         self._arrivals = [arrival for arrival in self._arrivals if arrival.record.partition != partition]
         deliveries = [
             delivery
-            for delivery in (*self._turn, *self._queue.drain())
+            for delivery in (*self._turn, *self.queue.drain())
             if delivery.publication.record.partition != partition and not delivery.has_ended
         ]
         self._turn.clear()
-        self._queue.add(deliveries)
+        self.queue.add(deliveries)
         self.block_bytes = sum(
             len(arrival.batch.block)
             for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
@@ -179,12 +178,7 @@ class PendingBatches:
     @property
     def waiting_count(self) -> int:
         """Number of batches that wait for a peer or for their turn. A batch for two topics counts twice."""
-        return len(self._arrivals) + len(self._turn) + len(self._queue)
-
-    @property
-    def flows_without_peer(self) -> Collection[Flow]:
-        """Topics and separators of the batches that wait for a peer, longest wait first. The view changes with them."""
-        return self._queue.parked_flows
+        return len(self._arrivals) + len(self._turn) + len(self.queue)
 
     @property
     def is_nearly_full(self) -> bool:
@@ -237,16 +231,16 @@ class PendingBatches:
             self._move_to_scheme()
         self._held_back = held_back
         if held_back or (self.ipfs_error is not None and now < self._ipfs_retry_at):
-            self._queue.pause()
+            self.queue.pause()
             return
-        self._queue.advance(now)
+        self.queue.advance(now)
         self._enqueue_arrivals()
-        for given_up in self._queue.check(now, self.is_nearly_full):
+        for given_up in self.queue.check(now, self.is_nearly_full):
             self._end_with_receipt(given_up.delivery, now, 0, given_up.error)
-        self._turn.extend(self._queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
+        self._turn.extend(self.queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
         self._store_blocks(keeper, now)
         if self.ipfs_error is not None:
-            self._queue.pause()
+            self.queue.pause()
             return
         self._pace_ready_at = 0
         while self._turn:
@@ -259,9 +253,9 @@ class PendingBatches:
         """Return the time until something is due, in µs, or `max_wait` if nothing is due sooner."""
         if self._held_back or self.ipfs_error is not None:
             return max_wait
-        if self._arrivals or self._turn or self._queue.has_ready:
+        if self._arrivals or self._turn or self.queue.has_ready:
             return max(0, min(max_wait, self._pace_ready_at - now))
-        return min(max_wait, self._queue.time_to_check(now)) if len(self._queue) else max_wait
+        return min(max_wait, self.queue.time_to_check(now)) if len(self.queue) else max_wait
 
     def acknowledge(self, record: OpenRecord) -> None:
         """Record that the broker has acknowledged one output for this record of `kiln.batches`."""
@@ -300,7 +294,6 @@ class PendingBatches:
             unsettled.popleft()
 
     def _enqueue_arrivals(self) -> None:
-        """Queue the deliveries of new batches."""
         deliveries: list[TopicDelivery] = []
         _, cip120_name = network_topics(self._options.network)
         is_used = (
@@ -316,7 +309,7 @@ class PendingBatches:
             deliveries += publication.deliveries.values()
             publication.record.missing = len(topics)
         self._arrivals.clear()
-        self._queue.add(deliveries)
+        self.queue.add(deliveries)
 
     def _store_blocks(self, keeper: BlockPins, now: int) -> None:
         """Store the blocks of this turn in IPFS, and set or clear `ipfs_error`.
@@ -349,7 +342,7 @@ class PendingBatches:
 
     def _move_to_scheme(self) -> None:
         """Move the waiting batches to the topics of the scheme, except topics for which they already have a receipt."""
-        waiting = [*self._turn, *self._queue.drain()]
+        waiting = [*self._turn, *self.queue.drain()]
         self._turn.clear()
         deliveries: list[TopicDelivery] = []
         unsent = {
@@ -368,7 +361,7 @@ class PendingBatches:
                 self._end_delivery(publication.deliveries[topic])
             deliveries += publication.deliveries.values()
             self._settle_receipts(publication.record, len(dropped))
-        self._queue.add(deliveries)
+        self.queue.add(deliveries)
 
     def _end_delivery(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
@@ -388,14 +381,14 @@ class PendingBatches:
         except PublishError as error:
             reason = str(error)
         if peers:
-            self._queue.record_reached(delivery)
+            self.queue.record_reached(delivery)
             self._end_with_receipt(delivery, now, peers, None)
-        elif (given_up := self._queue.give_up(delivery, reason)) is not None:
+        elif (given_up := self.queue.give_up(delivery, reason)) is not None:
             self._end_with_receipt(delivery, now, 0, given_up.error)
         else:
             behind = [queued for queued in self._turn if queued.flow == delivery.flow]
             self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
-            self._queue.put_back([delivery, *behind], reason)
+            self.queue.put_back([delivery, *behind], reason)
 
     def _end_with_receipt(self, delivery: TopicDelivery, now: int, peers: int, error: str | None) -> None:
         if not delivery.has_ended:

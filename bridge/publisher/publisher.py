@@ -167,7 +167,7 @@ def _describe_state(held_back: str | None, pending: PendingBatches) -> str:
         return f"IPFS is unavailable: {pending.ipfs_error} (batches waiting: {count})"
     if not count:
         return "waiting for batches"
-    flows = pending.flows_without_peer
+    flows = pending.queue.parked_flows
     if not flows:
         return f"publishing (batches waiting: {count})"
     topic, _ = next(iter(flows))

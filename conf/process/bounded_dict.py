@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class BoundedDict(OrderedDict[Key, Value]):
-    """A dict with at most `limit` keys. One key more removes the key that was set longest ago."""
+    """A dict with at most `limit` keys. If it is full, a new key replaces the key that was set longest ago."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()

@@ -106,8 +106,8 @@ class _Families(Collector):
 class HostNames:
     """The host names under which a server may be requested.
 
-    The check protects a server on loopback from DNS rebinding: a web page whose host name resolves to loopback could
-    else read the responses from a browser on this machine.
+    The check protects a server on loopback from DNS rebinding: in a browser on this machine, a web page whose host name
+    resolves to loopback could otherwise read the responses.
     """
 
     def __init__(self, listens: str, others: Iterable[str]) -> None:

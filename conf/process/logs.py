@@ -46,7 +46,7 @@ _NUMBER: Final = re.compile(r"(?<![\w./:-])\d[\d,.]*(?![\w./:-])")
 class ProblemLog:
     """Log of problems: each is logged once when it appears and once when it is resolved.
 
-    It may change its wording meanwhile (`identify_problem`).
+    The wording of a problem may change meanwhile (`identify_problem`).
     """
 
     def __init__(self, log: logging.Logger) -> None:
@@ -118,10 +118,10 @@ class LogFile(RotatingFileHandler):
 
 
 class RateLimitFilter:
-    """A filter that passes 20 lines per minute of each event, which is a logger and a text.
+    """A filter that passes at most 20 lines per minute for each event, that is, for each logger and text.
 
-    The last of the 20 lines has a field which states that more are dropped. The first line of a later minute has the
-    number of dropped lines.
+    The 20th line has the field `more_of_it`. The first line of a later minute has the number of dropped lines in the
+    field `left_out`.
     """
 
     def __init__(self) -> None:

@@ -59,7 +59,7 @@ from kiln.conf.settings.values import (
 from kiln.schemas.delta.layout import EXPIRING
 from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, MAX_PARTITIONS, Partitions
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
-from kiln.schemas.wire.signing_policy import Policy, match_policy
+from kiln.schemas.wire.signing_policy import Policy
 
 if TYPE_CHECKING:
     JobName = str
@@ -334,9 +334,9 @@ class SignaturePolicy(Section):
     networks: dict[str, Policy] = {}
     topics: dict[str, Policy] = {}
 
-    def of(self, network: str, topic: str = "") -> Policy:
-        """Return the policy of a topic of a network."""
-        return match_policy(topic, self.topics) or self.networks.get(network, self.default)
+    def of(self, network: str) -> Policy:
+        """Return the policy of a network, for topics that `topics` does not list."""
+        return self.networks.get(network, self.default)
 
 
 class Dedupe(Section):

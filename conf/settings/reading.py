@@ -302,9 +302,9 @@ def _warn_of_links(names: tuple[str, ...]) -> None:
         )
 
 
-def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:
+def load_settings(config: Path | None = None) -> Settings:
     """Read the settings like `load`, and return them without their sources."""
-    return load(config, state=state, network=network).settings
+    return load(config).settings
 
 
 def environment(settings: Settings) -> dict[str, str]:
