@@ -70,7 +70,7 @@ class _StreamsReader:
         self._reader = reader
         parts = reader.list_partitions(topic)
         if not parts:
-            raise FramesProducerError(f"topic {topic} does not exist")
+            raise FramesProducerError(f"topic {topic} does not exist. Restart Kiln, which creates missing topics")
         self._ends = {part: reader.read_end(part) for part in parts}
         reader.assign(dict.fromkeys(parts, 0))
         self._stalls = StallCheck()
@@ -196,7 +196,7 @@ class Fetcher(KafkaWorker):
             return True
         for record in self._streams.read():
             self._add_known_stream(record.value)
-        self._state = f"reading the known streams: {len(self._known.streams)}"
+        self._state = f"reading the streams that are known already: {len(self._known.streams)} so far"
         if not self._streams.is_done:
             return False
         if self._without_offset and self._known.streams:
@@ -244,7 +244,7 @@ class Fetcher(KafkaWorker):
     def _work(self) -> None:
         self._followed = None
         if not self._pending.offsets:
-            self._report("on standby: Kafka has assigned no partition of the topic wanted to this bridge")
+            self._report(f"on standby: Kafka has assigned no partition of {self._topic} to this bridge")
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
                 self._staged = self._stage_writes()

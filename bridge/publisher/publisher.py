@@ -147,7 +147,7 @@ class Publisher(KafkaWorker):
             with suppress(BlockStoreUnavailableError, PinsError):
                 self._keeper.unpin_expired(now)
             self._unpin_at = now + _UNPIN_EVERY
-        standby = "on standby: Kafka has assigned no partition of the topic batches to this bridge"
+        standby = f"on standby: Kafka has assigned no partition of {self._topic} to this bridge"
         state = _describe_state(held_back, self._pending) if self._committed else standby
         self._report(state, self._pending.ipfs_error)
 

@@ -215,13 +215,25 @@ def _describe_reason(error: BaseException, client_options: Mapping[str, object])
                 "user with this password"
             )
         case errors.UnsupportedSaslMechanismError():
-            return f"kafka.sasl_mechanism ({options.get('sasl_mechanism')}): the broker does not support this mechanism"
+            return (
+                f"kafka.sasl_mechanism ({options.get('sasl_mechanism')}): the broker does not support this mechanism. "
+                "Set another one"
+            )
         case errors.IllegalSaslStateError():
-            return f"kafka.security_protocol ({protocol}): the broker requires no password on this port"
+            return (
+                f"kafka.security_protocol ({protocol}): the broker requires no password on this port. Set "
+                f"{protocol.removeprefix('SASL_')}"
+            )
         case errors.TopicAuthorizationFailedError():
-            return f"kafka.sasl_username ({user}) lacks a right on the topic {_list_names(error)}"
+            return (
+                f"kafka.sasl_username ({user}) lacks a right on the topic {_list_names(error)}. Grant the rights in "
+                "docs/kafka-security.md"
+            )
         case errors.GroupAuthorizationFailedError():
-            return f"kafka.sasl_username ({user}) lacks the right READ on the consumer group {_list_names(error)}"
+            return (
+                f"kafka.sasl_username ({user}) lacks the right READ on the consumer group {_list_names(error)}. Grant "
+                "the rights in docs/kafka-security.md"
+            )
         case errors.AuthorizationError():
             return f"kafka.sasl_username ({user}) lacks a right: {type(error).__name__}: {text}"
     if protocol.endswith("SSL"):
@@ -229,17 +241,20 @@ def _describe_reason(error: BaseException, client_options: Mapping[str, object])
             if sign in text:
                 return words.format(**options, problem=text.rpartition(": ")[2].partition(" (_ssl")[0])
         if isinstance(error, OSError):
-            return f"kafka.ssl_cafile ({options['ssl_cafile']}), kafka.ssl_certfile ({options['ssl_certfile']}): {text}"
+            return (
+                f"kafka.ssl_cafile ({options['ssl_cafile']}), kafka.ssl_certfile ({options['ssl_certfile']}): cannot "
+                f"set up TLS: {text}"
+            )
     if "Invalid frame length" in text and not protocol.endswith("SSL"):  # a TLS alert, read as Kafka's protocol
-        return f"kafka.security_protocol is wrong ({protocol}): the port expects TLS"
+        return f"kafka.security_protocol is wrong ({protocol}): the port expects TLS. Set SSL or SASL_SSL"
     if "socket disconnected" in text:  # also after a refused login: kafka-python does not read the response
         if not protocol.startswith("SASL"):
             more = "a password" if protocol == "SSL" else "TLS or a password"
             return f"kafka.security_protocol ({protocol}): the broker closed the connection; it may expect {more}"
-        tls = "" if protocol.endswith("SSL") else "; or kafka.security_protocol is wrong, and the port expects TLS"
+        tls = "" if protocol.endswith("SSL") else ", or kafka.security_protocol is wrong because the port expects TLS"
         return (
             f"kafka.sasl_username ({user}), kafka.sasl_password or kafka.sasl_password_file: the broker rejects this "
-            f"user with this password, or kafka.sasl_mechanism ({options.get('sasl_mechanism')}){tls}"
+            f"user with this password, or does not support kafka.sasl_mechanism ({options.get('sasl_mechanism')}){tls}"
         )
     return None
 

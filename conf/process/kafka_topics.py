@@ -56,6 +56,6 @@ def find_replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIden
 def describe_replaced_topic(topic: str, noted: str, found: str) -> str:
     """Explain to a user that a topic has another id than the stored one."""
     return (
-        f"{topic} is not the topic that was read before: its id in Kafka is {found}, and the id noted with the offsets "
-        f"is {noted}. The topic was deleted and created again, or kafka.bootstrap names another cluster"
+        f"{topic} is not the topic that was read before: its id in Kafka is {found}, but the id stored with the "
+        f"offsets is {noted}. The topic was deleted and created again, or kafka.bootstrap names another cluster"
     )

@@ -404,9 +404,9 @@ class Lake(Section):
             if table not in EXPIRING:
                 raise ValueError(f"{table}: retention applies only to {', '.join(EXPIRING)}")
             if kept < timedelta(days=1):
-                raise ValueError(f"{table}: at least 1d")
+                raise ValueError(f"{table}: expected at least 1d")
             if kept > _LONGEST:
-                raise ValueError(f"{table}: at most {duration_text(_LONGEST)}")
+                raise ValueError(f"{table}: expected at most {duration_text(_LONGEST)}")
         return value
 
 

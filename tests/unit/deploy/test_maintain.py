@@ -89,7 +89,7 @@ def test_rows_go_by_age_only_where_the_settings_say_so(
     assert count(lake) == 10
     for wrong, words in (
         ({"streams": "30d"}, "streams: retention applies only to frames"),
-        ({TABLE: "1h"}, "tips: at least 1d"),
+        ({TABLE: "1h"}, "tips: expected at least 1d"),
     ):
         monkeypatch.setenv("KILN_LAKE__RETENTION", json.dumps(wrong))
         assert run_command(["maintain"]) == 2
