@@ -74,7 +74,7 @@ def check_url(text: str) -> None:
 
 
 def check_tcp(text: str) -> None:
-    """Check a TCP multiaddr for `bridge/libp2p/host.py`: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
+    """Check a TCP multiaddr, such as `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
     if names[:1] == ["dnsaddr"]:

@@ -34,7 +34,7 @@ def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys,
 
 
 def is_secret(keys: Keys) -> bool:
-    """Return true if the value of a key must not be shown: a secret, or a free table, which may contain secrets."""
+    """Return true if the value of a key must not be shown: a secret, or a table in which users choose the keys."""
     kind = find_field(keys).annotation
     return kind is SecretStr or str(kind).startswith("dict[")
 

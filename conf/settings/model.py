@@ -205,12 +205,12 @@ class Kafka(Section):
         return self.model_copy(update={**how, "sasl_password_file": str(broker_dir / "password")})
 
     def partitions(self, of: Partitions) -> int:
-        """Return the number of partitions of each topic of a kind."""
+        """Return the number of partitions of a topic of this kind."""
         counts = {"frames": self.frames_partitions, "updates": self.updates_partitions, "other": self.other_partitions}
         return counts[of]
 
     def retention_bytes(self, of: Partitions) -> int:
-        """Return the retention size of the topics of a kind in bytes, over all partitions; 0 for no limit."""
+        """Return the retention size in bytes of a topic of this kind, over all partitions; 0 for no limit."""
         return {
             "frames": self.frames_retention_bytes,
             "updates": self.updates_retention_bytes,
@@ -644,11 +644,6 @@ class Transition(Section):
         return self
 
     @property
-    def under_way(self) -> bool:
-        """True if a message may be published on both topics."""
-        return self.mode == "duplicate" or bool(self.at or self.height)
-
-    @property
     def at_us(self) -> int | None:
         """`at` in µs since the epoch, or `None` if it is not set."""
         return round(datetime.fromisoformat(self.at).timestamp() * 1e6) if self.at else None
@@ -780,7 +775,7 @@ class Settings(Section):
             "bep50.enabled": self.bep50.enabled,
             "ipfs.fetch": self.ipfs.fetch is True,
             "bridge.interests": self.bridge.interests != Bridge().interests,
-            "transition": self.transition.under_way,
+            "transition": self.transition.mode == "duplicate" or bool(self.transition.at or self.transition.height),
             "jobs.queries": self.jobs.queries != tuple(QUERIES) and not CERAMIC_QUERIES.isdisjoint(self.jobs.queries),
         }
         for key, is_wrong in wrong.items():
@@ -798,7 +793,7 @@ class Settings(Section):
 
     @property
     def queries(self) -> tuple[JobName, ...]:
-        """Queries that run: those in `jobs.queries`, without those that only a Ceramic network needs on another one."""
+        """Queries that run: those in `jobs.queries`, but not `updates` and `batch` on a network that is not Ceramic."""
         return tuple(name for name in self.jobs.queries if self.is_ceramic or name not in CERAMIC_QUERIES)
 
     @property
@@ -849,7 +844,7 @@ class Settings(Section):
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """Locations that Spark reads and writes."""
+        """Locations of the tables and the checkpoints, which Spark reads and writes."""
         return self.lake_root, self.checkpoints_root
 
     @property
@@ -864,7 +859,7 @@ class Settings(Section):
 
     @property
     def logs(self) -> Path:
-        """Folder of the logs of Spark and of the embedded broker."""
+        """Folder of the log files."""
         return self.state / "logs"
 
     @property

@@ -245,9 +245,9 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
 def read_variables(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     """Read the settings in environment variables.
 
-    The variable of a section or of a free table is a JSON object. The variables of single keys are merged into it.
-    Values of a free table may be JSON. The case of variable names does not matter. Keys of free tables become lower
-    case.
+    The variable of a section is a JSON object, as is that of a free table, in which users choose the keys. Variables of
+    single keys are merged into it. Values of a free table may be JSON, and its keys become lower case. The case of
+    variable names does not matter.
 
     Returns:
         The values by key, as nested dicts, and a description of each variable that cannot be read.

@@ -29,7 +29,7 @@ _ASSIGNED: Final = re.compile(
 
 
 def is_secret_key(key: str) -> bool:
-    """Return true if the name of a key in a free table suggests a secret."""
+    """Return true if the name of a key suggests a secret. It serves for tables in which users choose the keys."""
     return _SECRET.search(key) is not None
 
 
@@ -44,7 +44,7 @@ def _mask(found: re.Match[str]) -> str:
 
 _Number = TypeVar("_Number", int, timedelta)
 _MAX_DEPTH: Final = 8
-"""maximum number of nested tables and lists in a settings file; the settings need four"""
+"""maximum depth of nested tables and lists in a settings file; the settings need four levels"""
 
 
 def check_depth(value: object, levels: int = _MAX_DEPTH) -> None:
