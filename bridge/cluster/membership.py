@@ -170,7 +170,9 @@ class Membership(SessionThread):
             consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
                 commit_at = time.monotonic()
-                self._begin_round(*joined)
+                self._authors |= frozenset(joined[0].authors)
+                self._round, self._number = joined
+                self._state = f"{len(joined[0].bridges)} bridges"
             now = time.monotonic()
             if joined is not None and now >= commit_at and self._commit(consumer):
                 confirmed, commit_at = now, now + _HEARTBEAT
@@ -192,11 +194,6 @@ class Membership(SessionThread):
         except (RebalanceInProgressError, CommitFailedError):
             return False
         return True
-
-    def _begin_round(self, view: GroupView, number: int) -> None:
-        self._authors |= frozenset(view.authors)
-        self._round, self._number = view, number
-        self._state = f"{len(view.bridges)} bridges"
 
     def _is_outdated(self, view: GroupView) -> bool:
         """Return whether the group has outdated data about this bridge, such as data from before a restart."""

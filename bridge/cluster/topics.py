@@ -65,14 +65,11 @@ class TopicShares:
         connected = set(self._same_interests) & bridge_topics.keys()
         left: set[str] = set()
         for topic in {*covered, *named} if connected else ():
-            owner = self._find_owner(topic)
+            if topic not in self._owners:
+                self._owners[topic] = find_owner(topic, self._same_interests)
+            owner = self._owners[topic]
             # an owner without a peer on a named topic leaves it to bridges that may have one
             if (owner in connected and topic in bridge_topics[owner]) or (owner == self._me and topic not in seen):
                 left.add(topic)
         self.left = frozenset(left)
         return self.left
-
-    def _find_owner(self, topic: str) -> str:
-        if topic not in self._owners:
-            self._owners[topic] = find_owner(topic, self._same_interests)
-        return self._owners[topic]

@@ -69,7 +69,8 @@ def fetch_block(
     """
     try:
         if request.kind == "batch":
-            return _read_batch(blocks.get(request.cid, timeout, MAX_READ))
+            block = blocks.get(request.cid, timeout, MAX_READ)
+            return BatchAnswer(block, tuple(read_foreign_block(block).tips))
         return _get_genesis(blocks, request.cid, timeout, implied_separator)
     except BlockStoreUnavailableError as error:
         return IpfsUnavailable(str(error))
@@ -79,11 +80,6 @@ def fetch_block(
         )
     except BlockRefusedError as error:
         return FetchFailure(error.reason, str(error), final=True)
-
-
-def _read_batch(data: bytes) -> Answer:
-    try:
-        return BatchAnswer(data, tuple(read_foreign_block(data).tips))
     except BlockError as error:
         return FetchFailure(BLOCK_MALFORMED, str(error), final=True)
 

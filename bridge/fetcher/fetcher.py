@@ -248,7 +248,8 @@ class Fetcher(KafkaWorker):
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
                 self._staged = self._stage_writes()
-            if self._write_staged(self._staged):
+            stages, releasing = self._staged
+            if not any(stages) or (self._begin_writes(releasing) and all(map(self._write, stages))):
                 self._pending.confirm_writes()
                 self._staged = None
             self._report(_describe_state(self._pending), self._pending.queue.ipfs_error)
@@ -329,12 +330,6 @@ class Fetcher(KafkaWorker):
                 "now"
             )
         self._renew_at = now + _RENEW_AFTER
-
-    def _write_staged(self, writes: StagedWrites) -> bool:
-        """Write all stages. Return false if the broker rejects the commit, or the thread must stop before the end."""
-        if not any(writes.stages):
-            return True
-        return self._begin_writes(writes.releasing) and all(map(self._write, writes.stages))
 
     def _write(self, outputs: Sequence[FetchOutput]) -> bool:
         """Write a stage and wait for its acknowledgements.

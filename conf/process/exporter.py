@@ -166,7 +166,6 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listen, _Handler)
 
     def process_request(self, request: _Request, client_address: _Address) -> None:
-        """Start the thread of a connection."""
         assert isinstance(request, socket.socket)
         if not self._free.acquire(blocking=False):
             with self._lock:

@@ -175,7 +175,8 @@ def _protocols(text: str, expected: str) -> list[str]:
     try:
         return [protocol.name for protocol in Multiaddr(text).protocols()]
     except (ParseError, ProtocolLookupError, ValueError) as error:
-        raise ValueError(f"expected {expected}: {_reason(text, error)}") from error
+        reason = str(error).split(" (string: ")[0].removeprefix(f"Invalid MultiAddr {text!r}: ")  # without the input
+        raise ValueError(f"expected {expected}: {reason}") from error
 
 
 def _in_base36(text: str) -> str | None:
@@ -195,9 +196,3 @@ def _in_base36(text: str) -> str | None:
 
 
 _STREAMID = b"\xce\x01"  # the multicodec `streamid` as a varint (CIP-59)
-
-
-def _reason(text: str, error: Exception) -> str:
-    """Return a library's error message without the repeated input."""
-    said = str(error).split(" (string: ")[0]
-    return said.removeprefix(f"Invalid MultiAddr {text!r}: ")
