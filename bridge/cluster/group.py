@@ -13,7 +13,7 @@ from hashlib import blake2b
 import msgspec
 
 PROTOCOL = "kiln-bridges"
-"""Name of the group protocol. A layout that is incompatible needs another name: the broker then refuses the bridge."""
+"""Name of the group protocol. An incompatible layout needs another name, so that the broker keeps the bridges apart."""
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ def interests_digest(texts: Iterable[str]) -> str:
 def build_round(members: Collection[Member]) -> GroupView:
     """Build the view of these members.
 
-    Two members may say that they fetch, while fetching moves from one to the other. The greater peer id counts.
+    While fetching moves from one member to another, both may report that they lead. The greater peer id then counts.
     """
     leader = max((member.peer for member in members if member.leads), default="")
     authors = sorted({author for member in members for author in member.authors})

@@ -112,7 +112,7 @@ class Membership(SessionThread):
         return self._authors
 
     def update(self, interests: Sequence[str], *, leads: bool) -> None:
-        """Set the current interests and, with `leads`, that this bridge fetches for all. The others are informed."""
+        """Set the current interests, and whether this bridge fetches for all. Kafka informs the others of a change."""
         self._wanted = structs.replace(self._wanted, interests=interests_digest(interests), leads=leads)
 
     def status(self) -> SharingStatus:
