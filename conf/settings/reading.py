@@ -210,7 +210,7 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     """
     if os.environ.get(CONFIG_VARIABLE) == "":
         raise SettingsError(
-            [f"environment {CONFIG_VARIABLE} is empty: expected the path of a settings file. Set it, or unset it"]
+            [f"environment {CONFIG_VARIABLE}: empty. Set it to the path of a settings file, or unset it"]
         )
     path = config or Path(os.environ.get(CONFIG_VARIABLE, DEFAULT_FILE))
     text = _file_text(path)

@@ -104,7 +104,7 @@ def test_a_check_says_no_in_no_other_way(check: Check, text: str) -> None:
     [
         (
             '[bridge]\nlisten = [\n"/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/udp/1"]',
-            'bridge.listen: "/ip4/127.0.0.1/udp/1": expected a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811": ',
+            'bridge.listen: "/ip4/127.0.0.1/udp/1": expected a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811". ',
         ),
         (
             f'[bridge]\nbootstrap = ["/ip4/192.0.2.1/tcp/1/p2p/{ED25519[:-2]}"]',

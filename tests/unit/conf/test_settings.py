@@ -447,7 +447,7 @@ def test_the_embedded_broker_has_the_password_of_its_folder(tmp_path: Path) -> N
 def test_a_password_is_read_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "password"
     kafka = Kafka.model_validate({**SASL, "sasl_password": "", "sasl_password_file": str(path)})
-    with pytest.raises(SettingsError, match=r"kafka\.sasl_password_file: .*: no such file"):
+    with pytest.raises(SettingsError, match=r"kafka\.sasl_password_file: .*: the file does not exist"):
         kafka.client_options()
     path.write_text("hunter2\n")
     assert kafka.client_options()["sasl_plain_password"] == "hunter2"
