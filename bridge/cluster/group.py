@@ -22,7 +22,7 @@ class Member(msgspec.Struct, frozen=True):
     peer: str
     """peer id"""
     host: str
-    """the machine's name, for users"""
+    """name of the bridge's machine, for users"""
     interests: str
     """`interests_digest` of the bridge's interests"""
     fetches: bool = False

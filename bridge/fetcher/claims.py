@@ -161,7 +161,7 @@ class ClaimedStreams:
         return True
 
     def _evict(self) -> int:
-        """Evict a genesis, and return the count from which the count of its replacement starts."""
+        """Evict a genesis to make room for another one, and return the initial count of the other (Space-Saving)."""
         if self._deferred:
             cid, _ = self._deferred.popitem(last=False)
             del self._claims[cid]

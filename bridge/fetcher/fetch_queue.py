@@ -162,10 +162,10 @@ class FetchQueue:
 
     @property
     def room(self) -> int:
-        """Number of further records that may be read.
+        """Number of further records that may be read from Kafka.
 
-        It is 0 after `admit` has accepted a record whose announcer had no free place. It stays 0 until that announcer
-        has a free place, or `admit` would refuse the record.
+        If `admit` has accepted a record beyond the share of its announcer, reading pauses: this is 0. It resumes once
+        the announcer has a free place, or `admit` would refuse such a record.
         """
         if self._blocking is not None:
             request, wanted = self._blocking

@@ -149,7 +149,7 @@ class DoneOffsets:
 
     @property
     def generation(self) -> int:
-        """The generation of records that are released now."""
+        """Generation under which updates are written to `kiln.updates` now."""
         return self._generation if self._releasing else self._generation + 1
 
     # -------- to commit, before the records being released are written

@@ -112,7 +112,7 @@ class FetchingOptions:
     genesis_timeout: int = 10 * _SECOND
     """the longest time that a batch's block waits for the geneses"""
     max_open: int = 10_000
-    """maximum number of waiting records: a quarter batches, the others updates"""
+    """maximum number of records that wait: a quarter of this number for batches, the rest for updates"""
     implied_separator: str | None = None
     authors: Callable[[], Collection[str]] = frozenset
     """returns the peer ids, as text, under which our bridges publish; the blocks of their batches are not fetched"""
@@ -180,7 +180,8 @@ class PendingFetches:
     # -------- records in
 
     def start(self, partition: int, offsets: DoneOffsets) -> None:
-        """Add a partition. `add_record` then gets its records from `offsets.resume_offset` on."""
+        """Add a partition. The caller then passes its records to `add_record`, from at most `REPLAY` records before
+        `offsets.resume_offset` on."""
         self.offsets[partition] = offsets
         self._guards[partition] = EpochGuard()
         self._ready[partition] = deque()
@@ -284,7 +285,8 @@ class PendingFetches:
         return self.queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
-        """Check a claim if the separator of its stream is known, else count it. Either way the record is finished."""
+        """Check the separator that an update claims, if that of its stream is known; else count the claim. No record
+        waits for the outcome."""
         record = wanted.record
         stream = read_update(record).stream
         if stream in self._separators:

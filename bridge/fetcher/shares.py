@@ -66,7 +66,7 @@ class AnnouncerPlaces:
         return all(self._held[party] < free for party in _list_holders(Place(announcer, is_proven)))
 
     def take(self, announcer: Announcer) -> Place:
-        """Take a place, even if there is no room."""
+        """Take a place for a record of this announcer, even if the announcer has no room."""
         place = Place(announcer, self.is_proven(announcer))
         self._held.update(_list_holders(place))
         self._unproven += not place.is_proven

@@ -33,7 +33,7 @@ class AuthorPacer:
 
     @property
     def author_index(self) -> int:
-        """Index, from 0, of the author of the next message."""
+        """Index, from 0, of the author that sends the next message."""
         return self._ready[0][1]
 
     @property

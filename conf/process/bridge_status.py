@@ -20,7 +20,7 @@ SavingDirection = Literal["received", "sent"]
 
 
 class SavingStatus(Struct):
-    """Bytes saved by indices in place of the name of a topic, in one direction (gossipsub's Topic Table Extension).
+    """Bytes saved by sending or receiving an index instead of a topic's name (gossipsub's Topic Table Extension).
 
     The router keeps counting in this object, so copy it to keep its values.
     """

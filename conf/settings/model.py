@@ -849,7 +849,7 @@ class Settings(Section):
 
     @property
     def uses_store(self) -> bool:
-        """True if any of `locations` is in an object store."""
+        """True if the tables or the checkpoints are in an object store."""
         return any(location.folder is None for location in self.locations)
 
     def _locate(self, uri: str | Path) -> Location:
