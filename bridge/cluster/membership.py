@@ -149,7 +149,7 @@ class Membership(SessionThread):
             consumer.close(timeout_ms=2_000)
 
     def _subscribe(self, consumer: KafkaConsumer) -> None:
-        """Join the group, or rejoin it: a consumer rejoins when its subscription changes."""
+        """Join the group, or rejoin it by changing the subscription."""
         self._assignor.member = self._wanted
         self._subscribes_more = not self._subscribes_more
         more = [f"{self._prefix}batches"] if self._subscribes_more else []

@@ -52,7 +52,7 @@ class ClaimedStreams:
         """Create an empty set.
 
         Args:
-            most: maximum number of geneses. Only while all of them are being fetched, more are accepted.
+            most: maximum number of geneses. Above it, another genesis is evicted, unless all are being fetched.
         """
         self._capacity = most
         self._claims: dict[str, GenesisClaims] = {}
@@ -161,7 +161,7 @@ class ClaimedStreams:
         return True
 
     def _evict(self) -> int:
-        """Evict a genesis to make room for another one, and return the initial count of the other (Space-Saving)."""
+        """Evict a genesis, and return the initial count of its replacement (Space-Saving)."""
         if self._deferred:
             cid, _ = self._deferred.popitem(last=False)
             del self._claims[cid]

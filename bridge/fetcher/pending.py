@@ -92,7 +92,7 @@ class StagedWrites(NamedTuple):
 
     stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]]
     releasing: dict[int, set[int]]
-    """offsets, by partition, of the updates in the first stage; they are committed before that stage is written"""
+    """offsets, by partition, of the updates in the first stage. The caller commits them before it writes this stage."""
 
 
 @dataclass(frozen=True)

@@ -422,7 +422,8 @@ class PendingBatches:
 def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
     """Read `not_before` and the settled offsets from the metadata of a committed offset.
 
-    Another program may have written the metadata. What cannot be read becomes 0 and an empty set.
+    Another program may have written the metadata. If the time cannot be read, 0 is returned; if the offsets cannot be
+    read, an empty set.
     """
     limit, _, progress = text.partition(" ")
     end, _, unsettled = progress.partition(" ")

@@ -234,7 +234,7 @@ def librdkafka_options(client_options: Mapping[str, object]) -> dict[str, str | 
     Argument and result contain the password in clear text: never print them.
 
     Raises:
-        KeyError: `Kafka.client_options` never returns this option.
+        KeyError: An option is unknown.
     """
     servers = client_options["bootstrap_servers"]
     options: dict[str, str | int | bool] = {
