@@ -1,6 +1,6 @@
 """The status that a bridge writes each second to STATE/bridge/status.json, for `kiln run`, `kiln status` and scripts.
 
-docs/METRICS.md describes each field.
+docs/METRICS.md describes the numbers, with their units.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ class SavingStatus(Struct):
     topic: str
     direction: SavingDirection
     references: int = 0
-    """number of indices sent or received in place of the name"""
     as_names: int = 0
-    """bytes that the references would have taken as names, with tag and length of the field"""
     as_indices: int = 0
-    """bytes that the references took as indices, with tag and length of the field"""
 
     def add(self, more: SavingStatus) -> None:
         """Add the counts of another object."""
@@ -55,16 +52,12 @@ class PeerStatus(Struct, frozen=True):
     frames_out: int
     dropped: int
     savings: tuple[SavingStatus, ...] = ()
-    """savings since the stream opened"""
     topics: int = 0
     queued: int = 0
-    """bytes in the send queue of the peer"""
     bytes_in: int = 0
-    """bytes of captured frames that the peer sent"""
     held_back: bool = False
     """true while reading is paused, because the peer is over its receive budget"""
     bytes_out: int = 0
-    """bytes of captured frames that were sent to the peer"""
     sent_slowly: bool = False
     """true while sending is paused, because the peer is over its send budget"""
 
@@ -73,23 +66,15 @@ class SpoolStatus(Struct, frozen=True):
     """Frames on their way to Kafka. Counts are since the bridge started."""
 
     put: int
-    """number of captured frames"""
     acknowledged: int
-    """number of frames that Kafka has acknowledged, including those in the spool of an earlier run"""
     memory_bytes: int
-    """bytes of the frames in memory now"""
     disk_bytes: int
-    """bytes of the spool's files now"""
     full: bool
     error: str | None = None
     waiting: int = 0
-    """number of frames that Kafka has not acknowledged yet"""
     spooled: int = 0
-    """number of frames written to the spool on disk"""
     torn_bytes: int = 0
-    """bytes of the spool's files that could not be read"""
     free_bytes: int = 0
-    """bytes free on the disk of the spool"""
 
 
 class PublisherStatus(Struct, frozen=True):
@@ -100,7 +85,6 @@ class PublisherStatus(Struct, frozen=True):
     published: int = 0
     failed: int = 0
     lost: int = 0
-    """number of records that Kafka deleted before the publisher read them"""
 
 
 class FetcherStatus(Struct, frozen=True):
@@ -109,19 +93,12 @@ class FetcherStatus(Struct, frozen=True):
     state: str
     """description for users"""
     waiting: int = 0
-    """number of records that wait for a block"""
     fetching: int = 0
-    """number of blocks being fetched"""
     counts: dict[str, int] = {}
-    """number of records by outcome, since the start"""
     places_lost: int = 0
-    """number of partitions of which Kafka has lost the fetcher's committed offset"""
     claimed: int = 0
-    """number of geneses that are to be fetched only to check claimed separators"""
     unanswered_streams: int = 0
-    """number of geneses that updates wait for and that at least one attempt failed to fetch"""
     unanswered_updates: int = 0
-    """number of updates that wait for the geneses in `unanswered_streams`"""
 
     @property
     def is_on(self) -> bool:
@@ -135,21 +112,14 @@ class IpfsStatus(Struct, frozen=True):
     """
 
     connections: int = 0
-    """number of connected peers of any kind"""
     gossip_peers: int = 0
-    """gossip peers that speak bitswap"""
     gossip_connected: int = 0
-    """number of `gossip_peers` that the node is connected to"""
     gossip_left_out: int = 0
-    """number of `gossip_peers` that the node does not connect to, because of the limit on connections"""
     provided: int = 0
-    """number of blocks announced to content routing"""
     unprovided: int = 0
-    """number of blocks that were not announced, because the queue was full or the announcement failed"""
     blocks_sent: int = 0
     bytes_sent: int = 0
     blocks_received: int = 0
-    """number of received blocks that the bridge had requested"""
 
 
 class OverlayTopicStatus(Struct, frozen=True):
@@ -171,9 +141,7 @@ class OverlayStatus(Struct, frozen=True):
     node: str
     addresses: tuple[str, ...]
     joined: int
-    """number of joined topics"""
     contacts: int
-    """number of contacts over all joined topics"""
     topics: tuple[OverlayTopicStatus, ...]
     """the topics with most contacts"""
     publisher: PublisherStatus
@@ -182,9 +150,7 @@ class OverlayStatus(Struct, frozen=True):
     frames_in: int
     frames_out: int
     dropped: dict[str, int]
-    """number of received datagrams that were dropped, by reason"""
     unsent: dict[str, int]
-    """number of datagrams that were not sent, by reason"""
     gaps: int = 0
 
 
@@ -198,9 +164,7 @@ class SharingStatus(Struct, frozen=True):
     bridges: tuple[str, ...] = ()
     """peer ids of the live bridges, including this one; empty before Kafka reports them"""
     round: int = 0
-    """generation of the Kafka group, which changes with its members"""
     topics_left: int = 0
-    """number of topics of interest that another bridge joins instead of this one"""
 
 
 class BridgeStatus(Struct, frozen=True):
@@ -215,7 +179,6 @@ class BridgeStatus(Struct, frozen=True):
     interests: tuple[str, ...]
     topics: tuple[str, ...]
     mesh: dict[str, int]
-    """number of mesh peers by topic"""
     peers: tuple[PeerStatus, ...]
     frames_in: int
     frames_out: int
@@ -234,11 +197,8 @@ class BridgeStatus(Struct, frozen=True):
     transition: str = ""
     """description of the transition to separator topics for users; empty if there is none"""
     kept_out: int = 0
-    """number of peers that are banned now (`bridge.ban`)"""
     topics_refused: int = 0
-    """number of topics of interest that are not joined because of a limit"""
     topic_refusals: int = 0
-    """number of times that a topic was refused because of a limit"""
     sharing: SharingStatus = SharingStatus(False)
 
 
