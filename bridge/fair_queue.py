@@ -1,4 +1,4 @@
-"""A queue whose items take turns at each level of a path. No clock, no Kafka, no network."""
+"""A fair queue, in which groups of items take turns. Does no I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Path = tuple[Hashable, ...]
 
 
 class _Branch(Generic[Item]):
-    """A level of the tree: the children take turns, the first one next."""
+    """An inner node of the tree of paths. The children take turns: the first child is next."""
 
     __slots__ = ("children", "count")
 
@@ -21,10 +21,11 @@ class _Branch(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Items below paths of one length, such as (peer, separator). Items with the same path keep their order.
+    """A queue in which each item has a path, such as (peer, separator). All paths of a queue have the same length.
 
-    At each level, the branches that have items take turns. So if n branches of a level have items, each of them gets at
-    least one of any n successive turns of that level, however many items and branches are below the others.
+    At each level of the paths, the keys take turns. In the example, peers take turns, and a peer's turns go to its
+    separators in turn. So before the next item of a peer, each other peer gets at most one turn, however many items it
+    has. Items with the same path keep their order.
     """
 
     def __init__(self) -> None:
@@ -34,14 +35,14 @@ class FairQueue(Generic[Item]):
         return self._root.count
 
     def count(self, prefix: Path) -> int:
-        """Return the number of items below a prefix of their paths."""
+        """Return the number of items whose path begins with a prefix."""
         branch = self._find(prefix)
         if branch is None:
             return 0
         return branch.count if isinstance(branch, _Branch) else len(branch)
 
     def peek(self, path: Path) -> Item | None:
-        """Return the first item of a path."""
+        """Return the first item with this path, if any."""
         leaf = self._find(path)
         return leaf[0] if isinstance(leaf, deque) else None
 
@@ -52,7 +53,7 @@ class FairQueue(Generic[Item]):
         return branch
 
     def extend(self, path: Path, items: Iterable[Item]) -> None:
-        """Add items after those of the same path. A branch that had no items becomes the last of its level."""
+        """Add items with one path, after earlier items with this path. A key that had no items gets the last turn."""
         added = deque(items)
         if not added:
             return
@@ -88,7 +89,7 @@ class FairQueue(Generic[Item]):
             branch = child
 
     def remove(self, path: Path) -> Sequence[Item]:
-        """Remove and return all items of a path, in their order."""
+        """Remove and return all items with this path, in their order."""
         branches = [self._root]
         for key in path[:-1]:
             child = branches[-1].children.get(key)

@@ -1,2 +1,4 @@
-"""Files that a user of Kiln may change: `kiln.toml` (read by `kiln.conf.settings`), the pinned jars, settings of broker
-and logs. Also code that every top-level package may import: errors, locks, back-off."""
+"""Configuration files: `kiln.toml`, which `kiln.conf.settings` reads, quality suites, pinned jars, broker and logs.
+
+`kiln.conf.process` has code that every top-level package but `schemas` may import, such as errors, locks and back-off.
+"""

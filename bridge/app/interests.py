@@ -1,5 +1,7 @@
-"""Selection of the topics that the node joins. On a Ceramic network these are the network's topic and the topics of the
-interests (CIP-120, Specification); on another network, the topics that the settings name.
+"""Rules for the topics that the node joins, and the file of the interests.
+
+On a Ceramic network, the node joins the network's topic and the topics that the interests cover (CIP-120,
+Specification). On another network, it joins the topics that the settings name.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ class CeramicTopics:
 
     @property
     def shared(self) -> frozenset[str]:
-        """Topics that each of several bridges of the network joins."""
+        """Topics that every bridge of the network joins, while the bridges share out the other topics."""
         return frozenset(network_topics(self.network))
 
     def select(self, seen: Iterable[str]) -> set[str]:
         """Select the topics to join.
 
         Args:
-            seen: Topics that peers subscribe to. Selected of these are the separator topics that an interest covers,
-                and the network's topic in CIP-120's form.
+            seen: Topics that peers subscribe to. The result contains those of a separator that an interest covers, and
+                the network's topic in the form of CIP-120.
         """
         name, cip120_name = network_topics(self.network)
         seen = set(seen)
@@ -64,7 +66,7 @@ class GossipTopics:
 
     @property
     def shared(self) -> frozenset[str]:
-        """Topics that each of several bridges of the network joins: none."""
+        """Topics that every bridge of the network joins: none."""
         return frozenset()
 
     def select(self, seen: Iterable[str]) -> set[str]:
@@ -83,18 +85,17 @@ def build_topic_rule(network: str, texts: Iterable[str], *, is_ceramic: bool) ->
     Args:
         network: Name of the network.
         texts: Interests of a Ceramic network, topics and patterns of another network.
-        is_ceramic: The kind of the network.
+        is_ceramic: True for a Ceramic network.
     """
     return CeramicTopics(network, tuple(map(parse_interest, texts))) if is_ceramic else GossipTopics(tuple(texts))
 
 
 class InterestsFile:
-    """Interests that may change while the bridge runs: a JSON list of texts in the state folder.
+    """File in the state folder with the interests, as a JSON list of texts. It may change while the bridge runs.
 
-    On a Ceramic network they are interests in separators, on another network topics and patterns of topics.
-
-    Without a file, the interests of the settings apply. If a file cannot be read, the last interests stay in force, and
-    `error` reports it.
+    On a Ceramic network, a text is an interest in separators, on another network a topic or a pattern of topics.
+    Without the file, the interests of the settings apply. If the file cannot be read, the previous interests stay in
+    force, and `error` gives the reason.
     """
 
     def __init__(self, path: Path, default: Sequence[str], *, is_ceramic: bool = True) -> None:
@@ -106,7 +107,7 @@ class InterestsFile:
         self.error: str | None = None
 
     def read(self) -> tuple[str, ...]:
-        """Read the current interests; cheap if the file has not changed."""
+        """Return the current interests. The file is read only if it has changed."""
         try:
             status = self._path.stat()
         except FileNotFoundError:
@@ -122,7 +123,7 @@ class InterestsFile:
         """Replace the interests.
 
         Raises:
-            ValueError: A text is no interest, or no topic.
+            ValueError: A text is not an interest, or not a topic or pattern.
         """
         interests = list(dict.fromkeys(texts))
         for text in interests:
@@ -139,8 +140,8 @@ class InterestsFile:
                 self._check(text)
         except (OSError, ValueError) as error:
             self.error = (
-                f"cannot read the interests in {self._path} ({error}); the previous ones stay in force. Fix the file, "
-                "or write it with kiln interests."
+                f"cannot read the interests in {self._path} ({error}). The previous interests stay in force. Fix the "
+                "file, or replace it with the command kiln interests."
             )
             if isinstance(error, OSError):
                 self._stamp = None  # retry an unchanged file too, since the cause may be a lack of descriptors
@@ -149,6 +150,6 @@ class InterestsFile:
 
 
 def open_interests(settings: Settings) -> InterestsFile:
-    """Open the interests of a bridge; each thread needs its own object, since the object caches the file."""
+    """Open the interests file of a bridge. Each thread needs its own object, because the object caches the content."""
     default = settings.bridge.interests if settings.is_ceramic else settings.network.topics
     return InterestsFile(settings.bridge_dir / "interests.json", default, is_ceramic=settings.is_ceramic)

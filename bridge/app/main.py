@@ -1,8 +1,14 @@
-"""The bridge process: gossipsub node, capture into Kafka, publisher. `kiln bridge` runs it, `kiln run` starts it.
+"""The bridge process: gossipsub node, capture into Kafka, publisher and fetcher. `kiln bridge` and `kiln run` start it.
 
-Layout of its folder, STATE/bridge: `key` (identity, 0600), `seqno`, `spool/`, `interests.json`, `status.json`; for BEP
-50, `bep50.key` (publisher's key, 0600) and `bep50/`; `pins.sqlite` (our blocks pinned in IPFS) and `transition.json`
-(written once the chain has reached the block height).
+Its folder STATE/bridge contains:
+
+- `key`: the private key of the node, mode 0600
+- `seqno`: the sequence numbers of published messages
+- `spool/`: frames that Kafka has not acknowledged
+- `interests.json`, `status.json`
+- `pins.sqlite`: our blocks that are pinned in IPFS
+- `transition.json`: the time at which the chain reached `transition.height`
+- `bep50.key`, `bep50/`: the key of our announcements over BEP 50, mode 0600, and the state of the overlay
 """
 
 from __future__ import annotations
@@ -41,11 +47,11 @@ _UPDATE_INTERVAL = 1.0  # s
 
 
 class BridgeError(PrerequisiteError):
-    """The bridge cannot run; the message gives the reason and the remedy."""
+    """The bridge cannot run. The message gives the reason and the remedy."""
 
 
 def run(settings: Settings) -> None:
-    """Run the bridge until SIGTERM or SIGINT. After SIGUSR1 it captures no more frames, but continues to publish.
+    """Run the bridge until SIGTERM or SIGINT. On SIGUSR1 it stops capturing frames, but continues to publish.
 
     Raises:
         BridgeError, StateInUseError: The bridge cannot run.
@@ -89,7 +95,7 @@ async def _run(settings: Settings) -> None:
                 async for number in signals:
                     if number != signal.SIGUSR1:
                         break
-                    log_event(_LOG, "capture ends")
+                    log_event(_LOG, "capture stopped by SIGUSR1")
                     parts.sink.end_input()
                 log_event(_LOG, "bridge stopping")
                 for thread in parts.threads:
@@ -125,7 +131,7 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
 async def _update_topics(
     parts: BridgeComponents, rule: TopicRule, peers: Mapping[bytes, PeerView], joined: Collection[str]
 ) -> None:
-    """Join and leave topics to match the interests. There may be thousands of topics, so other tasks run in between."""
+    """Join and leave topics to match the interests. Other tasks run in between, as there may be thousands of topics."""
     selected = parts.topic_selector.select(rule, peers, joined)
     if not parts.publishing.joins_network_topic():
         selected.difference_update(rule.shared)

@@ -1,4 +1,4 @@
-"""Gossip peers that speak bitswap: the IPFS node stays connected to them."""
+"""Selection of the gossip peers that speak bitswap, so that the IPFS node stays connected to them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from kiln.schemas.wire.identity import peer_text
 def select_bitswap_peers(node: Node, peers: Mapping[bytes, PeerView]) -> list[BitswapPeer]:
     """Select the peers that speak bitswap and have a score of at least 0, with their trustworthy TCP addresses.
 
-    Peers that the node dialled come first, then the others by age.
-
     Args:
-        peers: All gossip peers.
+        peers: All gossip peers, the oldest first.
+
+    Returns:
+        First the peers that the node dialled, then the others, each in the order of `peers`.
     """
     peers_speaking = dict(node.peers_speaking(*BITSWAP))
     selected: list[BitswapPeer] = []

@@ -28,8 +28,6 @@ def build_status(
     """Build the status of a bridge.
 
     Args:
-        view: The view of the bridge's node.
-        interests: The current interests.
         at: Unix time in s.
     """
     return BridgeStatus(
@@ -64,24 +62,26 @@ def build_status(
 
 
 def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
-    """Select the largest savings, so that the status stays small with many peers on many topics."""
+    """Select the topics with the largest savings, so that many peers and topics do not make the status large."""
     return tuple(nlargest(_MAX_SAVINGS, savings, key=lambda saving: saving.as_names - saving.as_indices))
 
 
 def describe_bootstrap(view: NodeView, configured: Sequence[str]) -> Iterator[str]:
-    """Describe which peers of `bridge.bootstrap` are not connected as gossip peers, and why."""
+    """Describe each peer of `bridge.bootstrap` that is not connected as a gossip peer, with the reason."""
     for bootstrap in view.bootstrap:
         if bootstrap.error and bootstrap.connected:
             yield f"bootstrap peer {bootstrap.addresses[0]}: {bootstrap.error}"
         elif bootstrap.error:
             yield f"cannot reach bootstrap peer {bootstrap.error}"
     if configured and not view.bootstrap and not view.peers:
-        yield f"bridge.bootstrap names no peer but this bridge itself ({view.peer}). Name others."
+        yield f"bridge.bootstrap names no peer but this bridge itself ({view.peer}). Add the addresses of other peers."
 
 
 def describe_policy_conflicts(conflicts: Iterable[PolicyConflict]) -> Iterator[str]:
-    """Describe which messages of peers are rejected for their signature policy, which own messages are withheld from
-    peers for it, and the settings that change this."""
+    """Describe conflicts between the signature policies of the bridge and of its peers, and the settings to change.
+
+    The bridge rejects messages of such peers, or does not send its own messages to them.
+    """
     topics_of: defaultdict[tuple[bool, bool], list[str]] = defaultdict(list)
     for conflict in conflicts:
         topics_of[conflict.withheld, conflict.signed].append(conflict.topic)
@@ -125,8 +125,8 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     yield from describe_bootstrap(view, settings.bridge.bootstrap)
     if refused := parts.topic_selector.refused:
         yield (
-            f"{refused} topics to which peers subscribe are not joined: raise bridge.max_topics or "
-            "bridge.max_topics_per_peer"
+            f"{refused} topics of the interests are not joined, because of the limits bridge.max_topics and "
+            "bridge.max_topics_per_peer. Raise them, or narrow the interests."
         )
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())
@@ -135,15 +135,21 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     yield from describe_policy_conflicts(view.policy_conflicts)
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
         yield (
-            f"this bridge has no gossip connection to bridge {peer}, so both receive everything. Add that bridge to "
-            "bridge.bootstrap."
+            f"this bridge has no gossip connection to bridge {peer}, so both receive everything. Add the address of "
+            f"bridge {peer} to bridge.bootstrap."
         )
     if throttled := sum(peer.held_back for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour"
-        yield f"{throttled} peers send more than {limits} allow; reading from them is throttled"
+        yield (
+            f"{throttled} peers send more than {limits} allow, so the bridge reads from them slowly. If the traffic is "
+            "legitimate, raise the limit."
+        )
     if throttled := sum(peer.sent_slowly for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour_out or bridge.max_bytes_per_hour_out"
-        yield f"{throttled} peers are sent more than {limits} allow; sending to them is throttled"
+        yield (
+            f"{throttled} peers are sent more than {limits} allow, so the bridge sends to them slowly. If the traffic "
+            "is legitimate, raise the limit."
+        )
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]
     yield from filter(None, errors)

@@ -1,4 +1,4 @@
-"""Select the topics to join if an interest covers too many (CIP-120, Specification)."""
+"""Selection of the topics to join if the interests cover too many (CIP-120, Specification)."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _CHANGES_PER_ROUND: Final = 8
 
 
 class TopicSelector:
-    """Limits the number of topics joined by pattern, in total and for each peer that is the only subscriber of its
-    topics.
+    """Selector of the most useful topics among those that a pattern covers.
 
-    The most useful topics are joined. A peer counts for each of its N topics as 1 / N, so a peer that subscribes to
-    thousands of topics has little weight for each. A peer with a score below 0 does not count. `select` is called once
-    a round, of about a second. A round makes so few changes that no peer takes the node for a flooder, whatever peers
-    connect and disconnect: it joins the most useful topics first, and leaves topics that are no longer chosen if
-    changes remain.
+    Two limits apply: one to all these topics, and one, for each peer, to topics to which only this peer subscribes.
+    Each subscriber makes a topic more useful: a peer with N topics adds 1 / N to each of them. So a peer with thousands
+    of topics has little weight. A peer with a score below 0 adds nothing.
+
+    The caller calls `select` about once a second. Each call changes only a few subscriptions, because peers disconnect
+    a node that changes many. It joins the most useful topics first. Then it leaves topics that are no longer chosen.
     """
 
     def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares) -> None:
@@ -56,11 +56,11 @@ class TopicSelector:
         self._changes = float(_CHANGES)
         self._waiting = 0
         self.refusals = 0
-        """Number of refusals since the start. A topic that stays refused counts once."""
+        """Number of times that a topic was refused because of a limit. A topic that stays refused counts once."""
 
     @property
     def refused(self) -> int:
-        """Number of topics that are not joined now because of the limits."""
+        """Number of topics that are not joined now because of the limits, or are not joined yet."""
         return len(self._refused) + self._waiting
 
     def record_message(self, deliver: Deliver) -> None:
@@ -98,13 +98,13 @@ class TopicSelector:
         return self._limit_changes(rule, fixed, self._chosen & covered, set(joined))
 
     def _select_bridges(self, peers: Mapping[bytes, PeerView]) -> Mapping[bytes, PeerView]:
-        """Select our other bridges among the peers. Subscriptions of our bridges do not count, because they are no
+        """Select our other bridges among the peers. Their subscriptions do not make a topic useful, because they are no
         evidence of traffic."""
         others = self._shares.others
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _limit_changes(self, rule: TopicRule, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
-        """Return the topics to be joined in this round, a step from the joined to the chosen topics."""
+        """Return the topics to be joined after this round, with as many of the needed changes as a round may make."""
         max_changes = max(_CHANGES_PER_ROUND, _CHANGES - len(joined))
         changes = min(self._changes + _CHANGES_PER_ROUND, max_changes)
         idle = rule.select(joined - chosen) & joined - fixed - chosen

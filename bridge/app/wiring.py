@@ -60,18 +60,18 @@ _ACKNOWLEDGEMENT_INTERVAL = 100_000  # µs between checks for contacts that ackn
 
 
 class FramesLostError(KilnError):
-    """The bridge ended with frames that neither Kafka nor the spool stored; the message gives their number and the
-    reason."""
+    """The bridge ended with frames that neither Kafka nor the spool has stored. The message gives their number."""
 
 
 class BridgeComponents:
-    """The parts of a bridge; `None` for a part that the settings turn off."""
+    """The parts of a bridge. A part that the settings turn off is `None`."""
 
     def __init__(self, settings: Settings, stack: ExitStack, token: trio.lowlevel.TrioToken) -> None:
-        """Create and connect the parts; `stack` closes them, newest first, and may raise `FramesLostError`.
+        """Create and connect the parts. The caller starts `node`, `discovery`, `exchange`, `carrier` and `threads`.
 
-        The threads of publisher and announcer hand messages to the trio thread of `token`. The caller starts node,
-        discovery, exchange, carrier and threads.
+        Args:
+            stack: closes the parts, newest first, and may raise `FramesLostError`.
+            token: trio token of the thread that runs the node; other threads call the node through it.
         """
         key = load_or_create_key(settings.bridge_dir / "key")
         self.interests = open_interests(settings)
@@ -97,7 +97,7 @@ class BridgeComponents:
         bitswaps = settings.speaks_bitswap
         self.exchange = _create_exchange(settings, node, folder, sources, discovery) if bitswaps else None
         self.kubo = _open_kubo(settings) if settings.uses_kubo else None
-        """The block store again, if it is a Kubo: it dials peers that have blocks."""
+        """the same object as `blocks` if the block store is a Kubo, which also connects to given peers"""
         self.blocks: BlockStore = self.kubo or folder
         if self.exchange is not None:
             self.blocks = _create_bitswap_store(node, folder, self.exchange, discovery, token)
@@ -111,15 +111,15 @@ class BridgeComponents:
         self.membership = _run_until_closed(stack, _create_membership(settings, node, self.interests))
         publishes, announces = settings.publishes, settings.announces
         self.publisher = _create_publisher(settings, node, blocks, self.publishing, token) if publishes else None
-        """Publishes to gossipsub."""
+        """publishes batches to gossipsub"""
         carrier = self.carrier
         self.announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and announces else None
-        """Publishes to BEP 50. It has its own consumer group, so that neither transport waits for the other."""
+        """publishes batches to BEP 50, in a consumer group of its own, so that neither transport waits for the other"""
         self.fetcher = _create_fetcher(settings, node, blocks, self.kubo, self.membership) if settings.fetches else None
 
     @property
     def threads(self) -> tuple[Publisher | Fetcher, ...]:
-        """The threads that use the other parts. They start last and stop first."""
+        """Threads that use the other parts, so that they start last and stop first."""
         return tuple(worker for worker in (self.publisher, self.announcer, self.fetcher) if worker is not None)
 
 
@@ -127,7 +127,6 @@ _Thread = TypeVar("_Thread", QuarantineWriter, HeightWatch, Membership)
 
 
 def _run_until_closed(stack: ExitStack, thread: _Thread) -> _Thread:
-    """Start a thread that waits for no other part, and stop it when `stack` closes."""
     thread.start()
     stack.callback(thread.stop)
     return thread
@@ -221,12 +220,11 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
         if lost:
             raise FramesLostError(
                 f"{lost} frames are lost: Kafka did not acknowledge them before the bridge ended, and the spool in "
-                f"{settings.bridge_dir} is full. Raise bridge.spool_bytes, or free some space."
+                f"{settings.bridge_dir} is full. Raise bridge.spool_bytes, or free some space on this disk."
             )
 
 
 def _open_kubo(settings: Settings) -> KuboBlockStore:
-    """Open the user's Kubo, which may start later."""
     ipfs = settings.ipfs
     return KuboBlockStore(Kubo(ipfs.api, ipfs.api_auth.get_secret_value(), ipfs.max_concurrent_fetches), ipfs.peers)
 
@@ -257,7 +255,7 @@ def _create_exchange(
 
 
 def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
-    """Create the pins for one thread: each thread needs its own, since pins have an SQLite connection."""
+    """Create the pins for one thread. Each thread needs its own, because an SQLite connection belongs to a thread."""
     return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_duration))
 
 

@@ -1,1 +1,1 @@
-"""Several bridges of one network: which of them are alive, which one leads, and which one joins which topic."""
+"""Cooperation of the bridges of one network: the live bridges, the one that fetches, and the topics that each joins."""

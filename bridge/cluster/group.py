@@ -1,8 +1,8 @@
 """User data of the bridges in Kafka's group protocol.
 
-Each bridge joins the group with a `Member`. One of them, which the broker chooses, makes the `GroupView` of all
-members, which the broker distributes. Both are JSON, as the user data of Kafka's consumer protocol. The broker's
-generation of the group numbers the rounds.
+Each bridge joins the consumer group with a `Member`. Kafka's group leader builds a `GroupView` from all members, and
+the broker sends the view to all members. Both are JSON, as the user data of Kafka's consumer protocol. Each time that
+the group changes, there is a new round, which has a new view; the round's number is the generation of the group.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from hashlib import blake2b
 import msgspec
 
 PROTOCOL = "kiln-bridges"
-"""The protocol name of this layout: the broker refuses a bridge with another layout."""
+"""Name of the group protocol. An incompatible layout needs another name, so that the broker keeps the bridges apart."""
 
 
 class Member(msgspec.Struct, frozen=True):
-    """User data with which a bridge joins."""
+    """User data with which a bridge joins the group."""
 
     peer: str
     """peer id"""
     host: str
-    """the machine's name, for users"""
+    """name of the bridge's machine, for users"""
     interests: str
     """`interests_digest` of the bridge's interests"""
     fetches: bool = False
     """true if the bridge's settings allow it to fetch"""
     leads: bool = False
-    """true if Kafka has assigned fetching to the bridge"""
+    """true if the bridge fetches for all bridges"""
     authors: tuple[str, ...] = ()
     """peer ids of the authors of the bridge's messages"""
 
 
 class LiveBridge(msgspec.Struct, frozen=True):
-    """A live bridge, as the others know it."""
+    """A live bridge, as the other bridges know it."""
 
     peer: str
     host: str
@@ -43,7 +43,7 @@ class LiveBridge(msgspec.Struct, frozen=True):
 
 
 class GroupView(msgspec.Struct, frozen=True):
-    """User data for all members."""
+    """User data that all members receive: the live bridges."""
 
     leader: str
     """peer id of the bridge that fetches; empty if none does"""
@@ -53,19 +53,19 @@ class GroupView(msgspec.Struct, frozen=True):
 
 
 def group_name(prefix: str, network: str) -> str:
-    """Return the consumer group of the bridges of a network; `prefix` is the prefix of the topics."""
+    """Return the name of the bridges' consumer group. `prefix` is that of the Kafka topics."""
     return f"{prefix}bridges.{network}"
 
 
 def interests_digest(texts: Iterable[str]) -> str:
-    """Return 8 bytes of BLAKE2b over the sorted texts, in hex; equal for equal interests in any order."""
+    """Return a digest of the interests that does not depend on their order: 8 bytes of BLAKE2b, in hex."""
     return blake2b("\n".join(sorted(set(texts))).encode(), digest_size=8).hexdigest()
 
 
 def build_round(members: Collection[Member]) -> GroupView:
-    """Build the round of these members.
+    """Build the view of these members.
 
-    While fetching moves from one bridge to another, both bridges may still report that they lead.
+    While fetching moves from one member to another, both may report that they lead. The greater peer id then counts.
     """
     leader = max((member.peer for member in members if member.leads), default="")
     authors = sorted({author for member in members for author in member.authors})

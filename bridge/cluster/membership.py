@@ -1,9 +1,9 @@
-"""Membership of a bridge in the consumer group of the bridges of its network, from start to stop.
+"""Membership of a bridge in the Kafka consumer group of the bridges of its network.
 
 Kafka's group protocol detects the live bridges, and informs each bridge of the others' interests. The protocol works
 across machines, and needs no shared clock and no rights beyond those of the bridge's other groups. The bridge is a
 static member (KIP-345) under its peer id, so that a bridge that restarts within `SESSION` is the same member. The group
-assigns no partition; kafka-python is its client, because librdkafka supports no custom assignor.
+assigns no partitions. Its client is kafka-python, because librdkafka supports no custom assignor.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # seconds for a roun
 class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python has no types
     """An assignor of kafka-python that assigns no partition, and exchanges the data of `kiln.bridge.cluster.group`.
 
-    kafka-python calls it in a thread of its own.
+    kafka-python calls the methods in a thread of its own.
     """
 
     name = PROTOCOL
@@ -54,7 +54,7 @@ class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python h
         self.member = member
         self._topic = topic
         self.joined: tuple[GroupView, int] | None = None
-        """The newest round and its number."""
+        """the newest view, and the number of its round"""
 
     def metadata(self, topics: Sequence[str]) -> ConsumerProtocolSubscription:
         # the broker begins a round when a member's data changes, and its subscription changes only for a rejoin
@@ -82,7 +82,7 @@ class _Joined(Protocol):
 
 
 class Membership(SessionThread):
-    """A thread that joins the group, and tracks the live bridges.
+    """A thread that joins the group of the bridges and tracks the live ones, from `start()` to `stop()`.
 
     `bridges` and `authors` may be used in any thread.
     """
@@ -103,7 +103,7 @@ class Membership(SessionThread):
 
     @property
     def bridges(self) -> tuple[LiveBridge, ...]:
-        """The live bridges, this one included; none before the first round."""
+        """The live bridges, including this one. Empty before the broker has sent the first view."""
         return () if self._round is None else self._round.bridges
 
     @property
@@ -112,8 +112,7 @@ class Membership(SessionThread):
         return self._authors
 
     def update(self, interests: Sequence[str], *, leads: bool) -> None:
-        """Set the current interests, and whether this bridge fetches; the others learn of a change in the next
-        round."""
+        """Set the current interests, and whether this bridge fetches for all. Kafka informs the others of a change."""
         self._wanted = structs.replace(self._wanted, interests=interests_digest(interests), leads=leads)
 
     def status(self) -> SharingStatus:
@@ -150,7 +149,7 @@ class Membership(SessionThread):
             consumer.close(timeout_ms=2_000)
 
     def _subscribe(self, consumer: KafkaConsumer) -> None:
-        """Join the group, or rejoin it: a consumer rejoins when its subscription changes."""
+        """Join the group, or rejoin it by changing the subscription."""
         self._assignor.member = self._wanted
         self._subscribes_more = not self._subscribes_more
         more = [f"{self._prefix}batches"] if self._subscribes_more else []
@@ -171,7 +170,9 @@ class Membership(SessionThread):
             consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
                 commit_at = time.monotonic()
-                self._begin_round(*joined)
+                self._authors |= frozenset(joined[0].authors)
+                self._round, self._number = joined
+                self._state = f"{len(joined[0].bridges)} bridges"
             now = time.monotonic()
             if joined is not None and now >= commit_at and self._commit(consumer):
                 confirmed, commit_at = now, now + _HEARTBEAT
@@ -181,25 +182,21 @@ class Membership(SessionThread):
             elif now - confirmed > _ANSWER_WITHIN:
                 # kafka-python reports nothing when another member uses the instance id of this one
                 raise KafkaTimeoutError(
-                    f"no response from group {self._group} for {_ANSWER_WITHIN:g} s: the broker is unavailable, or "
-                    f"another bridge uses the key of this one ({self._wanted.peer})"
+                    f"no response from group {self._group} for {_ANSWER_WITHIN:g} s. The broker is unavailable, or "
+                    f"another bridge uses the key of this one ({self._wanted.peer}). Check the broker, and give each "
+                    "bridge its own state folder."
                 )
 
     def _commit(self, consumer: KafkaConsumer) -> bool:
-        """Commit an offset that nothing reads, and return whether this bridge is a member of the current round."""
+        """Commit an offset, which no bridge reads, and return whether the broker still accepts this member."""
         try:
             consumer.commit({self._partition: OffsetAndMetadata(0)}, timeout_ms=int(_COMMIT_TIMEOUT * 1_000))
         except (RebalanceInProgressError, CommitFailedError):
             return False
         return True
 
-    def _begin_round(self, view: GroupView, number: int) -> None:
-        self._authors |= frozenset(view.authors)
-        self._round, self._number = view, number
-        self._state = f"{len(view.bridges)} bridges"
-
     def _is_outdated(self, view: GroupView) -> bool:
-        """Return whether the group has outdated data of this bridge, such as those from before a restart."""
+        """Return whether the group has outdated data about this bridge, such as data from before a restart."""
         wanted = self._wanted
         known = next((bridge for bridge in view.bridges if bridge.peer == wanted.peer), None)
         return (

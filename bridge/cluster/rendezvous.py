@@ -1,7 +1,7 @@
 """Rendezvous hashing (Thaler and Ravishankar, 1998): choose the owner of a key.
 
-Members with the same member list choose the same owner without coordination. The keys of a member that leaves
-move to the others in equal parts, and no other key moves. A new member takes an equal part from each old one.
+Members with the same member list choose the same owner without coordination. If a member leaves, its keys move to the
+others in equal parts, and no other key moves. A new member takes an equal part from each old one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from hashlib import blake2b
 
 
 def compute_weight(member: str, key: str) -> int:
-    """Return the first 8 bytes of BLAKE2b over both texts, each in UTF-8 after its length (u32, big-endian)."""
+    """Return the weight of a member for a key.
+
+    It is the first 8 bytes of BLAKE2b over the member and the key, each in UTF-8 after its length (u32, big-endian).
+    """
     hashed = blake2b(digest_size=8)
     for text in (member.encode(), key.encode()):
         hashed.update(len(text).to_bytes(4, "big") + text)

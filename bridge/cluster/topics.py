@@ -1,4 +1,4 @@
-"""The division of topics between several bridges."""
+"""Division of the topics between the bridges of a network."""
 
 from __future__ import annotations
 
@@ -13,25 +13,29 @@ _MAX_CACHED_OWNERS: Final = 100_000  # owners of topics; strangers name topics
 
 
 class TopicShares:
-    """The topics of separators, divided between live bridges with the same interests.
+    """Division of the separator topics between live bridges with the same interests.
 
-    The owner of a topic, by rendezvous hashing over these bridges, joins it. No topic is missed: a bridge leaves a
-    topic only while the owner is its gossip peer and subscribes to the topic, and an owner subscribes only where it has
-    a peer on the topic that is not our bridge. So bridges that are not connected to each other, or that have different
-    interests, receive everything of interest.
+    Rendezvous hashing over these bridges chooses an owner for each topic, which joins the topic. No topic is missed. A
+    bridge leaves a topic to the owner only while the owner is its gossip peer and subscribes to the topic. The owner
+    subscribes only while it has a peer on the topic that is not one of our bridges. Bridges without a connection to
+    each other, or with different interests, divide no topics.
     """
 
     def __init__(self, me: str) -> None:
-        """Create the shares of a bridge that is alone so far; `me` is its peer id."""
+        """Create the division for a bridge without others.
+
+        Args:
+            me: peer id of this bridge.
+        """
         self._me = me
         self._bridges: tuple[LiveBridge, ...] = ()
         self._same_interests: tuple[str, ...] = (me,)
         self._owners = BoundedDict[str, str](_MAX_CACHED_OWNERS)
         self.left: frozenset[str] = frozenset()
-        """The topics that are left to others now."""
+        """topics that are left to other bridges now"""
 
     def set_bridges(self, bridges: tuple[LiveBridge, ...]) -> None:
-        """Set the live bridges, this one included."""
+        """Set the live bridges, including this one."""
         if bridges != self._bridges:
             own = next((bridge.interests for bridge in bridges if bridge.peer == self._me), None)
             same_interests = {bridge.peer for bridge in bridges if bridge.interests == own}
@@ -53,22 +57,19 @@ class TopicShares:
         """Select the topics to leave to other bridges.
 
         Args:
-            covered: Topics of separators that a pattern covers.
-            named: Topics of separators that an interest names.
-            seen: Topics of peers that are not our bridges.
-            bridge_topics: Topics of each connected bridge.
+            covered: Separator topics that a pattern of the interests covers.
+            named: Separator topics that the interests name.
+            seen: Topics to which peers other than our bridges subscribe.
+            bridge_topics: Topics to which each connected bridge subscribes, by peer id.
         """
         connected = set(self._same_interests) & bridge_topics.keys()
         left: set[str] = set()
         for topic in {*covered, *named} if connected else ():
-            owner = self._find_owner(topic)
+            if topic not in self._owners:
+                self._owners[topic] = find_owner(topic, self._same_interests)
+            owner = self._owners[topic]
             # an owner without a peer on a named topic leaves it to bridges that may have one
             if (owner in connected and topic in bridge_topics[owner]) or (owner == self._me and topic not in seen):
                 left.add(topic)
         self.left = frozenset(left)
         return self.left
-
-    def _find_owner(self, topic: str) -> str:
-        if topic not in self._owners:
-            self._owners[topic] = find_owner(topic, self._same_interests)
-        return self._owners[topic]

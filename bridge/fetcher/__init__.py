@@ -1,1 +1,1 @@
-"""Blocks fetched from IPFS: which records wait for a block, the attempts to fetch it, and the offsets that are done."""
+"""Fetching of blocks from IPFS: the geneses of streams, and the blocks of other nodes' batches."""

@@ -1,4 +1,4 @@
-"""One attempt to fetch a block from IPFS and read it: the genesis of a stream, or the block of a batch."""
+"""One attempt to fetch a block from IPFS and to decode it: the genesis of a stream, or the block of a batch."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ BLOCK_MALFORMED: Final = "block_malformed"
 FAULT: Final = "fetch_fault"
 OVER_LIMIT: Final = "announcer_over_limit"
 REASONS: Final = (GENESIS_UNAVAILABLE, BLOCK_UNAVAILABLE, BLOCK_MALFORMED, FAULT, OVER_LIMIT)
-"""reasons in addition to those of kiln.bridge.ipfs and kiln.schemas.wire.genesis"""
+"""reasons for quarantine that this package declares; kiln.bridge.ipfs and kiln.schemas.wire.genesis declare others"""
 
 
 class BlockRequest(NamedTuple):
-    """A block to fetch, and its expected kind."""
+    """The CID of a block to fetch, and the kind that the block must have."""
 
     kind: Literal["genesis", "batch"]
     cid: str
 
 
 class GenesisAnswer(NamedTuple):
-    """The separator in the genesis of a stream, or the reason why the genesis has none."""
+    """The separator that the genesis of a stream names, or the reason why it names none."""
 
     separator: SeparatorRecord | None
     without: str | None
 
 
 class BatchAnswer(NamedTuple):
-    """The block of a batch, read: its bytes and the streams in it."""
+    """The bytes of a batch's block, and the StreamIDs that the batch lists."""
 
     block: bytes
     streams: tuple[str, ...]
 
 
 class FetchFailure(NamedTuple):
-    """A block that could not be fetched; `final` if another attempt would fail in the same way."""
+    """A failed attempt to fetch a block. `final` is true if another attempt would fail in the same way."""
 
     reason: str
     detail: str
@@ -50,7 +50,7 @@ class FetchFailure(NamedTuple):
 
 
 class IpfsUnavailable(NamedTuple):
-    """An attempt that could not be made, because IPFS is unavailable."""
+    """An attempt that could not be made because IPFS is unavailable, with the reason."""
 
     reason: str
 
@@ -61,14 +61,16 @@ Answer = GenesisAnswer | BatchAnswer | FetchFailure | IpfsUnavailable
 def fetch_block(
     blocks: BlockStore, request: BlockRequest, timeout: float, implied_separator: str | None = None
 ) -> Answer:
-    """Make one attempt to fetch and read a block.
+    """Make one attempt to fetch and decode a block.
 
     Args:
         timeout: limit for each block, in seconds; a signed genesis has two blocks.
+        implied_separator: separator key of a genesis that names no separator, if the network defines one.
     """
     try:
         if request.kind == "batch":
-            return _read_batch(blocks.get(request.cid, timeout, MAX_READ))
+            block = blocks.get(request.cid, timeout, MAX_READ)
+            return BatchAnswer(block, tuple(read_foreign_block(block).tips))
         return _get_genesis(blocks, request.cid, timeout, implied_separator)
     except BlockStoreUnavailableError as error:
         return IpfsUnavailable(str(error))
@@ -78,11 +80,6 @@ def fetch_block(
         )
     except BlockRefusedError as error:
         return FetchFailure(error.reason, str(error), final=True)
-
-
-def _read_batch(data: bytes) -> Answer:
-    try:
-        return BatchAnswer(data, tuple(read_foreign_block(data).tips))
     except BlockError as error:
         return FetchFailure(BLOCK_MALFORMED, str(error), final=True)
 

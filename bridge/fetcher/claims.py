@@ -1,4 +1,8 @@
-"""Streams whose separator is only claimed, and whose genesis is to be fetched, the most active first (decision 20)."""
+"""Verification of claimed separators: the geneses to fetch, those with most claims first (decision 20).
+
+The topic and the field `model` of an update claim a separator for its stream. The stream's genesis shows whether the
+claim is true.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from kiln.schemas.wire.genesis import Claims
 from kiln.schemas.wire.topics import Separator
 
 MAX_CLAIMED: Final = 10_000
-"""Maximum number of geneses that wait for a fetch or for their next attempt."""
+"""Maximum number of geneses to fetch because of claims."""
 _MAX_TRIES: Final = 6
 _MAX_KINDS: Final = 4  # different claims per genesis whose first update is kept
 _MAX_TIPS: Final = 32  # kept per genesis
@@ -20,15 +24,16 @@ _MAX_TIPS: Final = 32  # kept per genesis
 
 @dataclass
 class GenesisClaims:
-    """Claims about the streams of one genesis."""
+    """The separators that updates claim for the streams of one genesis."""
 
     count: int
-    """number of claims, including the claims of geneses that this one evicted"""
+    """number of claims, plus the count of the genesis that this one replaced (Space-Saving)"""
     first_updates: dict[tuple[str, Claims], WantedRecord] = field(default_factory=dict)
-    """the first update by stream and claims"""
+    """the first update for each stream and each claim, at most `_MAX_KINDS` updates"""
     tips: dict[bytes, None] = field(default_factory=dict)
-    """digests of the newest updates under the separators that they claim"""
+    """digests of the newest updates, each with the separator that it claims"""
     tries: int = 0
+    """number of failed attempts to fetch the genesis"""
 
     def includes(self, update: UpdateRecord, separator: SeparatorRecord | None) -> bool:
         """Return whether this update is known to be in `kiln.updates` under this separator."""
@@ -36,26 +41,28 @@ class GenesisClaims:
 
 
 class ClaimedStreams:
-    """Geneses to fetch, by CID, counted by the Space-Saving algorithm (Metwally, Agrawal, El Abbadi, 2005).
+    """Geneses to fetch because of claims, by CID.
 
-    A genesis waits, is deferred after an attempt that brought no block, or is being fetched: from `next_genesis` until
-    `pop_claims`, `record_failure`, `put_back` or `defer`.
+    The number of claims decides which genesis is fetched first. It is counted by the Space-Saving algorithm (Metwally,
+    Agrawal, El Abbadi, 2005). A genesis waits, is deferred until a later time, or is being fetched. It is being fetched
+    from `next_genesis` until `pop_claims`, `record_failure`, `put_back` or `defer`.
     """
 
     def __init__(self, most: int = MAX_CLAIMED) -> None:
         """Create an empty set.
 
         Args:
-            most: maximum number of geneses, apart from those that are being fetched.
+            most: maximum number of geneses. Above it, another genesis is evicted, unless all are being fetched.
         """
         self._capacity = most
         self._claims: dict[str, GenesisClaims] = {}
         self._waiting: dict[int, OrderedDict[str, None]] = {}  # CIDs by count; not attempted yet
         self._deferred: OrderedDict[str, int] = OrderedDict()  # end of the wait, earliest first; 0 after `put_back`
         self.evicted = 0
-        """geneses evicted since the start"""
+        """number of geneses evicted since the start, because there were too many"""
         self.unrecorded = 0
-        """claims since the start that no quarantine record will report, because their genesis already had too many"""
+        """number of claims since the start that are counted but not stored, because the genesis already has
+        `_MAX_KINDS` others. Quarantine does not report such a claim, even if it is false."""
 
     def __len__(self) -> int:
         return len(self._claims)
@@ -84,8 +91,13 @@ class ClaimedStreams:
             del claims.tips[next(iter(claims.tips))]
 
     def next_genesis(self, now: int) -> str | None:
-        """Return the genesis to fetch now, if any: the most claimed of those that wait, else one whose deferral is
-        over."""
+        """Return the CID of the genesis to fetch now, if any.
+
+        This is the waiting genesis with most claims. If none waits, it is a genesis whose deferral is over.
+
+        Args:
+            now: the time in µs.
+        """
         if self._waiting:
             most = max(self._waiting)
             cid = next(iter(self._waiting[most]))
@@ -98,7 +110,7 @@ class ClaimedStreams:
         return cid
 
     def put_back(self, cid: str) -> None:
-        """Put back a genesis that was not fetched after all."""
+        """Put back a genesis whose attempt could not be made."""
         claims = self._claims[cid]
         if claims.tries:
             self._deferred[cid] = 0
@@ -107,14 +119,14 @@ class ClaimedStreams:
             self._enqueue(cid, claims)
 
     def defer(self, cid: str, until: int) -> None:
-        """Put back a genesis that was not fetched, and must not be fetched before `until`."""
+        """Put back a genesis, to be fetched at `until` or later."""
         self._deferred[cid] = until
 
     def record_failure(self, cid: str, until: int, *, final: bool) -> bool:
-        """Record an attempt that brought no block.
+        """Record a failed attempt, and defer the genesis or give it up.
 
         Args:
-            until: the time before which the genesis is not tried again.
+            until: earliest time of the next attempt, in µs.
             final: true if no further attempt can succeed.
 
         Returns:
@@ -149,7 +161,7 @@ class ClaimedStreams:
         return True
 
     def _evict(self) -> int:
-        """Evict a genesis, and return the count that the newcomer takes over."""
+        """Evict a genesis, and return the initial count of its replacement (Space-Saving)."""
         if self._deferred:
             cid, _ = self._deferred.popitem(last=False)
             del self._claims[cid]
@@ -166,7 +178,7 @@ class ClaimedStreams:
 
 
 def claims_of(record: WantedRecord) -> Claims:
-    """Return the claims of the update in a record."""
+    """Return the separators that the update in a record claims."""
     return Claims(_separator(record.topic), _separator(record.model))
 
 

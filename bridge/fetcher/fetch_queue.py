@@ -1,4 +1,4 @@
-"""The blocks to fetch, and when to attempt each. No Kafka, no IPFS."""
+"""Queue of the blocks to fetch: the order and the times of the attempts. Does no I/O."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _MAX_BLOCKS_IN_MEMORY: Final = 16  # blocks in memory while the geneses of their
 
 
 class Lane(NamedTuple):
-    """A class of fetches that are due. Lanes are served in their order."""
+    """The priority of a fetch that is due: lanes with smaller values are served first."""
 
     rank: int
-    """0 for a genesis with waiting updates, 1 for a batch, 2 for a genesis that checks a batch or a claim"""
+    """0 for a genesis that updates wait for, 1 for the block of a batch, 2 for a genesis that only serves to check a
+    batch or a claim"""
     is_retry: bool
     is_unproven: bool
-    """true if no block of the announcer has arrived yet, or the last ones did not"""
+    """true if the announcer is not proven (`AnnouncerPlaces`)"""
 
 
 _LANES: Final = [Lane(*lane) for lane in product((0, 1, 2), (False, True), (False, True))]
@@ -39,60 +40,64 @@ _LANES: Final = [Lane(*lane) for lane in product((0, 1, 2), (False, True), (Fals
 
 @dataclass
 class Fetch:
-    """A block to fetch, and the records that wait for the block."""
+    """A block to fetch, and the records that wait for the block.
+
+    Some times are given as IPFS uptime: the time in µs that IPFS was available since the start.
+    """
 
     request: BlockRequest
     number: int
     due: int
+    """time in µs of the next attempt"""
     announcer: Announcer
     lane: Lane
     """the lane in which the fetch is queued, or was queued when the last attempt began"""
     added_at: int
-    """time of the addition, in uptime of IPFS"""
+    """IPFS uptime when the fetch was added"""
     is_queued: bool = False
     waiting: deque[WantedEntry] = field(default_factory=deque)
     checks: dict[str, set[str]] = field(default_factory=dict)
-    """streams by CID of the batch that lists them"""
+    """streams of this genesis whose separator is to be checked, by CID of the batch that lists them"""
     tries: int = 0
     in_flight: bool = False
     started_at: int | None = None
-    """time at which the first attempt began, in uptime of IPFS"""
+    """IPFS uptime when the first attempt began"""
     waited: int = 0
-    """uptime of IPFS from `started_at` to the end of the last attempt, in µs"""
+    """IPFS uptime from the start of the first attempt to the end of the last one, in µs"""
     for_claims: bool = False
-    """true if ClaimedStreams started the fetch, and must learn the outcome"""
+    """true if `ClaimedStreams` selected the genesis; the outcome must be recorded there"""
 
     @property
     def has_waiters(self) -> bool:
-        """Return whether a record or a check waits for the block; a claim does not wait."""
+        """True if a record, or the check of a batch, waits for the block. Claims do not wait."""
         return bool(self.waiting or self.checks)
 
     @property
     def turn(self) -> Path:
-        """Path in a lane: peers take turns, and so do the authors of a peer."""
+        """Path in the lane's `FairQueue`: the peers take turns, and the authors of a peer take turns."""
         return self.announcer.peer, self.announcer.author, self.request
 
     @property
     def order(self) -> tuple[bool, int, int, int]:
-        """Sort key: blocks for which records wait before others, then fewest attempts, earliest due, first added."""
+        """Sort key: first the blocks that records wait for, then by fewest attempts, earliest `due`, first added."""
         return not self.waiting, self.tries, self.due, self.number
 
 
 class KnownAnswers:
-    """Blocks that need no fetch: streams in `kiln.streams`, fetched blocks, and blocks given up recently."""
+    """Results of earlier fetches, which make another fetch unnecessary."""
 
     def __init__(self) -> None:
         self.streams = BoundedDict[str, SeparatorRecord | None](_MAX_KNOWN_STREAMS)
-        """separators, if any, of the streams in `kiln.streams`"""
+        """separator of each stream in `kiln.streams`; `None` if the stream has no separator"""
         self.missing = BoundedDict[BlockRequest, tuple[int, FetchFailure]](_MAX_KNOWN_MISSING)
-        """failures by request, each with its expiry"""
+        """blocks given up recently: the time in µs at which they may be fetched again, and the last failure"""
         self.blocks = BoundedDict[tuple[str, SeparatorRecord | None], None](_MAX_KNOWN_BLOCKS)
-        """batches whose block is in `kiln.blocks`, by separator"""
+        """CID and separator of each batch whose block is in `kiln.blocks`"""
         self.lost_blocks = BoundedDict[tuple[str, SeparatorRecord | None], None](_MAX_KNOWN_MISSING)
-        """quarantined batches, by separator, whose block was given up"""
+        """CID and separator of each batch in quarantine because its block was given up"""
 
     def recent_failure(self, request: BlockRequest, now: int) -> FetchFailure | None:
-        """Return the failure of a block that was given up recently."""
+        """Return the last failure of a block that was given up and may not be fetched again yet."""
         until, failure = self.missing.get(request, (now, None))
         if failure is not None and until <= now:
             del self.missing[request]
@@ -100,19 +105,11 @@ class KnownAnswers:
         return failure
 
 
-class UnansweredGeneses(NamedTuple):
-    """Geneses for which at least one attempt found no peer that had them."""
-
-    streams: int = 0
-    updates: int = 0
-    """number of records that wait for the geneses"""
-
-
 class FetchQueue:
-    """The blocks to fetch, by request. Time comes from the caller, in µs.
+    """Queue of the blocks to fetch. The caller passes the time, in µs.
 
-    Among fetches of one lane, announcers take turns. Retries leave room for first attempts, batches for geneses, and
-    unproven announcers for proven ones, so that blocks that no peer has do not delay those that arrive.
+    Within a lane, announcers take turns. Part of the concurrent fetches is reserved: for first attempts, for geneses,
+    and for proven announcers (`AnnouncerPlaces`). So blocks that no peer has do not delay the others.
     """
 
     def __init__(
@@ -136,7 +133,8 @@ class FetchQueue:
         batches = max_open // 4
         self._places = {
             "genesis": AnnouncerPlaces(max_open - batches, max_open // 4),
-            # few are unproven, because each may be open for `give_up_after`: see `MAX_METADATA`
+            # unproven announcers get few: a record may be open for `give_up_after`, and the metadata of the committed
+            # offset holds all open records (`MAX_METADATA`)
             "batch": AnnouncerPlaces(batches, max_open // 20),
         }
         self._held: dict[KafkaPosition, tuple[AnnouncerPlaces, Place]] = {}
@@ -152,7 +150,7 @@ class FetchQueue:
         self._probe_at = 0
         self._available_since: int | None = None  # None if IPFS is unavailable, or no fetch was started yet
         self.ipfs_error: str | None = None
-        """the reason why IPFS is unavailable"""
+        """reason why IPFS is unavailable; `None` while it is available"""
 
     def __len__(self) -> int:
         return len(self._fetches)
@@ -164,8 +162,11 @@ class FetchQueue:
 
     @property
     def room(self) -> int:
-        """The number of further records that may be read. After a record took a place without room it is 0, until the
-        record's announcer has room, or the record could be refused."""
+        """Number of further records that may be read from Kafka.
+
+        If `admit` has accepted a record beyond the share of its announcer, reading pauses: this is 0. It resumes once
+        the announcer has a free place, or `admit` would refuse such a record.
+        """
         if self._blocking is not None:
             request, wanted = self._blocking
             if not self._places[request.kind].has_room(wanted.announcer) and not self._is_refusable(request, wanted):
@@ -174,10 +175,12 @@ class FetchQueue:
         return self._places["genesis"].free
 
     def admit(self, request: BlockRequest, wanted: WantedEntry, now: int, *, is_kept: bool) -> bool:
-        """Add a record that waits for a block, and holds a place until `release`.
+        """Add a record that waits for a block. It holds one of its announcer's places until `release`.
 
-        If there is no room, a batch that was announced while IPFS was available is refused. Another record is refused
-        only if an earlier fetch of the same block, or for the same announcer, has failed.
+        A record is refused if its announcer has no free place, and one of these is true:
+
+        - it announces a batch, and IPFS has been available since the announcement;
+        - an earlier fetch of this block, or for this announcer, has failed.
 
         Args:
             is_kept: true if the record must not be refused.
@@ -195,7 +198,7 @@ class FetchQueue:
         return True
 
     def release(self, position: KafkaPosition) -> None:
-        """Release the place of a record, if it holds one."""
+        """Release the place that a record holds, if any."""
         if position in self._held:
             places, place = self._held.pop(position)
             places.release(place)
@@ -219,19 +222,23 @@ class FetchQueue:
             self._enqueue(fetch)
 
     def add_check(self, request: BlockRequest, announcer: Announcer, cid: str, stream: str, now: int) -> None:
-        """Add a stream that an announced batch lists, and whose genesis is to be checked."""
+        """Fetch the genesis of a stream that a batch lists, to check the separator of the stream.
+
+        Args:
+            cid: CID of the batch.
+        """
         fetch = self._get_or_add(request, announcer, now)
         fetch.checks.setdefault(cid, set()).add(stream)
         if not fetch.is_queued and not fetch.in_flight and fetch.due <= now:
             self._enqueue(fetch)
 
     def is_overdue(self, fetch: Fetch, now: int) -> bool:
-        """Return whether this is a batch of an unproven announcer that has waited long enough."""
+        """Return true for a batch of an unproven announcer that has waited for `_UNPROVEN_WAIT` of IPFS uptime."""
         is_unproven = fetch.request.kind == "batch" and not self._places["batch"].is_proven(fetch.announcer)
         return is_unproven and fetch.added_at + _UNPROVEN_WAIT <= self._update_ipfs_uptime(now)
 
     def pop_overdue(self, now: int) -> list[Fetch]:
-        """Return the batches that are overdue, each once, except for those in flight."""
+        """Return the fetches of batches that have become overdue since the last call, except those in flight."""
         overdue: list[Fetch] = []
         while self._batches and self._batches[0].added_at + _UNPROVEN_WAIT <= self._update_ipfs_uptime(now):
             fetch = self._batches.popleft()
@@ -240,18 +247,22 @@ class FetchQueue:
         return overdue
 
     def retry_at(self, fetch: Fetch, due: int) -> None:
-        """Attempt a fetch again at this time."""
+        """Schedule the next attempt of a fetch."""
         fetch.due = due
         heappush(self._later, (due, fetch.number, fetch.request))
 
-    def count_unanswered(self) -> UnansweredGeneses:
-        """Count the geneses that no peer had so far, and for which records wait."""
+    def count_unanswered(self) -> tuple[int, int]:
+        """Count the geneses that updates wait for and that at least one attempt failed to fetch.
+
+        Returns:
+            The number of these geneses, and the number of updates that wait for them.
+        """
         waiting = [
             len(fetch.waiting)
             for fetch in self._fetches.values()
             if fetch.request.kind == "genesis" and fetch.waiting and fetch.tries > fetch.in_flight
         ]
-        return UnansweredGeneses(len(waiting), sum(waiting))
+        return len(waiting), sum(waiting)
 
     def remove(self, fetch: Fetch) -> None:
         """Remove a fetch that is not in flight."""
@@ -259,7 +270,7 @@ class FetchQueue:
         del self._fetches[fetch.request]
 
     def cancel_check(self, request: BlockRequest, cid: str) -> None:
-        """Cancel the check of a batch that no longer waits for this block."""
+        """Cancel the check of a batch that no longer waits for this genesis."""
         fetch = self._fetches.get(request)
         # a fetch in flight continues, because its answer is useful later
         if fetch is not None and not fetch.in_flight:
@@ -268,7 +279,11 @@ class FetchQueue:
                 self.remove(fetch)
 
     def start(self, now: int, blocks_in_memory: int) -> list[BlockRequest]:
-        """Start the fetches that are due; the caller must call `end_attempt` for each."""
+        """Return the blocks to fetch now. The caller must call `end_attempt` for each.
+
+        Args:
+            blocks_in_memory: number of fetched batches that wait for the geneses of their streams.
+        """
         if self.ipfs_error is not None:
             if now < self._probe_at or self.in_flight:
                 return []
@@ -307,7 +322,11 @@ class FetchQueue:
         return lane.rank > 1 or blocks_in_memory + batches < _MAX_BLOCKS_IN_MEMORY
 
     def end_attempt(self, request: BlockRequest, answer: Answer, now: int) -> Fetch:
-        """Record that an attempt has ended, and whether IPFS is available. The fetch stays in the queue."""
+        """Record the outcome of an attempt, and whether IPFS is available.
+
+        Returns:
+            The fetch. The caller must remove or retry it, unless IPFS is unavailable.
+        """
         fetch = self._fetches[request]
         assert fetch.started_at is not None
         fetch.in_flight = False
@@ -376,7 +395,7 @@ class FetchQueue:
                 self._enqueue(fetch)
 
     def _start_claims(self, limit: int, now: int) -> list[BlockRequest]:
-        """Start fetches of geneses that are only claimed, so that no record waits for them."""
+        """Start up to `limit` fetches of geneses that only serve to check claims."""
         started: list[BlockRequest] = []
         while len(started) < limit and (cid := self._claims.next_genesis(now)) is not None:
             request = BlockRequest("genesis", cid)
@@ -398,7 +417,7 @@ class FetchQueue:
         return fetch.request
 
     def _update_ipfs_uptime(self, now: int) -> int:
-        """Return the total time that IPFS was available, in µs."""
+        """Return the IPFS uptime: the time in µs that IPFS was available since the start."""
         if self._uptime_at is not None and self.ipfs_error is None:
             self._ipfs_uptime += max(0, now - self._uptime_at)
         self._uptime_at = now

@@ -1,27 +1,30 @@
 """Fetch blocks from IPFS: `kiln.wanted` to `kiln.updates`, `kiln.streams`, `kiln.blocks` (docs/design/bridge.md).
 
 An update of unknown separator waits in `kiln.wanted` for the genesis of its stream. All updates that wait for one
-genesis share one fetch, and are then released to `kiln.updates` in their order. Once the broker has them, the answer
-is written to `kiln.streams`, so that no reader of the answer can send a later update past them. The block of another
-node's batch goes to `kiln.blocks` if its separator is of interest when the fetcher reads the record. When there is
-room, the fetcher also fetches geneses of streams whose separator is only claimed (decision 20).
+genesis share one fetch. They are then released, that is, written to `kiln.updates` in their order. After that, the
+separator is written to `kiln.streams`. The query `updates` reads it there, and sends later updates of the stream
+without the fetcher, so it must not know the separator earlier.
+
+The block of another node's batch goes to `kiln.blocks` if the interests of the bridge cover the separator of the batch.
+With spare capacity, the fetcher also fetches geneses only to check claimed separators (decision 20).
 
 A missing block is retried with growing pauses, for `give_up_after` of the time that IPFS is available. Then its records
 go to quarantine, and the block is not tried again for `retry_after`. While IPFS is unavailable everything waits.
 
-Kafka assigns the work to one bridge (`KafkaWorker`): the one with the first partition reads all partitions, because
-updates and batches of different partitions may need one genesis.
+One bridge of the network does this work: the bridge to which Kafka assigns the first partition of `kiln.wanted`. It
+reads all partitions, because records of different partitions may need the same genesis (`KafkaWorker`).
 
-Exactly once: a released update carries the epoch (`genesis/NETWORK/PARTITION`, generation). Before the fetcher writes
-the first update of a group, it commits which updates the group has and its generation, together with the offset in
-`kiln.wanted`. Each commit raises the generation by one. After a crash the fetcher, here or in another bridge, releases
-the same updates under the same generation before anything else, so that a reader of the log drops what came already in
-the same epoch (docs/design, decision 7; kiln.bridge.fetcher.offsets). The broker accepts a commit only from a member of
-the group, and removes no member within SESSION of a commit. Writes end before that time is over, so no write of a
-bridge that was cut off or suspended follows a write of its successor.
+Exactly once: each released update carries an epoch, which is `genesis/NETWORK/PARTITION` and a generation. Before the
+fetcher writes a group of updates, it commits the generation and the list of these updates, together with its offset in
+`kiln.wanted`. Each commit raises the generation by one. After a crash, the fetcher of this or another bridge releases
+the same updates under the same generation before it does anything else. So a reader of `kiln.updates` recognises and
+drops the repeated ones (docs/design, decision 7; kiln.bridge.fetcher.offsets).
 
-If there are streams that an earlier run fetched, but no committed offset, the fetcher stops and explains how to set
-the offset.
+A bridge that was cut off or suspended never writes after its successor. The broker accepts a commit only from a member
+of the group, and removes no member within SESSION of a commit. Each write ends before that time is over.
+
+If `kiln.streams` has records, an earlier run has fetched. If the group then has no committed offset, the fetcher stops,
+and its error explains how to set the offset.
 """
 
 from __future__ import annotations
@@ -57,17 +60,17 @@ _STOP_TIMEOUT: Final = 2.0  # seconds for the broker to acknowledge a stage when
 
 
 class PositionLostError(BlockedError):
-    """The committed offset is lost, so it is unknown which records are done. The message says what to do."""
+    """Kafka has lost the committed offset, so it is unknown which records are done. The message gives the remedy."""
 
 
 class _StreamsReader:
-    """Reads all streams that are in `kiln.streams` now, some at each `read`."""
+    """Reader of the records that are in `kiln.streams` when the reader is created. Each `read` returns some of them."""
 
     def __init__(self, reader: RecordReader, topic: str) -> None:
         self._reader = reader
         parts = reader.list_partitions(topic)
         if not parts:
-            raise FramesProducerError(f"topic {topic} does not exist")
+            raise FramesProducerError(f"topic {topic} does not exist. Restart Kiln, which creates missing topics")
         self._ends = {part: reader.read_end(part) for part in parts}
         reader.assign(dict.fromkeys(parts, 0))
         self._stalls = StallCheck()
@@ -86,9 +89,10 @@ class _StreamsReader:
 
 
 class Fetcher(KafkaWorker):
-    """A thread that runs `PendingFetches` between Kafka and IPFS, from `start()` to `stop()`.
+    """A thread that reads `kiln.wanted`, fetches blocks from IPFS and writes the results, from `start()` to `stop()`.
 
-    An error in reading one block is logged and quarantined, and stops nothing else.
+    If decoding a block raises an unexpected error, the error is logged, the records that wait for the block go to
+    quarantine, and the thread continues.
     """
 
     def __init__(
@@ -106,8 +110,9 @@ class Fetcher(KafkaWorker):
         Args:
             interests: returns the current interests as texts (`kiln.schemas.wire.topics.parse_interest`); called in
                 this thread.
-            instance: id of the bridge in the group (`KafkaWorker`).
-            add_announcer: called with the announcer of a batch, a peer id, before its block is fetched; must not wait.
+            instance: id of the static member in the consumer group (`KafkaWorker`).
+            add_announcer: called with the peer id of a batch's announcer before the block of the batch is fetched;
+                must not block.
         """
         group = f"{kafka.prefix}fetcher.{options.network}"
         outputs = "updates", "quarantine", "streams", "blocks"
@@ -135,7 +140,7 @@ class Fetcher(KafkaWorker):
 
     @property
     def leads(self) -> bool:
-        """Return whether Kafka has assigned the work to this bridge."""
+        """True if this bridge fetches for all bridges of the network, because Kafka has assigned the work to it."""
         return bool(self._pending.offsets)
 
     def status(self) -> FetcherStatus:
@@ -158,11 +163,12 @@ class Fetcher(KafkaWorker):
         if committed is None:
             self._without_offset.add(partition)
         place = committed or Progress(first, "")
-        # the clock is greater than any generation that commits have counted up to
+        # each commit raises the generation by one, so the clock in µs is greater than any earlier generation
         offsets = DoneOffsets(place.offset, place.metadata, self._clock_us())
         if offsets.read > end:  # Kafka has an older copy of the topic
             _LOG.error(
-                "%s-%d ends at offset %d, below the position %d of group %s: reading it from its beginning",
+                "%s-%d ends at offset %d, before offset %d, up to which group %s has read: the topic has lost records, "
+                "as after a restore from a backup. Reading the partition from its beginning",
                 *(self._topic, partition, end, offsets.read, self._group),
             )
             offsets = DoneOffsets(first, "", self._clock_us())
@@ -181,7 +187,7 @@ class Fetcher(KafkaWorker):
         return self._pending.record_lost_range(partition, before, self._clock_us())
 
     def _has_read_streams(self) -> bool:
-        """Read some of the known streams, and return whether all are read.
+        """Read some records of `kiln.streams`, and return true if all are read.
 
         Raises:
             PositionLostError: there are streams, so a fetcher has run, but the group has no offset.
@@ -190,7 +196,7 @@ class Fetcher(KafkaWorker):
             return True
         for record in self._streams.read():
             self._add_known_stream(record.value)
-        self._state = f"reading the known streams: {len(self._known.streams)}"
+        self._state = f"reading the streams that are known already: {len(self._known.streams)} so far"
         if not self._streams.is_done:
             return False
         if self._without_offset and self._known.streams:
@@ -198,8 +204,8 @@ class Fetcher(KafkaWorker):
             raise PositionLostError(
                 f"Kafka has lost the committed offset of group {self._group} for {self._topic}-"
                 f"{min(self._without_offset)}. Set an offset with kafka-consumer-groups.sh --reset-offsets: "
-                "--to-latest skips the records that still wait; --to-earliest handles all records of the topic again, "
-                "or for the first time if the topic was deleted and created again."
+                "--to-latest skips the records that still wait. --to-earliest reads all records of the topic; choose "
+                "it if the topic was deleted and created again."
             )
         self._streams.close()
         self._streams = None
@@ -238,21 +244,22 @@ class Fetcher(KafkaWorker):
     def _work(self) -> None:
         self._followed = None
         if not self._pending.offsets:
-            self._report("on standby: Kafka has assigned no partition of the topic wanted to this bridge")
+            self._report(f"on standby: Kafka has assigned no partition of {self._topic} to this bridge")
         elif not self._stop.is_set() and self._has_read_streams():
             if self._staged is None:
                 self._staged = self._stage_writes()
-            if self._write_staged(self._staged):
+            stages, releasing = self._staged
+            if not any(stages) or (self._begin_writes(releasing) and all(map(self._write, stages))):
                 self._pending.confirm_writes()
                 self._staged = None
-            self._report(_describe_state(self._pending), self._pending.ipfs_error)
-        streams, updates = self._pending.unanswered
+            self._report(_describe_state(self._pending), self._pending.queue.ipfs_error)
+        streams, updates = self._pending.queue.count_unanswered()
         self._status = FetcherStatus(
             "",
             waiting=self._pending.waiting_count,
-            fetching=self._pending.in_flight,
+            fetching=self._pending.queue.in_flight,
             counts=self._counts_before + self._pending.counts,
-            claimed=self._pending.claimed_count,
+            claimed=len(self._pending.claims),
             unanswered_streams=streams,
             unanswered_updates=updates,
         )
@@ -279,7 +286,11 @@ class Fetcher(KafkaWorker):
             self._commit_offsets(dict.fromkeys(changed, ()))
 
     def _commit_offsets(self, releasing: Mapping[int, Collection[int]]) -> bool:
-        """Commit the offsets of partitions, and which of their records are released next."""
+        """Commit the offsets of partitions, and the offsets of the records to release next.
+
+        Returns:
+            False if the broker rejects the commit, because the group is changing.
+        """
         progress = {
             number: Progress(
                 self._pending.offsets[number].resume_offset, self._pending.offsets[number].metadata(records)
@@ -293,7 +304,7 @@ class Fetcher(KafkaWorker):
         return True
 
     def _begin_writes(self, releasing: Mapping[int, Collection[int]]) -> bool:
-        """Commit what is written next, and return whether the group accepts it."""
+        """Commit the offsets of the records to release next; return false if the broker rejects the commit."""
         began = _boot_clock()
         # records that an earlier run has perhaps released keep their generation
         again = {
@@ -306,7 +317,7 @@ class Fetcher(KafkaWorker):
         return True
 
     def _renew(self) -> None:
-        """Repeat the last commit before the broker's limit for members without a commit is over.
+        """Repeat the last commit in time, so that the broker does not remove this bridge from the group.
 
         Raises:
             FramesProducerError: the broker may have removed this bridge from the group.
@@ -314,14 +325,11 @@ class Fetcher(KafkaWorker):
         if (now := _boot_clock()) < self._renew_at:
             return
         if now >= self._renew_at + _RENEW_WITHIN or not self._commit(self._committed):
-            raise FramesProducerError("the broker answered too slowly, so another bridge may be fetching now")
+            raise FramesProducerError(
+                f"the broker did not accept a commit of group {self._group} in time, so another bridge may be fetching "
+                "now"
+            )
         self._renew_at = now + _RENEW_AFTER
-
-    def _write_staged(self, writes: StagedWrites) -> bool:
-        """Write all stages, and return false if the group changes or the thread must stop before the broker has all."""
-        if not any(writes.stages):
-            return True
-        return self._begin_writes(writes.releasing) and all(map(self._write, writes.stages))
 
     def _write(self, outputs: Sequence[FetchOutput]) -> bool:
         """Write a stage and wait for its acknowledgements.
@@ -355,12 +363,17 @@ def _get_answer(request: BlockRequest, future: Future[Answer]) -> Answer:
     if error is None:
         return future.result()
     # the bytes come from a peer, so an error in reading them must not end all fetching
-    _LOG.error("cannot read the block of %s %s", request.kind, request.cid, exc_info=error)
+    _LOG.error(
+        "cannot decode the block of the %s %s. The records that wait for it go to quarantine, with reason %s. Report "
+        "this bug in Kiln",
+        *(request.kind, request.cid, FAULT),
+        exc_info=error,
+    )
     return FetchFailure(FAULT, repr(error)[:500], final=True)
 
 
 def _describe_state(pending: PendingFetches) -> str:
     waiting = f" (records waiting: {pending.waiting_count})" if pending.waiting_count else ""
-    if pending.ipfs_error is not None:
-        return f"IPFS is unavailable: {pending.ipfs_error}{waiting}"
-    return f"fetching blocks: {pending.in_flight}{waiting}" if pending.is_busy else "waiting for records"
+    if pending.queue.ipfs_error is not None:
+        return f"IPFS is unavailable: {pending.queue.ipfs_error}{waiting}"
+    return f"fetching blocks: {pending.queue.in_flight}{waiting}" if pending.is_busy else "waiting for records"

@@ -1,9 +1,9 @@
-"""Offsets of the finished records of a partition, kept in the metadata of the committed offset.
+"""Offsets of the finished records of a partition, stored in the metadata of the committed offset.
 
-Records finish out of order. Exactly-once delivery rests on two rules. The fetcher commits which records it is releasing
-to `kiln.updates`, under a generation of their own, before it writes the first of them. After a crash it writes all of
-them again, under the same generation, before anything else. A reader of the log therefore recognises each repeat by
-its generation and message (decision 7).
+Records finish out of order, so one offset does not tell which records are finished. The metadata also makes delivery
+exactly-once. To release a record is to write its update to `kiln.updates`. Before the fetcher releases some records, it
+commits their offsets and a new number, their generation. After a crash it first releases all of them again, under the
+same generation. So a reader of `kiln.updates` recognises a repeat by its generation and message (decision 7).
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from kiln.schemas.kafka.records import UNREADABLE
 
 
 class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """JSON that is committed with the offset of the first unfinished record.
+    """Metadata of the committed offset, as JSON. The committed offset is that of the first unfinished record.
 
-    `generation` belongs to the records that are being released to `kiln.updates`. `read` is the offset up to which
-    records were read, and `unfinished` holds the unfinished records before it. `releasing` holds the indexes in
-    `unfinished`, from 0, of the records being released.
-
-    `unfinished` and `releasing` are sets of numbers (`kiln.bridge.kafka.number_sets`) from a base: the committed offset
-    for `unfinished`, 0 for `releasing`.
+    `kiln.bridge.kafka.number_sets` encodes the two sets of numbers.
     """
 
     generation: int
+    """generation of the records in `releasing`"""
     read: int
+    """offset after the last record that was read"""
     unfinished: str = ""
+    """set of the unfinished offsets before `read`, relative to the committed offset"""
     releasing: str = ""
+    """set of the records that are being released, as indexes in `unfinished`, from 0"""
 
 
 _POSITION: Final = msgspec.json.Decoder(CommittedPosition)
@@ -48,32 +47,33 @@ _MAX_STEP_BYTES: Final = 4  # bytes of one varint: 268 million finished records 
 
 
 class DoneOffsets:
-    """Finished records of one partition.
+    """The finished and unfinished records of one partition, by offset.
 
-    The metadata always fits in `MAX_METADATA` bytes: a finished record never lengthens the encoded steps in total, and
-    only an added record widens the bitmap. `room` limits how many may be added.
+    The metadata always fits in `MAX_METADATA` bytes. Finishing a record never makes the encoding longer, and `room`
+    limits the number of records that may be added.
     """
 
     def __init__(self, offset: int, metadata: str, fresh_generation: int) -> None:
         """Load the committed `offset` and `metadata`.
 
-        If the metadata is missing or unreadable, as after a user set the offset by hand, every record from `offset` on
+        If the metadata is missing or unreadable, for example after a user set the offset, every record from `offset` on
         counts as unfinished.
 
         Args:
-            fresh_generation: Generation to continue from without readable metadata, greater than all earlier ones.
+            fresh_generation: generation to continue from if the metadata is unreadable; it must be greater than all
+                earlier generations.
         """
         committed = _read_metadata(offset, metadata)
         position, offsets, releasing = committed or (CommittedPosition(fresh_generation, offset), [], set[int]())
         self._generation = position.generation
         self.read = position.read
-        """the offset up to which this run or an earlier one read records"""
+        """offset after the last record that this run or an earlier one has read"""
         self._open = dict.fromkeys(offsets)  # unfinished offsets, in order
         self._reread = deque(offsets)  # left open by an earlier run, and not read again yet
         self._next_offset = offset
         self._releasing = releasing  # possibly released by an earlier run
         self.changed = False
-        """true if a finished record is not committed"""
+        """true if there is something to commit: since the last commit, a record was finished or lost"""
 
     # -------- records
 
@@ -139,7 +139,8 @@ class DoneOffsets:
 
     @property
     def is_repeating(self) -> bool:
-        """Return whether records released by an earlier run come first; nothing is committed until they are done."""
+        """True while records that an earlier run may have released are released again. Until these are finished, no
+        other record is released, and no new offset is committed."""
         return bool(self._releasing)
 
     def can_release(self, offset: int) -> bool:
@@ -148,7 +149,7 @@ class DoneOffsets:
 
     @property
     def generation(self) -> int:
-        """The generation of records that are released now."""
+        """Generation under which updates are written to `kiln.updates` now."""
         return self._generation if self._releasing else self._generation + 1
 
     # -------- to commit, before the records being released are written
@@ -171,7 +172,7 @@ class DoneOffsets:
         return msgspec.json.encode(position).decode()
 
     def mark_committed(self) -> None:
-        """Record that `resume_offset` and `metadata` are committed. Never called while `is_repeating`."""
+        """Record that `resume_offset` and `metadata` are committed. The caller must not commit while `is_repeating`."""
         self._generation += 1
         self.changed = False
 

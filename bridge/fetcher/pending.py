@@ -1,4 +1,4 @@
-"""Track the records that wait for blocks, and write them once a block arrives or is given up. No Kafka, no IPFS."""
+"""Records that wait for blocks, and the records to write once a block arrives or is given up. Does no I/O."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kiln.bridge.fetcher.attempts import (
     IpfsUnavailable,
 )
 from kiln.bridge.fetcher.claims import ClaimedStreams, GenesisClaims, claims_of
-from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KnownAnswers, UnansweredGeneses
+from kiln.bridge.fetcher.fetch_queue import Fetch, FetchQueue, KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.wanted import (
     KafkaPosition,
@@ -56,7 +56,7 @@ from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Interest, Separator
 
 STAGE: Final = "fetch"
-"""stage of records that can be replayed: their data is a `WantedRecord`"""
+"""stage in quarantine of records that `kiln quarantine replay` can replay, because their data is a `WantedRecord`"""
 MALFORMED_STAGE: Final = "wanted"
 CLAIM_STAGE: Final = "separator"
 MALFORMED: Final = "wanted_malformed"
@@ -69,12 +69,12 @@ _MAX_READY: Final = 1_000  # releasable updates that are not released yet
 _UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of this announcer has arrived yet", final=False)
 _OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
 REPLAY: Final = 10_000
-"""Records before its offset that a fetcher reads again at a start, to recover claims that were only counted, and to
-recognise updates that the query `updates` wrote twice."""
+"""Number of records before the committed offset that the fetcher reads again at a start. It restores from them the
+claims that were only in memory, and recognises updates that the query `updates` wrote twice."""
 
 
 class FetchOutput(NamedTuple):
-    """A record to write."""
+    """A record to write to Kafka."""
 
     topic: str
     """`updates`, `quarantine`, `streams` or `blocks`"""
@@ -83,15 +83,16 @@ class FetchOutput(NamedTuple):
 
 
 class StagedWrites(NamedTuple):
-    """Records to write now, in stages. The broker must have all of a stage before the next stage begins.
+    """Records to write now, in stages. The broker must acknowledge a stage before the next one begins.
 
-    Updates and quarantine come first. Streams follow, because a reader that knows a stream sends later updates past the
-    fetcher. Blocks come last, because a reader of a block looks up its streams.
+    Updates and quarantine come first. Streams follow: once the query `updates` knows the separator of a stream, it no
+    longer sends updates of the stream to the fetcher. Blocks come last, because a reader of a block looks up its
+    streams.
     """
 
     stages: tuple[list[FetchOutput], list[FetchOutput], list[FetchOutput]]
     releasing: dict[int, set[int]]
-    """offsets, by partition, of the updates in the first stage; they are committed before that stage is written"""
+    """offsets, by partition, of the updates in the first stage. The caller commits them before it writes this stage."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class FetchingOptions:
     timeout: int = 30 * _SECOND
     """timeout of each block of an attempt"""
     give_up_after: int = 600 * _SECOND
-    """the longest time to try one block; only the time that IPFS is available counts"""
+    """the longest time to try one block, not counting time while IPFS is unavailable"""
     retry_after: int = 600 * _SECOND
     """the wait before a block that was given up is tried again"""
     check_genesis: bool = True
@@ -111,10 +112,10 @@ class FetchingOptions:
     genesis_timeout: int = 10 * _SECOND
     """the longest time that a batch's block waits for the geneses"""
     max_open: int = 10_000
-    """maximum number of waiting records: a quarter batches, the others updates"""
+    """maximum number of records that wait: a quarter of this number for batches, the rest for updates"""
     implied_separator: str | None = None
     authors: Callable[[], Collection[str]] = frozenset
-    """returns the peer ids, as text, under which this and our other bridges publish; their batches are not fetched"""
+    """returns the peer ids, as text, under which our bridges publish; the blocks of their batches are not fetched"""
 
 
 class _ReadyUpdate(NamedTuple):
@@ -128,7 +129,7 @@ class _ReadyUpdate(NamedTuple):
 
 
 class _ReadyAnswer(NamedTuple):
-    """An answer for `kiln.streams`, queued after the updates that waited for it."""
+    """A stream to write to `kiln.streams`, queued behind the updates that waited for its genesis."""
 
     record: StreamRecord
     request: BlockRequest
@@ -137,7 +138,7 @@ class _ReadyAnswer(NamedTuple):
 
 @dataclass
 class _BatchCheck:
-    """A batch's block that waits for the geneses of its streams."""
+    """A fetched block of a batch, in memory until the geneses of its streams are fetched."""
 
     batch: BatchAnswer
     until: int
@@ -162,11 +163,11 @@ class PendingFetches:
         self.offsets: dict[int, DoneOffsets] = {}
         """by partition"""
         self._guards: dict[int, EpochGuard] = {}
-        self._claims = ClaimedStreams()
-        self._queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self._claims)
+        self.claims = ClaimedStreams()
+        self.queue = FetchQueue(options.max_concurrent, options.retry_after, options.max_open, known, self.claims)
         self._checks: dict[str, _BatchCheck] = {}  # by the CID of the batch
         self.counts: Counter[str] = Counter()
-        """records by outcome: `released`, `blocks`, `not_of_interest`, …, and reasons"""
+        """number of records by outcome, such as `released` and `not_of_interest`, and by reason for quarantine"""
         self._ready: dict[int, deque[_ReadyUpdate | _ReadyAnswer]] = {}  # by partition
         self._unwritten_answers: dict[str, SeparatorRecord | None] = {}  # the broker does not have them yet
         self._separators = ChainMap(self._unwritten_answers, known.streams)
@@ -179,13 +180,14 @@ class PendingFetches:
     # -------- records in
 
     def start(self, partition: int, offsets: DoneOffsets) -> None:
-        """Add a partition. `add_record` then gets its records from `offsets.resume_offset` on."""
+        """Add a partition. The caller then passes its records to `add_record`, from at most `REPLAY` records before
+        `offsets.resume_offset` on."""
         self.offsets[partition] = offsets
         self._guards[partition] = EpochGuard()
         self._ready[partition] = deque()
 
     def record_lost_range(self, partition: int, before: int, now: int) -> int:
-        """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
+        """Quarantine the loss of records that Kafka deleted before this offset, and return their number."""
         offsets = self.offsets[partition]
         first = offsets.resume_offset
         lost = offsets.record_lost_range(before)
@@ -203,38 +205,18 @@ class PendingFetches:
         offsets = self.offsets[partition]
         limit = min(limit, self._options.max_open - self.waiting_count)
         if not offsets.is_repeating:  # a record to repeat may be behind others that wait for it
-            limit = min(limit, _MAX_READY - len(self._ready[partition]), self._queue.room)
+            limit = min(limit, _MAX_READY - len(self._ready[partition]), self.queue.room)
         return offsets.room(max(0, limit))
 
     @property
     def waiting_count(self) -> int:
-        """Number of records that wait."""
+        """Number of records that are read and not finished."""
         return sum(offsets.waiting_count for offsets in self.offsets.values())
-
-    @property
-    def unanswered(self) -> UnansweredGeneses:
-        """Geneses that no peer had so far, and for which records wait."""
-        return self._queue.count_unanswered()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of fetches in flight."""
-        return self._queue.in_flight
-
-    @property
-    def ipfs_error(self) -> str | None:
-        """The reason why IPFS is unavailable."""
-        return self._queue.ipfs_error
-
-    @property
-    def claimed_count(self) -> int:
-        """Number of geneses to compare with claims."""
-        return len(self._claims)
 
     @property
     def is_busy(self) -> bool:
         """Return whether there is work to do soon without a new record."""
-        return bool(self._queue or self._checks or any(self._ready.values()))
+        return bool(self.queue or self._checks or any(self._ready.values()))
 
     def add_record(
         self, position: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int
@@ -245,7 +227,7 @@ class PendingFetches:
             interests: the separators that are followed now.
 
         Returns:
-            For a batch to fetch now, the announcer's peer id as text, if known.
+            The peer id, as text, of the announcer of a batch whose block is to be fetched, if it is known.
         """
         if not self.offsets[position.partition].add(position.offset):
             self._recover(position, value, now)
@@ -273,10 +255,10 @@ class PendingFetches:
         return None
 
     def _is_repeated(self, position: KafkaPosition, record: WantedRecord) -> bool:
-        """Return true if the query `updates` has written this update before, in a micro-batch that a crash repeated.
+        """Return true if this is the second copy of an update, from a micro-batch of `updates` that a crash repeated.
 
-        The first copy may have been released already, under an earlier generation, so no reader of the log would
-        recognise the second copy (decision 7).
+        The first copy may already be released under an earlier generation. Readers of `kiln.updates` would then not
+        recognise the second copy as a duplicate (decision 7).
         """
         update = record.update
         if record.reason != "genesis" or update is None:
@@ -300,10 +282,11 @@ class PendingFetches:
     def _admit(self, wanted: WantedEntry, request: BlockRequest, now: int) -> bool:
         # an update that an earlier run has perhaps released may not be given up
         is_kept = self.offsets[wanted.position.partition].is_repeating
-        return self._queue.admit(request, wanted, now, is_kept=is_kept)
+        return self.queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
-        """Check or count a claim. The record is done, because nothing waits for a claim."""
+        """Check the separator that an update claims, if that of its stream is known; else count the claim. No record
+        waits for the outcome."""
         record = wanted.record
         stream = read_update(record).stream
         if stream in self._separators:
@@ -313,8 +296,8 @@ class PendingFetches:
         self._finish(wanted.position, "claims")
 
     def _recover(self, position: KafkaPosition, value: bytes | None, now: int) -> None:
-        """Recover from a finished record what an earlier run had only in memory: a claim that it counted, or an update
-        of which a repeat may follow."""
+        """Restore from a finished record what an earlier run had only in memory: a counted claim, or an update whose
+        second copy must be recognised."""
         try:
             record = decode_wanted(value or b"")
             encode(record)
@@ -327,9 +310,9 @@ class PendingFetches:
 
     def _add_claim(self, record: WantedRecord, now: int) -> None:
         if self._known.recent_failure(BlockRequest("genesis", record.cid), now) is None:
-            self._claims.add(record)
-            self.counts["claims_dropped"] = self._claims.evicted
-            self.counts["claims_unreported"] = self._claims.unrecorded
+            self.claims.add(record)
+            self.counts["claims_dropped"] = self.claims.evicted
+            self.counts["claims_unreported"] = self.claims.unrecorded
 
     def _add_batch(self, wanted: WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
         record = wanted.record
@@ -361,19 +344,19 @@ class PendingFetches:
     # -------- fetches
 
     def start_fetches(self, now: int) -> list[BlockRequest]:
-        """Start the fetches that are due; the caller must call `add_answer` for each."""
-        for fetch in self._queue.pop_overdue(now):
+        """Return the blocks to fetch now. The caller must call `add_answer` for each."""
+        for fetch in self.queue.pop_overdue(now):
             failed = _UNAVAILABLE if fetch.tries else _OVER_LIMIT
             self._give_up_fetch(fetch, failed, now)
-        return self._queue.start(now, len(self._checks))
+        return self.queue.start(now, len(self._checks))
 
     def add_answer(self, request: BlockRequest, answer: Answer, now: int) -> None:
         """Add the outcome of a fetch."""
-        fetch = self._queue.end_attempt(request, answer, now)
+        fetch = self.queue.end_attempt(request, answer, now)
         if isinstance(answer, FetchFailure):
             self._retry_or_give_up(fetch, answer, now)
         elif not isinstance(answer, IpfsUnavailable):
-            self._queue.remove(fetch)
+            self.queue.remove(fetch)
             if isinstance(answer, GenesisAnswer):
                 self._answer_genesis(fetch, answer, now)
             else:
@@ -382,23 +365,23 @@ class PendingFetches:
     def _retry_or_give_up(self, fetch: Fetch, failed: FetchFailure, now: int) -> None:
         if fetch.for_claims:
             fetch.for_claims = False
-            self.counts["claims_unchecked"] += self._claims.record_failure(
+            self.counts["claims_unchecked"] += self.claims.record_failure(
                 fetch.request.cid, now + self._options.retry_after, final=failed.final
             )
             # a record that starts to wait later deserves more than one attempt
             if not fetch.has_waiters and not failed.final:
-                self._queue.remove(fetch)
+                self.queue.remove(fetch)
                 return
         for cid in fetch.checks.keys() - self._checks.keys():  # these batches wait no longer
             del fetch.checks[cid]
-        is_late = fetch.waited >= self._options.give_up_after or self._queue.is_overdue(fetch, now)
+        is_late = fetch.waited >= self._options.give_up_after or self.queue.is_overdue(fetch, now)
         if failed.final or is_late or not fetch.has_waiters:
             self._give_up_fetch(fetch, failed, now)
         else:
-            self._queue.retry_at(fetch, now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE)))
+            self.queue.retry_at(fetch, now + round(pause_after(fetch.tries, _SECOND, _MAX_PAUSE)))
 
     def _answer_genesis(self, fetch: Fetch, answer: GenesisAnswer, now: int) -> None:
-        claimed = self._claims.pop_claims(fetch.request.cid)
+        claimed = self.claims.pop_claims(fetch.request.cid)
         partitions: dict[str, int] = {}  # partitions of the waiting updates, by stream
         tips: dict[str, dict[WaitedTip, None]] = {}
         for wanted in sorted(fetch.waiting, key=network_order):
@@ -438,7 +421,7 @@ class PendingFetches:
         for stream, _ in zip(unknown, range(_MAX_CHECKS), strict=False):
             request = BlockRequest("genesis", cid_text(StreamID.parse(stream).genesis))
             if self._known.recent_failure(request, now) is None:
-                self._queue.add_check(request, fetch.announcer, fetch.request.cid, stream, now)
+                self.queue.add_check(request, fetch.announcer, fetch.request.cid, stream, now)
                 check.missing_geneses.add(request.cid)
 
     # -------- outcomes
@@ -491,7 +474,7 @@ class PendingFetches:
                 check.missing_geneses.discard(request.cid)
 
     def _give_up_fetch(self, fetch: Fetch, failed: FetchFailure, now: int) -> None:
-        self._queue.remove(fetch)
+        self.queue.remove(fetch)
         if not failed.final:
             failed = failed._replace(
                 detail=f"the block was not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: "
@@ -510,7 +493,7 @@ class PendingFetches:
             self._give_up_batch(wanted, failed, now)
 
     def _give_up_batch(self, wanted: WantedEntry, failed: FetchFailure, now: int) -> None:
-        """Write the reason to `kiln.blocks` and quarantine, once for each separator of the batch."""
+        """Write the reason to `kiln.blocks` and to quarantine, once for each separator of the batch."""
         record = wanted.record
         if failed.reason != OVER_LIMIT:
             if (record.cid, record.separator) in self._known.lost_blocks:
@@ -548,7 +531,7 @@ class PendingFetches:
     def _finish(self, position: KafkaPosition, outcome: str) -> None:
         self.counts[outcome] += 1
         self._finished.append(position)
-        self._queue.release(position)
+        self.queue.release(position)
 
     # -------- rounds
 
@@ -561,14 +544,14 @@ class PendingFetches:
             check = self._checks.pop(cid)
             self._write_block(check, now)
             for genesis in check.missing_geneses:
-                self._queue.cancel_check(BlockRequest("genesis", genesis), cid)
+                self.queue.cancel_check(BlockRequest("genesis", genesis), cid)
         return StagedWrites(self._stages, releasing)
 
     def _release_ready(self, partition: int, now: int) -> set[int]:
         """Release ready updates in their order, up to `MAX_RELEASING`, and return their offsets.
 
-        An answer is written together with the last update that waited for it: once that update is done, a crash would
-        lose the answer.
+        The separator of a stream is written in the same round as the last update that waited for it. After that update
+        is finished, a crash would lose the separator.
         """
         offsets, ready = self.offsets[partition], self._ready[partition]
         releasing: set[int] = set()
@@ -594,7 +577,7 @@ class PendingFetches:
         return releasing
 
     def confirm_writes(self) -> None:
-        """Record that the broker has everything that `stage_writes` returned."""
+        """Record that the broker has acknowledged all records that `stage_writes` returned."""
         for stream in self._written_streams:
             self._known.streams[stream.stream] = stream.separator
             self._unwritten_answers.pop(stream.stream, None)

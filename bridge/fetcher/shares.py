@@ -1,4 +1,4 @@
-"""Fair shares of the places for waiting records, by announcer. No Kafka, no IPFS."""
+"""Limit on the number of waiting records, divided fairly between announcers. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,27 +12,31 @@ _MAX_KNOWN: Final = 10_000  # announcers that are remembered
 
 
 class Announcer(NamedTuple):
-    """The parties of one announcement."""
+    """The author of a message that announces a block, and the peer that sent the message.
+
+    Limits apply to both, because anyone can create many authors, but each peer needs a connection.
+    """
 
     author: str
-    """peer id of the author, or "" of a message without one"""
+    """peer id of the author; for an unsigned message that of the peer that sent it"""
     peer: str
-    """the peer that sent the message, or "" if unknown; new keys cost nothing, but connections do"""
+    """id of the peer that sent the message, or "" if unknown"""
 
 
 class Place(NamedTuple):
-    """A place that a waiting record holds."""
+    """The place of a waiting record, charged to its announcer."""
 
     announcer: Announcer
     is_proven: bool
 
 
 class AnnouncerPlaces:
-    """Places for records that wait for blocks.
+    """Places for records that wait for blocks: each waiting record holds one.
 
-    An author is proven while blocks that it announced arrive. A proven author may hold as many places as are free.
-    Everyone else shares `unproven` of the places: each author, and each peer, may hold as many of them as are free, so
-    none takes the last one (dynamic thresholds: Choudhury and Hahne, 1998).
+    An author is *proven* while the blocks that it announces can be fetched. A proven author has room for one more
+    record while it holds fewer places than are free. All others share `unproven` of the places. They have room while
+    author and peer each hold fewer of these than are free. So some places stay free for other announcers (dynamic
+    thresholds: Choudhury and Hahne, 1998).
     """
 
     def __init__(self, capacity: int, unproven: int) -> None:
@@ -43,16 +47,16 @@ class AnnouncerPlaces:
         self._proven_misses = BoundedDict[str, int](_MAX_KNOWN)  # in a row, by author
         self._failing = BoundedDict[tuple[str, str], None](_MAX_KNOWN)  # party and its id
         self.count = 0
-        """places that are held"""
+        """number of places that are held"""
 
     @property
     def free(self) -> int:
-        """Number of free places; negative if the caller took more than there are."""
+        """Number of free places; negative if more are taken than there are."""
         return self._capacity - self.count
 
     @property
     def has_proven(self) -> bool:
-        """Return whether any author is proven."""
+        """True if an author is proven."""
         return bool(self._proven_misses)
 
     def has_room(self, announcer: Announcer) -> bool:
@@ -62,7 +66,7 @@ class AnnouncerPlaces:
         return all(self._held[party] < free for party in _list_holders(Place(announcer, is_proven)))
 
     def take(self, announcer: Announcer) -> Place:
-        """Take a place, even if there is no room."""
+        """Take a place for a record of this announcer, even if the announcer has no room."""
         place = Place(announcer, self.is_proven(announcer))
         self._held.update(_list_holders(place))
         self._unproven += not place.is_proven
@@ -81,18 +85,18 @@ class AnnouncerPlaces:
     # -------- evidence
 
     def is_proven(self, announcer: Announcer) -> bool:
-        """Return whether a block that this author announced was fetched, with few misses since."""
+        """Return whether a block of this author was fetched, and fewer than `_MAX_MISSES` in a row failed since."""
         return announcer.author in self._proven_misses
 
     def is_failing(self, announcer: Announcer) -> bool:
-        """Return whether the author is not proven, and the last block of this author or this peer failed."""
+        """Return whether the author is not proven, and the last fetch for this author or this peer failed."""
         return not self.is_proven(announcer) and any(party in self._failing for party in _list_parties(announcer))
 
     def record_attempt(self, announcer: Announcer, *, arrived: bool) -> bool:
-        """Record the first attempt for a block, or that a block arrived.
+        """Record that a block arrived, or that the first attempt to fetch it failed.
 
         Returns:
-            True if this made the author proven, or unproven again.
+            True if the author became proven, or is no longer proven.
         """
         was_proven = self.is_proven(announcer)
         if arrived:

@@ -1,4 +1,4 @@
-"""Records of `kiln.wanted`: where they are, who announced them, and what they want."""
+"""Records of `kiln.wanted`, each of which requests a block: its position, its announcer and its content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class KafkaPosition(NamedTuple):
 
 
 class WantedEntry(NamedTuple):
-    """A record of `kiln.wanted`."""
+    """A record of `kiln.wanted`, with its position and its announcer."""
 
     position: KafkaPosition
     record: WantedRecord
@@ -27,11 +27,11 @@ class WantedEntry(NamedTuple):
 
 
 class NotWantedError(ValueError):
-    """A record that names no block that can be fetched."""
+    """A record of `kiln.wanted` whose CID is not the genesis of its update's stream."""
 
 
 def read_update(record: WantedRecord) -> UpdateRecord:
-    """Return the update for which a genesis is wanted.
+    """Return the update that waits for a genesis.
 
     Raises:
         NotWantedError: the CID is not the genesis of the update's stream.
@@ -44,7 +44,7 @@ def read_update(record: WantedRecord) -> UpdateRecord:
 
 
 def read_announcer(record: WantedRecord) -> Announcer:
-    """Return the announcer of a record; an unsigned message has no author but the peer that sent it."""
+    """Return the announcer of a record. The peer that sent an unsigned message counts as its author."""
     peer = record.peer or ""
     return Announcer(parse_author(record.message_id or "") or peer, peer)
 
@@ -56,6 +56,6 @@ def get_separator(record: WantedRecord) -> SeparatorRecord:
 
 
 def network_order(wanted: WantedEntry) -> tuple[int, int, int, int]:
-    """Sort key: the order in which updates were received. The records of one micro-batch come in any order."""
+    """Sort key: the order in which the bridge received updates. Spark writes them in any order within a micro-batch."""
     frame = wanted.record.update.frame if wanted.record.update is not None else None
     return wanted.record.observed_at, *((frame.partition, frame.offset, frame.index) if frame else (0, 0, 0))

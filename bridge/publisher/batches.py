@@ -1,9 +1,9 @@
-"""Select the batches to publish next, and track their receipts. No clock, no socket, no Kafka."""
+"""Selection of the batches to publish next, and their receipts. Does no I/O."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -12,7 +12,6 @@ from kiln.bridge.kafka.number_sets import MAX_METADATA, decode_numbers, encode_n
 from kiln.bridge.publisher.deliveries import (
     NO_PEER,
     DeliveryQueue,
-    Flow,
     OpenRecord,
     PendingPublication,
     Subscribers,
@@ -37,9 +36,9 @@ TOO_OLD: Final = "too old"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
-"""Maximum number of batches read and not yet committed, which bounds memory: 1 kB each, and their blocks. At nine
-tenths of this number, batches of separators that have reached no peer are given up early (`DeliveryQueue`), so that
-further batches need not stay in Kafka."""
+"""Maximum number of batches in memory. A batch takes 1 kB and its block until the broker has acknowledged its receipts.
+Above nine tenths of this number, batches of separators that have reached no peer are given up early (`DeliveryQueue`),
+so that other batches can still be read."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
 _MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
@@ -47,7 +46,7 @@ _IPFS_CHECK_EVERY: Final = 5_000_000  # maximum age of the last response of IPFS
 
 
 class PublishError(RuntimeError):
-    """An attempt to publish could not be made. The batch waits as if there were no peer."""
+    """An attempt to publish could not be made. The batch then waits like a batch without a peer."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,21 @@ class PublishingOptions:
 
     network: str
     publish_timeout: int = 60_000_000
-    """the longest wait of a batch for a peer"""
+    """the longest time that a batch waits for a peer"""
     retry_every: int = 1_000_000
     max_age: int = 60_000_000
-    """age, at a first start, from which batches are not published"""
+    """batches that closed longer than this before the first start are not published"""
     batch_typ: int = 3
     transport: str = "gossipsub"
     target: Callable[[str], str] | None = None
-    """the transport's own name of a topic, where it has one"""
+    """returns the transport's own name of a topic, for the receipt; `None` if the transport has none"""
 
 
 class OutputRecord(NamedTuple):
-    """A record to write. Once the broker has it, the caller acknowledges `record`."""
+    """A receipt or a quarantine record to write to Kafka."""
 
     record: OpenRecord
+    """record of `kiln.batches` to pass to `acknowledge` once the broker has the output"""
     topic: str
     """`publications` or `quarantine`"""
     key: bytes
@@ -91,11 +91,11 @@ class _PartitionState:
 
 
 class PendingBatches:
-    """The batches read from Kafka that are not published yet, and the offsets up to which all batches are published.
+    """The batches that are read from Kafka and not published yet, and the offsets up to which all are published.
 
     The caller adds records, calls `step` repeatedly, writes the records of `take_outputs`, and acknowledges each record
     that the broker has. After a crash, the batches from `resume_offsets` on are published again, except those that
-    `metadata` names.
+    `metadata` marks as settled. A batch is settled once the broker has its receipts.
     """
 
     def __init__(self, options: PublishingOptions, subscribers: Subscribers | None = None) -> None:
@@ -107,10 +107,10 @@ class PendingBatches:
         self._options = options
         self._partitions: dict[int, _PartitionState] = {}
         self.open_count = 0
-        """added records of which a receipt is not acknowledged yet"""
+        """number of records with a receipt that the broker has not acknowledged"""
         self._arrivals: list[PendingPublication] = []  # not in the queue yet
         self._subscribers = subscribers
-        self._queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
+        self.queue = DeliveryQueue(options.publish_timeout, options.retry_every, subscribers)
         self._turn: deque[TopicDelivery] = deque()  # taken from the queue
         self._pace_ready_at = 0
         self._held_back = False
@@ -122,9 +122,9 @@ class PendingBatches:
         self.block_bytes = 0
         """bytes of the blocks of batches that are not published yet"""
         self.published = 0
-        """publications that reached a peer"""
+        """number of receipts of batches that reached a peer"""
         self.failed = 0
-        """receipts with an error"""
+        """number of receipts with an error"""
         self.lost = 0
         """number of records that Kafka deleted before they were read"""
         self._outputs: list[OutputRecord] = []
@@ -133,13 +133,13 @@ class PendingBatches:
         """Start publishing a partition from an offset.
 
         Args:
-            not_before: closing time, in µs, before which batches are too old.
+            not_before: batches that closed before this time, in µs, are too old to be published.
             settled: offsets of batches that are not published again.
         """
         self._partitions[partition] = _PartitionState(not_before, settled, offset)
 
     def end(self, partition: int) -> None:
-        """Forget the batches of a partition, which another bridge publishes from `resume_offsets` on."""
+        """Remove the batches of a partition. Another bridge continues from the committed offset."""
         for record in self._partitions.pop(partition).open:
             self.open_count -= record.missing > 0
             record.missing = -1  # receipts that are still acknowledged change nothing
@@ -147,11 +147,11 @@ class PendingBatches:
         self._arrivals = [arrival for arrival in self._arrivals if arrival.record.partition != partition]
         deliveries = [
             delivery
-            for delivery in (*self._turn, *self._queue.drain())
+            for delivery in (*self._turn, *self.queue.drain())
             if delivery.publication.record.partition != partition and not delivery.has_ended
         ]
         self._turn.clear()
-        self._queue.add(deliveries)
+        self.queue.add(deliveries)
         self.block_bytes = sum(
             len(arrival.batch.block)
             for arrival in {*self._arrivals, *(delivery.publication for delivery in deliveries)}
@@ -163,7 +163,7 @@ class PendingBatches:
         return outputs
 
     def record_lost_range(self, partition: int, before: int, now: int) -> int:
-        """Record that Kafka has deleted everything before this offset, and return the number of lost records."""
+        """Quarantine the loss of records that Kafka deleted before this offset, and return their number."""
         state = self._partitions[partition]
         first = state.next_offset
         if before <= first:
@@ -178,12 +178,7 @@ class PendingBatches:
     @property
     def waiting_count(self) -> int:
         """Number of batches that wait for a peer or for their turn. A batch for two topics counts twice."""
-        return len(self._arrivals) + len(self._turn) + len(self._queue)
-
-    @property
-    def flows_without_peer(self) -> Collection[Flow]:
-        """A live view of the topics and separators of batches without a peer, those that wait longest first."""
-        return self._queue.parked_flows
+        return len(self._arrivals) + len(self._turn) + len(self.queue)
 
     @property
     def is_nearly_full(self) -> bool:
@@ -221,11 +216,13 @@ class PendingBatches:
         scheme: TopicScheme,
         pace: AuthorPacer,
     ) -> None:
-        """Put blocks into IPFS and try the batches that are due.
+        """Publish the batches that are due, after their blocks are stored in IPFS.
 
         Args:
-            publish: sends a message and returns the number of peers; raises `PublishError` if it could not try. It also
-                reports each message to `pace`.
+            held_back: true if nothing may be published now.
+            keeper: stores and pins the blocks.
+            publish: sends a message and returns the number of peers that it was sent to. It reports each message to
+                `pace`, and raises `PublishError` if it could not try.
             scheme: the topics to publish on now. If they change, waiting batches move to the new topics.
             pace: decides when the next message may be sent.
         """
@@ -234,16 +231,16 @@ class PendingBatches:
             self._move_to_scheme()
         self._held_back = held_back
         if held_back or (self.ipfs_error is not None and now < self._ipfs_retry_at):
-            self._queue.pause()
+            self.queue.pause()
             return
-        self._queue.advance(now)
+        self.queue.advance(now)
         self._enqueue_arrivals()
-        for given_up in self._queue.check(now, self.is_nearly_full):
+        for given_up in self.queue.check(now, self.is_nearly_full):
             self._end_with_receipt(given_up.delivery, now, 0, given_up.error)
-        self._turn.extend(self._queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
+        self._turn.extend(self.queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
         self._store_blocks(keeper, now)
         if self.ipfs_error is not None:
-            self._queue.pause()
+            self.queue.pause()
             return
         self._pace_ready_at = 0
         while self._turn:
@@ -256,12 +253,12 @@ class PendingBatches:
         """Return the time until something is due, in µs, or `max_wait` if nothing is due sooner."""
         if self._held_back or self.ipfs_error is not None:
             return max_wait
-        if self._arrivals or self._turn or self._queue.has_ready:
+        if self._arrivals or self._turn or self.queue.has_ready:
             return max(0, min(max_wait, self._pace_ready_at - now))
-        return min(max_wait, self._queue.time_to_check(now)) if len(self._queue) else max_wait
+        return min(max_wait, self.queue.time_to_check(now)) if len(self.queue) else max_wait
 
     def acknowledge(self, record: OpenRecord) -> None:
-        """Record that the broker has one of the records written because of this one."""
+        """Record that the broker has acknowledged one output for this record of `kiln.batches`."""
         self._settle_receipts(record, 1)
 
     def resume_offsets(self) -> dict[int, int]:
@@ -269,8 +266,11 @@ class PendingBatches:
         return {partition: state.resume_offset for partition, state in self._partitions.items()}
 
     def metadata(self, partition: int) -> str:
-        """Return the metadata to commit with the offset: `not_before` of `start`, and, if a batch is not settled, the
-        offset after the last record and the unsettled offsets before it (`read_metadata`)."""
+        """Return the metadata to commit with the offset, which `read_metadata` reads.
+
+        It begins with the `not_before` of `start`. If a batch is not settled, the offset after the last record and the
+        unsettled offsets before it follow.
+        """
         state = self._partitions[partition]
         unsettled, end = [record.offset for record in state.open if record.missing], state.next_offset
         if not unsettled:
@@ -294,7 +294,6 @@ class PendingBatches:
             unsettled.popleft()
 
     def _enqueue_arrivals(self) -> None:
-        """Queue the deliveries of new batches."""
         deliveries: list[TopicDelivery] = []
         _, cip120_name = network_topics(self._options.network)
         is_used = (
@@ -310,12 +309,12 @@ class PendingBatches:
             deliveries += publication.deliveries.values()
             publication.record.missing = len(topics)
         self._arrivals.clear()
-        self._queue.add(deliveries)
+        self.queue.add(deliveries)
 
     def _store_blocks(self, keeper: BlockPins, now: int) -> None:
-        """Put the blocks of this turn into IPFS; set `ipfs_error`.
+        """Store the blocks of this turn in IPFS, and set or clear `ipfs_error`.
 
-        A block that is stored already is stored again if IPFS has not answered for a while, to notice an outage.
+        If IPFS has not answered for `_IPFS_CHECK_EVERY`, a stored block is stored again, to notice an outage.
         """
         try:
             for publication in dict.fromkeys(delivery.publication for delivery in self._turn):
@@ -335,16 +334,15 @@ class PendingBatches:
             self.ipfs_error = None
 
     def _reject(self, publication: PendingPublication, reason: str, now: int) -> None:
-        """Settle all deliveries of a batch with one receipt. Deliveries still queued no longer count."""
+        """Write one receipt with an error for a batch, and end all its deliveries."""
         self._settle_receipts(publication.record, len(publication.deliveries) - 1)
         for delivery in list(publication.deliveries.values()):
             self._end_delivery(delivery)
         self._write_receipt(publication, publication.topic, now, None, reason)
 
     def _move_to_scheme(self) -> None:
-        """Move batches that wait on a topic outside the scheme to topics of the scheme on which they were not sent
-        yet."""
-        waiting = [*self._turn, *self._queue.drain()]
+        """Move the waiting batches to the topics of the scheme, except topics for which they already have a receipt."""
+        waiting = [*self._turn, *self.queue.drain()]
         self._turn.clear()
         deliveries: list[TopicDelivery] = []
         unsent = {
@@ -363,7 +361,7 @@ class PendingBatches:
                 self._end_delivery(publication.deliveries[topic])
             deliveries += publication.deliveries.values()
             self._settle_receipts(publication.record, len(dropped))
-        self._queue.add(deliveries)
+        self.queue.add(deliveries)
 
     def _end_delivery(self, delivery: TopicDelivery) -> None:
         publication = delivery.publication
@@ -373,7 +371,7 @@ class PendingBatches:
             self.block_bytes -= len(publication.batch.block)
 
     def _publish_delivery(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int) -> None:
-        """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait, too."""
+        """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait with it."""
         if delivery.has_ended:
             return
         publication = delivery.publication
@@ -383,14 +381,14 @@ class PendingBatches:
         except PublishError as error:
             reason = str(error)
         if peers:
-            self._queue.record_reached(delivery)
+            self.queue.record_reached(delivery)
             self._end_with_receipt(delivery, now, peers, None)
-        elif (given_up := self._queue.give_up(delivery, reason)) is not None:
+        elif (given_up := self.queue.give_up(delivery, reason)) is not None:
             self._end_with_receipt(delivery, now, 0, given_up.error)
         else:
             behind = [queued for queued in self._turn if queued.flow == delivery.flow]
             self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
-            self._queue.put_back([delivery, *behind], reason)
+            self.queue.put_back([delivery, *behind], reason)
 
     def _end_with_receipt(self, delivery: TopicDelivery, now: int, peers: int, error: str | None) -> None:
         if not delivery.has_ended:
@@ -422,7 +420,11 @@ class PendingBatches:
 
 
 def read_metadata(offset: int, text: str) -> tuple[int, frozenset[int]]:
-    """Read `not_before` and `settled` from metadata that `PendingBatches.metadata`, or another program, wrote."""
+    """Read `not_before` and the settled offsets from the metadata of a committed offset.
+
+    Another program may have written the metadata. If the time cannot be read, 0 is returned; if the offsets cannot be
+    read, an empty set.
+    """
     limit, _, progress = text.partition(" ")
     end, _, unsettled = progress.partition(" ")
     not_before = int(limit) if limit.lstrip("-").isdecimal() else 0

@@ -1,9 +1,9 @@
-"""Queue of batches for topics: batches whose topic has peers take turns; batches without a peer wait apart.
+"""Queue of the batches to publish. Batches whose topic has peers take turns; the others are parked.
 
-Anyone can make batches: an update of a new stream with a new model is a batch of its own, and most of these topics have
-no peer. A batch without a peer therefore waits apart from those that can be sent, and is not attempted. The others take
-turns by the peers that receive them, then by whether their separator was published before, then by separator. So
-neither many separators, nor many authors, nor many topics of one peer delay the batches for another peer.
+Anyone can cause batches: an update of a new stream with a new model makes a batch of its own, and most topics of such
+models have no peer. A batch without a peer is therefore parked: it delays no other batch, and is not attempted. The
+other batches take turns at three levels: the peer that receives them, whether their separator has reached a peer
+before, and their separator. So a peer gets its batches in time, however many batches there are for other peers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kiln.schemas.wire.topics import Separator
 NO_PEER: Final = "no peer on the topic"
 NO_TURN: Final = "too many other batches wait, so this one had no turn"
 MIN_PATIENCE: Final = 10_000_000
-"""time in µs that a batch waits for a peer and its turn even if too many batches wait"""
+"""time in µs that each batch may wait for a peer or for its turn, even if too many batches wait"""
 _MAX_REACHED: Final = 10_000  # separators that are known to have reached a peer
 _MAX_LOOKUP: Final = 10_000  # topics in one call of `Subscribers`, which runs in the node's thread
 _MAX_GIVEN_UP: Final = 5_000  # batches given up early at one check
@@ -30,11 +30,11 @@ Flow = tuple[str, Separator]
 """Topic and separator. Deliveries of the same topic and separator keep their order."""
 
 Subscribers = Callable[[Collection[str]], Mapping[str, Collection[Hashable]]]
-"""Returns the peers of each given topic that has any."""
+"""Function that returns the peers of each given topic, without the topics that have no peer."""
 
 
 class OpenRecord:
-    """A record of `kiln.batches` whose receipts the broker does not have yet."""
+    """A record of `kiln.batches` with receipts that the broker has not acknowledged."""
 
     __slots__ = ("missing", "offset", "partition")
 
@@ -42,7 +42,7 @@ class OpenRecord:
         self.partition = partition
         self.offset = offset
         self.missing = 1
-        """receipts that the broker has not acknowledged; negative once another bridge has the partition"""
+        """number of receipts that the broker has not acknowledged; negative once another bridge has the partition"""
 
 
 class PendingPublication:
@@ -60,10 +60,10 @@ class PendingPublication:
     )
 
     def __init__(self, record: OpenRecord, batch: BatchRecord, batch_typ: int) -> None:
-        """Check that the batch makes a message.
+        """Build the message that announces the batch.
 
         Raises:
-            TopicError, CidError: no message can be made of the batch.
+            TopicError, CidError: the separator or the CID of the batch is invalid.
         """
         self.record = record
         self.batch = batch
@@ -71,7 +71,7 @@ class PendingPublication:
         self.topic = BY_SEPARATOR.topics_of(batch.network, self.separator)[0]
         """the topic of the separator"""
         self.data = write_batch_update(self.separator, batch.batch_cid, batch_typ)
-        """the message"""
+        """the encoded message that announces the batch"""
         self.deliveries: dict[str, TopicDelivery] = {}
         """deliveries without a receipt, by topic"""
         self.receipted_topics: frozenset[str] = frozenset()
@@ -89,9 +89,9 @@ class TopicDelivery:
         self.topic = topic
         self.flow: Flow = topic, publication.separator
         self.has_ended = False
-        """true once it has a receipt or needs none, even if it is still queued"""
+        """true once the delivery has a receipt or needs none, even if it is still queued"""
         self.waits_since: int | None = None
-        """time by the queue's clock; `None` before it is queued"""
+        """time by the queue's clock, in µs, when the delivery was first queued; `None` before"""
 
 
 class GivenUp(NamedTuple):
@@ -102,22 +102,23 @@ class GivenUp(NamedTuple):
 
 
 class DeliveryQueue:
-    """The deliveries that are not sent yet. Time comes from the caller, in µs.
+    """The deliveries that are not sent yet. The caller passes the time, in µs.
 
-    A delivery waits for a peer for `patience`. That time does not run while publishing is paused. If too many
-    deliveries wait, those whose separator has not reached a peer yet are given up early, after `MIN_PATIENCE`, whether
-    they wait for a peer or for their turn. While nothing reaches a peer, none is given up early.
+    A delivery that has waited for a peer for `patience` is given up. The queue has a clock of its own, which stands
+    while publishing is paused. If too many deliveries wait, those of separators that have reached no peer yet are given
+    up after `MIN_PATIENCE`, even if they only wait for their turn. This early end does not apply while no delivery at
+    all reaches a peer.
     """
 
     def __init__(self, patience: int, retry_every: int, subscribers: Subscribers | None = None) -> None:
         """Create an empty queue.
 
         Args:
-            patience: longest wait for a peer.
-            retry_every: time between two checks for peers.
-            subscribers: finds the peers of topics. Without it, only an attempt shows whether there is a peer, and each
-                delivery is attempted before it is given up, since the transport may keep it for a peer that comes
-                later.
+            patience: longest wait for a peer, in µs.
+            retry_every: time between two checks for peers, in µs.
+            subscribers: finds the peers of topics. If it is `None`, only an attempt shows whether a topic has a peer.
+                Each delivery is then attempted before it is given up, since the transport may keep it for a peer that
+                comes later.
         """
         self._patience = patience
         self._retry_every = retry_every
@@ -137,26 +138,26 @@ class DeliveryQueue:
 
     @property
     def has_ready(self) -> bool:
-        """Return whether there is a delivery that can be attempted."""
+        """True if there is a delivery that can be attempted."""
         return len(self._ready) > 0
 
     @property
     def parked_flows(self) -> Collection[Flow]:
-        """A live view of the topics and separators without a peer, those that wait longest first."""
+        """Topics and separators without a peer, longest wait first. The view changes with the queue."""
         return self._parked.keys()
 
     def time_to_check(self, now: int) -> int:
-        """Return the time until `check` does something, if a delivery waits for a peer."""
+        """Return the time until the next check for peers, in µs."""
         return max(0, self._check_at - now)
 
     def advance(self, now: int) -> None:
-        """Count the time since the last call, unless `pause` was called since."""
+        """Advance the queue's clock by the time since the last call, unless `pause` was called in between."""
         if self._advanced_at is not None:
             self._clock += max(0, now - self._advanced_at)
         self._advanced_at = now
 
     def pause(self) -> None:
-        """Do not count the time until the next `advance`, and check for peers again then."""
+        """Stop the queue's clock until the next `advance`. The next `check` then looks for peers at once."""
         self._advanced_at = None
         self._check_at = 0
 
@@ -173,7 +174,7 @@ class DeliveryQueue:
                 self._make_ready(flow, [delivery], peers)
 
     def take(self, limit: int) -> list[TopicDelivery]:
-        """Remove and return the deliveries whose turn it is."""
+        """Remove and return the next deliveries, at most `limit`, in the order of their turns."""
         taken = [self._ready.pop() for _ in range(min(limit, len(self._ready)))]
         for flow in {delivery.flow for delivery in taken}:
             if not self._ready.count(self._paths[flow]):
@@ -193,24 +194,34 @@ class DeliveryQueue:
         self._reached[delivery.flow] = self._clock
 
     def give_up(self, delivery: TopicDelivery, reason: str) -> GivenUp | None:
-        """Return the delivery as given up if it has waited for `patience`, after an attempt that reached no peer for
-        this reason."""
+        """Give up a delivery, after an attempt that reached no peer, if it has waited for `patience`.
+
+        Args:
+            reason: why the attempt reached no peer.
+
+        Returns:
+            `None` if the delivery may wait longer.
+        """
         waited = self._waited(delivery)
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 
     def put_back(self, deliveries: Sequence[TopicDelivery], reason: str) -> None:
-        """Put deliveries of one topic and separator back in front of the queued ones, after an attempt that
-        reached no peer for this reason."""
+        """Put deliveries back, after an attempt that reached no peer. They wait for a peer, before the queued ones.
+
+        Args:
+            deliveries: deliveries of one topic and separator.
+            reason: why the attempt reached no peer.
+        """
         flow = deliveries[0].flow
         behind = [*self._remove_ready(flow), *self._remove_parked(flow)]
         self._park(flow, [*deliveries, *behind])
         self._reasons[flow] = reason
 
     def check(self, now: int, is_full: bool = False) -> list[GivenUp]:
-        """Check for peers, if the time has come, and return what is given up.
+        """Look for peers of the deliveries that wait for one, every `retry_every`. Return the deliveries given up.
 
         Args:
-            is_full: true if too many deliveries wait.
+            is_full: true if too many deliveries wait, so that some are given up early.
         """
         if now < self._check_at:
             return []

@@ -1,4 +1,4 @@
-"""Rate limits of authors. Time comes from the caller.
+"""Rate limit of published messages, per author and in total. The caller passes the time.
 
 Kubo 0.40 and later ignores a message that it validates after a later message of the same author (go-libp2p-pubsub,
 BasicSeqnoValidator), and never fetches again what it ignored. It validates several messages at once, and messages
@@ -23,7 +23,7 @@ BURST_SPAN: Final = 100_000
 class AuthorPacer:
     """Rate limiter that keeps `gap` µs between two messages of each of `authors` authors, and spreads all messages.
 
-    The author that has sent nothing for longest sends the next message. With a gap of 0 nothing is limited.
+    The author of the next message is the author whose last message is oldest. A gap of 0 disables all limits.
     """
 
     def __init__(self, gap: int, authors: int) -> None:
@@ -33,7 +33,7 @@ class AuthorPacer:
 
     @property
     def author_index(self) -> int:
-        """Index, from 0, of the author of the next message."""
+        """Index, from 0, of the author that sends the next message."""
         return self._ready[0][1]
 
     @property
@@ -42,7 +42,7 @@ class AuthorPacer:
         return max(self._next, self._ready[0][0])
 
     def record_message(self, now: int) -> None:
-        """Record a message that the author of `author_index` has sent."""
+        """Record that the author at `author_index` has sent a message."""
         _, index = self._ready.popleft()
         self._ready.append((now + self._gap, index))
         self._next = now + min(self._gap, BURST_SPAN) // MAX_BURST

@@ -1,7 +1,8 @@
-"""Store Kiln's own blocks in IPFS, and remove them after a set time, across restarts.
+"""Pins of Kiln's own blocks in IPFS: each block is stored, and removed after a set time, even if the bridge restarts.
 
-Layout of the file (SQLite): `pins(cid TEXT PRIMARY KEY, until INTEGER)`, µs since the epoch. A row is written before
-its block is stored, so that no block is ever forgotten; removing a block that is not stored does no harm.
+An SQLite file has the table `pins(cid TEXT PRIMARY KEY, until INTEGER)`, with `until` in µs since the epoch. A row is
+written before its block is stored, so that each stored block has a row. To remove a block that is not stored is no
+error.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ _MAX_UNPINS: Final = 100  # per call, so that no other work waits long
 
 
 class PinsError(Exception):
-    """The file of pins cannot be used; the message names it."""
+    """The SQLite file of the pins cannot be used. The message gives its path."""
 
 
 class BlockPins:
-    """Blocks pinned in IPFS for a set time, used by one thread. Time comes from the caller, in µs."""
+    """Blocks pinned in IPFS for a set time. For one thread. The caller passes the time, in µs."""
 
     def __init__(self, blocks: BlockStore, path: Path, pin_duration: int) -> None:
         self._blocks = blocks
@@ -29,7 +30,7 @@ class BlockPins:
         self._connection: sqlite3.Connection | None = None
 
     def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
-        """Store a block for the set time, so that peers can fetch it.
+        """Store a block in IPFS for `pin_duration`, so that peers can fetch it.
 
         Raises:
             BlockStoreUnavailableError, BlockUnavailableError, PinsError: the block cannot be stored or pinned now; a
@@ -71,4 +72,6 @@ class BlockPins:
                 )
             return self._connection.execute(statement, values).fetchall()
         except (OSError, sqlite3.Error) as error:
-            raise PinsError(f"cannot use the file of pins {self._path} ({error}). Check the disk.") from error
+            raise PinsError(
+                f"cannot use {self._path}, the list of blocks pinned in IPFS ({error}). Check the disk."
+            ) from error

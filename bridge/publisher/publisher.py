@@ -1,24 +1,26 @@
-"""Publish batches from `kiln.batches` to gossipsub, with a receipt of each in `kiln.publications` (docs/design).
+"""Publish batches from `kiln.batches` to the network, with a receipt of each in `kiln.publications` (docs/design).
 
-At least once: a batch is a set of tips under the hash of its bytes, so a peer that receives it twice applies it once.
-Kafka gives each partition to one bridge (`KafkaWorker`), which commits the offset of its oldest batch whose receipt the
-broker has not acknowledged, together with a list of the later batches that are settled. After a crash
-all other batches from that offset on are published again.
+Batches are published at least once. A peer can apply a batch twice without harm, because a batch is a set of tips.
+Kafka assigns each partition to one bridge (`KafkaWorker`). The bridge commits the offset of its oldest batch whose
+receipts the broker has not acknowledged. The metadata of the offset says which later batches are settled. After a
+crash, all other batches from that offset on are published again.
 
-The block of a batch is in IPFS, and pinned, before its CID is published, because other nodes fetch what is announced to
-them. While IPFS is unavailable nothing is published, no timeout runs, and the batches wait in their order.
+The block of a batch is stored and pinned in IPFS before its CID is published, because other nodes fetch the block as
+soon as they know the CID. While IPFS is unavailable, nothing is published, no timeout runs, and the batches keep their
+order.
 
 The transition of CIP-120 decides on which topics a batch is published (`transition.py`). Each topic gets a receipt.
 
-A batch without a peer waits apart from the others (`deliveries.py`), and after `publish_timeout` gets a receipt that
-gives the reason. If the transport can tell which topics have peers, only batches with a peer are stored and handed
-over. Otherwise a batch is retried every `retry_every`, and handed over at least once before it is given up, since the
-transport may keep it for a peer that comes later. Batches of one topic and separator keep their order. While
-`can_publish` holds publishing back, nothing is tried and no timeout runs.
+A batch without a peer waits apart from the others (`deliveries.py`). After `publish_timeout` it gets a receipt with the
+reason. If the transport knows which topics have peers, only batches with a peer are stored and sent. Otherwise a batch
+is retried every `retry_every`, and sent at least once before it is given up, since the transport may keep it for a peer
+that comes later. Batches of one topic and separator keep their order. While `can_publish` returns a reason to wait,
+nothing is published and no timeout runs.
 
-A first start (no committed offset) begins at the beginning of the topic. A batch that closed more than `max_age` before
-that start gets a receipt with the error `too old`, because peers have moved on. That time is committed with the offset,
-so that later starts use the same limit, and publish batches that waited while the bridge was down.
+At the first start, the group has no committed offset, and the publisher begins at the beginning of the topic. A batch
+that closed more than `max_age` before that start gets a receipt with the error `too old`, because its tips may be
+outdated. The limit is committed with the offset. Later starts use the same limit, so that batches are published even
+if they waited while the bridge was down.
 
 Records that Kafka deleted before the publisher read them are counted, logged, and reported by a quarantine record.
 """
@@ -54,7 +56,7 @@ _UNPIN_EVERY: Final = 10_000_000  # time in µs between two checks for expired p
 
 
 class Publisher(KafkaWorker):
-    """A thread that moves `PendingBatches` between Kafka and the network, from `start()` to `stop()`."""
+    """A thread that reads batches from Kafka, publishes them and writes receipts, from `start()` to `stop()`."""
 
     def __init__(
         self,
@@ -73,15 +75,16 @@ class Publisher(KafkaWorker):
         """Create the thread without starting it.
 
         Args:
-            publish: hands a message for a topic to the node, reports it to `pace`, and returns the number of peers;
-                called in this thread, as is `keeper`.
-            can_publish: returns `None`, or the reason why publishing is held back now.
+            publish: sends a message on a topic, reports it to `pace`, and returns the number of peers that it was sent
+                to; called in this thread.
+            can_publish: returns the reason why nothing may be published now, or `None`.
+            keeper: stores and pins the blocks; used in this thread only.
             topics: returns the topics on which batches are published now.
-            group: consumer group of the offsets; by default the network's.
+            group: consumer group of the offsets; by default that of gossipsub publishers of the network.
             pace: rate limiter of the messages; by default without a limit.
-            instance: id of the bridge in the group (`KafkaWorker`).
-            subscribers: finds the peers of topics, so that nothing is handed to the node for a topic that has none;
-                called in this thread.
+            instance: id of the static member in the consumer group (`KafkaWorker`).
+            subscribers: finds the peers of topics, so that no message is sent on a topic without a peer; called in this
+                thread.
         """
         group = group or f"{kafka.prefix}publisher.{options.network}"
         outputs = "publications", "quarantine"
@@ -144,7 +147,7 @@ class Publisher(KafkaWorker):
             with suppress(BlockStoreUnavailableError, PinsError):
                 self._keeper.unpin_expired(now)
             self._unpin_at = now + _UNPIN_EVERY
-        standby = "on standby: Kafka has assigned no partition of the topic batches to this bridge"
+        standby = f"on standby: Kafka has assigned no partition of {self._topic} to this bridge"
         state = _describe_state(held_back, self._pending) if self._committed else standby
         self._report(state, self._pending.ipfs_error)
 
@@ -164,7 +167,7 @@ def _describe_state(held_back: str | None, pending: PendingBatches) -> str:
         return f"IPFS is unavailable: {pending.ipfs_error} (batches waiting: {count})"
     if not count:
         return "waiting for batches"
-    flows = pending.flows_without_peer
+    flows = pending.queue.parked_flows
     if not flows:
         return f"publishing (batches waiting: {count})"
     topic, _ = next(iter(flows))

@@ -1,8 +1,9 @@
 """The transition from the network's topic to topics by separator (CIP-120, Transition).
 
-With `cutover`, all nodes change at one moment, a time or a block height. With `duplicate`, everything is published on
-both topics for a while. The bridge subscribes to both in either mode, for nodes that change early or late. It stays on
-the network's topic unless a phase-out is set, because updates without a separator are published there.
+In the mode `cutover`, all nodes change at one moment, which is a time or a block height. In the mode `duplicate`, nodes
+publish on both kinds of topics until that moment. In both modes, the bridge subscribes to both kinds, because nodes may
+change early or late. After the moment it leaves the network's topic only if a phase-out is set, because updates without
+a separator are always published there.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Mode = Literal["cutover", "duplicate"]
 
 
 class TopicScheme(NamedTuple):
-    """The topics on which the messages of a separator are published: the network's, the separator's, or both."""
+    """The topics on which messages about a separator are published: the network's, the separator's, or both."""
 
     network: bool
     separator: bool
@@ -35,7 +36,7 @@ class TopicScheme(NamedTuple):
         """Return the names of the topics.
 
         Raises:
-            TopicError: the separator makes no topic name.
+            TopicError: no topic name can be built from the separator.
         """
         by_separator = (format_topic(network, separator),) if self.separator else ()
         return (*by_separator, format_topic(network, None)) if self.network else by_separator
@@ -47,11 +48,14 @@ BOTH: Final = TopicScheme(network=True, separator=True)
 
 
 def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[Collection[str]]) -> str:
-    """Warn about peers that receive no batch because they are on the network's topic alone; empty if there are none.
+    """Describe the peers that receive no batch because they subscribe only to the network's topic.
 
     Args:
         scheme: the topics on which batches are published.
         peers: the topics of each peer.
+
+    Returns:
+        A warning for users; empty if there are no such peers.
     """
     if scheme.network:
         return ""
@@ -63,9 +67,9 @@ def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[
     if not alone:
         return ""
     return (
-        f"{alone} of {len(present)} peers subscribe only to the network's topic, /ceramic/{network}, and receive no "
-        "batches, which are published on the topics of separators. While the network has such peers, set "
-        'transition.mode = "duplicate".'
+        f"{alone} of {len(present)} peers subscribe only to the network's topic, /ceramic/{network}. They receive no "
+        "batches, because batches are published only on the topics of separators. While the network has such peers, "
+        'set transition.mode = "duplicate".'
     )
 
 
@@ -73,7 +77,7 @@ def describe_unreached_peers(scheme: TopicScheme, network: str, peers: Iterable[
 
 
 class HeightError(Exception):
-    """An unknown height. The message gives the reason without the URL, which may contain a key."""
+    """The block height cannot be read. The message does not contain the URL, because the URL may contain a key."""
 
 
 class _RpcFault(msgspec.Struct):
@@ -111,13 +115,13 @@ def read_height(body: bytes) -> int:
 
 
 def fetch_height(url: str, timeout: float) -> int:
-    """Request the current height of the chain.
+    """Request the current block height of the chain.
 
     Args:
         timeout: seconds for the whole request, however slowly the response comes.
 
     Raises:
-        HeightError: the node returned no height.
+        HeightError: the URL returned no height.
     """
     try:
         return read_height(trio.run(_request_height, url, timeout))
@@ -147,9 +151,9 @@ async def _request_height(url: str, timeout: float) -> bytes:
 
 
 class HeightWatch:
-    """A thread that polls the chain's height, from `start()` to `stop()`, until it reaches `height`.
+    """A thread that polls the block height of the chain until `height` is reached, from `start()` to `stop()`.
 
-    The time of reaching it is saved in a file, so that a later start knows it even if the URL does not answer.
+    The time at which `height` was reached is saved in a file. So later starts know it even if the URL does not answer.
     """
 
     def __init__(
@@ -158,7 +162,8 @@ class HeightWatch:
         """Create the thread without starting it.
 
         Args:
-            every: seconds between two requests; a block of Ethereum takes 12.
+            path: file in which the time is saved.
+            every: seconds between two requests; Ethereum has a block every 12 s.
             timeout: seconds for a whole request.
         """
         self._url = url
@@ -170,9 +175,9 @@ class HeightWatch:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="height", daemon=True)
         self.reached_at: int | None = self._load_reached_at()
-        """When the height was first seen to be reached, in µs; `None` until then."""
+        """time in µs at which a response first showed `height` or more; `None` before"""
         self.error: str | None = None
-        """The reason why the height is unknown now; the transition stays as it was."""
+        """reason why the current height is unknown; meanwhile the transition does not change"""
 
     def start(self) -> None:
         if self.reached_at is None:
@@ -223,7 +228,7 @@ class HeightWatch:
 class Transition:
     """The topics on which batches are published now, and the subscription to the network's topic. Times in µs.
 
-    With neither `at` nor `height`, a `cutover` counts as done, and a `duplicate` continues until the settings change.
+    If neither `at` nor `height` is set, a `cutover` is complete, and a `duplicate` lasts until the settings change.
     """
 
     clock_us: Callable[[], int]
@@ -231,7 +236,7 @@ class Transition:
     at: int | None = None
     height: HeightWatch | None = None
     phase_out: int = 0
-    """time from the transition's end until the bridge leaves the network's topic; 0 to stay"""
+    """time from the end of the transition until the bridge leaves the network's topic; 0 if it never leaves"""
 
     @property
     def _moment(self) -> int | None:
@@ -257,7 +262,7 @@ class Transition:
         return self.clock_us() < self._moment + self.phase_out
 
     def describe(self) -> str:
-        """Describe for users what is published where; empty if there is no transition."""
+        """Describe for users on which topics batches are published; empty if there is no transition."""
         if self.at is None and self.height is None and self.mode == "cutover":
             return ""
         if self._is_over:
@@ -269,5 +274,5 @@ class Transition:
 
     @property
     def error(self) -> str | None:
-        """The reason why the block height is unknown now."""
+        """Reason why the current block height is unknown, if it is."""
         return None if self.height is None else self.height.error

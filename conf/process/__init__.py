@@ -1,1 +1,1 @@
-"""Process-wide building blocks that every room but `schemas/` may import."""
+"""Code that every top-level package but `schemas` may import: errors, files, locks, logs, Kafka clients."""

@@ -1,4 +1,4 @@
-"""Delay before another attempt, or before the restart of a dead process."""
+"""Exponential back-off between attempts, and between restarts of a process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ _LONGEST_PAUSE = 30.0
 
 
 def pause_after(failures: int, least: float, most: float) -> float:
-    """Compute the delay after `failures` in a row: `least` after one, then doubled after each further one up to `most`.
+    """Compute the pause after a number of consecutive failures.
 
-    The result has the unit of `least` and `most`, and is 0.0 if nothing has failed yet.
+    It is `least` after the first failure, and doubles with each further failure, up to `most`. It has their unit.
+
+    Returns:
+        0.0 if nothing has failed.
     """
     if failures < 1:
         return 0.0
@@ -20,7 +23,7 @@ def pause_after(failures: int, least: float, most: float) -> float:
 
 
 class Backoff:
-    """The pause after each death of a process. It doubles until the process works again."""
+    """Back-off for restarting a process: the pause doubles with each death, until the process works again."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -29,7 +32,7 @@ class Backoff:
         self._restart_at = 0.0
 
     def record_death(self) -> None:
-        """Record that the process has died: `is_due` is false until the pause is over."""
+        """Record that the process has died. `is_due` is then false until the pause is over."""
         self.deaths += 1
         self._restart_at = self._now() + pause_after(self.deaths, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 

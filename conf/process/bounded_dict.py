@@ -1,4 +1,4 @@
-"""A dict of limited size, for what strangers name."""
+"""A dict of limited size, for keys that peers can choose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Value = TypeVar("Value")
 
 
 class BoundedDict(OrderedDict[Key, Value]):
-    """A dict with at most `limit` keys. A further key replaces the one that was set longest ago."""
+    """A dict with at most `limit` keys. If it is full, a new key replaces the key that was set longest ago."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Status that a bridge writes each second to `status.json` in its folder, for the screen, `kiln status` and scripts.
+"""The status that a bridge writes each second to STATE/bridge/status.json, for `kiln run`, `kiln status` and scripts.
 
-The parts of the bridge return these structs themselves. docs/METRICS.md describes each number.
+docs/METRICS.md describes the numbers, with their units.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ SavingDirection = Literal["received", "sent"]
 
 
 class SavingStatus(Struct):
-    """Number of references to a topic by index in one direction, the bytes that they took as indices, and the bytes
-    that they would have taken as names. Bytes include the tag and length of the field.
+    """Bytes saved by sending or receiving an index instead of a topic's name (gossipsub's Topic Table Extension).
 
     The router keeps counting in this object, so copy it to keep its values.
     """
@@ -53,74 +52,53 @@ class PeerStatus(Struct, frozen=True):
     frames_out: int
     dropped: int
     savings: tuple[SavingStatus, ...] = ()
-    """savings since the stream opened"""
     topics: int = 0
     queued: int = 0
-    """bytes in the send queue of the peer"""
     bytes_in: int = 0
-    """bytes of captured frames that the peer sent"""
     held_back: bool = False
     """true while reading is paused, because the peer is over its receive budget"""
     bytes_out: int = 0
-    """bytes of captured frames that were sent to the peer"""
     sent_slowly: bool = False
     """true while sending is paused, because the peer is over its send budget"""
 
 
 class SpoolStatus(Struct, frozen=True):
-    """Frames on their way to Kafka, since the bridge started."""
+    """Frames on their way to Kafka. Counts are since the bridge started."""
 
     put: int
-    """frames taken"""
     acknowledged: int
-    """frames that Kafka has, including the frames of an earlier run's spool"""
     memory_bytes: int
     disk_bytes: int
-    """bytes of the spool's files now"""
     full: bool
     error: str | None = None
     waiting: int = 0
-    """frames that Kafka does not have yet"""
     spooled: int = 0
-    """frames written to the spool"""
     torn_bytes: int = 0
-    """bytes of the spool that could not be read back"""
     free_bytes: int = 0
-    """bytes free on the disk of the spool"""
 
 
 class PublisherStatus(Struct, frozen=True):
-    """Progress of publishing batches; `state` describes it in words."""
+    """Progress of publishing batches."""
 
     state: str
+    """description for users"""
     published: int = 0
     failed: int = 0
     lost: int = 0
-    """records that Kafka expired before the publisher read them"""
 
 
 class FetcherStatus(Struct, frozen=True):
-    """Progress of fetching blocks from IPFS.
-
-    Attributes:
-        state: Description of the progress in words.
-        waiting: Number of waiting records.
-        fetching: Number of blocks being fetched.
-        counts: Number of records by result, since the start.
-        claimed: Number of geneses that are still to be compared with claims.
-    """
+    """Progress of fetching blocks from IPFS."""
 
     state: str
+    """description for users"""
     waiting: int = 0
     fetching: int = 0
     counts: dict[str, int] = {}
     places_lost: int = 0
-    """number of times that Kafka had lost the fetcher's committed offset"""
     claimed: int = 0
     unanswered_streams: int = 0
-    """streams whose genesis no peer had in at least one attempt"""
     unanswered_updates: int = 0
-    """updates that wait for the geneses of `unanswered_streams`"""
 
     @property
     def is_on(self) -> bool:
@@ -128,46 +106,44 @@ class FetcherStatus(Struct, frozen=True):
 
 
 class IpfsStatus(Struct, frozen=True):
-    """Connections of the IPFS node, and the number of announced blocks. If the bridge is itself the IPFS node, also the
-    blocks sent and received."""
+    """Connections of the IPFS node, and its blocks since the start.
+
+    Blocks and bytes sent and received are known only if the bridge itself is the IPFS node.
+    """
 
     connections: int = 0
-    """number of connected peers of any kind"""
     gossip_peers: int = 0
-    """gossip peers that speak bitswap"""
     gossip_connected: int = 0
-    """number of `gossip_peers` that the node is connected to"""
     gossip_left_out: int = 0
-    """number of `gossip_peers` beyond the limit"""
     provided: int = 0
     unprovided: int = 0
-    """blocks that were left out, or could not be announced"""
     blocks_sent: int = 0
     bytes_sent: int = 0
     blocks_received: int = 0
-    """blocks that were wanted"""
 
 
 class OverlayTopicStatus(Struct, frozen=True):
-    """A topic of BEP 50. `sequence` is the number of the newest item, `None` before the first item."""
+    """A topic of BEP 50, for one separator of one publisher."""
 
     target: str
     publisher: str
     separator: str
     contacts: int
     sequence: int | None
+    """sequence number of the newest item; `None` before the first item"""
 
 
 class OverlayStatus(Struct, frozen=True):
-    """The BEP 50 overlay. `key`: the publisher's key, hex; `contacts`: number of contacts over all `joined` topics;
-    `topics`: the topics with most contacts; `dropped`, `unsent`: datagrams, by reason."""
+    """The BEP 50 overlay of the bridge."""
 
     key: str
+    """public key of the bridge's announcements, in hex"""
     node: str
     addresses: tuple[str, ...]
     joined: int
     contacts: int
     topics: tuple[OverlayTopicStatus, ...]
+    """the topics with most contacts"""
     publisher: PublisherStatus
     items: int
     stored: int
@@ -179,24 +155,23 @@ class OverlayStatus(Struct, frozen=True):
 
 
 class SharingStatus(Struct, frozen=True):
-    """The bridges of the network, known from their Kafka group, by peer id."""
+    """The bridges of the network, as Kafka's group of the bridges reports them."""
 
     leads: bool
-    """true if this bridge fetches for all"""
+    """true if this bridge fetches blocks for all bridges"""
     leader: str = ""
+    """peer id of the bridge that fetches; empty if none does"""
     bridges: tuple[str, ...] = ()
-    """live bridges including this one; empty before Kafka reports them"""
+    """peer ids of the live bridges, including this one; empty before Kafka reports them"""
     round: int = 0
-    """generation of the Kafka group, which changes with its members"""
     topics_left: int = 0
-    """topics of the interests that another bridge follows"""
 
 
 class BridgeStatus(Struct, frozen=True):
-    """Counts since the bridge started. `at`: unix seconds; `mesh`: peers by topic; `ipfs`, `transition`:
-    descriptions."""
+    """The status of a bridge. Counts are since the bridge started."""
 
     at: float
+    """Unix time in s"""
     pid: int
     peer: str
     network: str
@@ -217,20 +192,20 @@ class BridgeStatus(Struct, frozen=True):
     bep50: OverlayStatus | None = None
     fetcher: FetcherStatus | None = None
     ipfs: str = ""
+    """description of the block store for users"""
     ipfs_node: IpfsStatus = IpfsStatus()
     transition: str = ""
+    """description of the transition to separator topics for users; empty if there is none"""
     kept_out: int = 0
-    """peers that are not accepted because they are graylisted"""
     topics_refused: int = 0
-    """topics of the interests that are not joined because of a limit"""
     topic_refusals: int = 0
     sharing: SharingStatus = SharingStatus(False)
 
 
 def write_status(path: Path, status: BridgeStatus) -> None:
-    """Replace the file atomically.
+    """Replace the file of the status atomically.
 
-    On a full disk, overwrite the old file in place, with a status whose size does not depend on peers and topics.
+    If the disk is full, overwrite the old file in place, with a short status without peers and topics.
 
     Raises:
         OSError: The file can be neither replaced nor overwritten.
@@ -248,7 +223,7 @@ def write_status(path: Path, status: BridgeStatus) -> None:
 
 
 def _write_over(path: Path, data: bytes) -> None:
-    """Overwrite the file in one write, padded with spaces to its old length, so that it is always valid JSON."""
+    """Overwrite a file in one write. Spaces fill it up to its old length, so that it is always valid JSON."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.pwrite(file, data.ljust(os.fstat(file).st_size), 0)
@@ -257,7 +232,11 @@ def _write_over(path: Path, data: bytes) -> None:
 
 
 def read_status(path: Path) -> BridgeStatus | None:
-    """Read the newest status; `None` if there is no status, or another version of Kiln wrote it."""
+    """Read the newest status.
+
+    Returns:
+        `None` if there is no status file, or another version of Kiln wrote the file.
+    """
     try:
         return msgspec.json.decode(read_small_file(path, 64 << 20), type=BridgeStatus)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):

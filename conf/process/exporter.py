@@ -54,7 +54,7 @@ class Exporter:
         Args:
             listen: Host and port, with port 0 for any free one; `None` serves nothing.
             process: State to serve.
-            hosts: Host names under which clients may reach the exporter, in addition to those of loopback; "*" for any.
+            hosts: Host names that clients may use, in addition to those of loopback; "*" for any.
         """
         self._listen = listen
         self._process = process
@@ -104,26 +104,28 @@ class _Families(Collector):
 
 
 class HostNames:
-    """The host names that a server answers to. Without this check, a web page in a browser on this machine could reach
-    a server on loopback under the page's own host name (DNS rebinding), and read the responses."""
+    """The host names under which a server may be requested.
+
+    The check protects a server on loopback from DNS rebinding: in a browser on this machine, a web page whose host name
+    resolves to loopback could otherwise read the responses.
+    """
 
     def __init__(self, listens: str, others: Iterable[str]) -> None:
         """Create the list.
 
         Args:
-            listens: Host that the server listens on. If it is not on loopback, the server answers to any name, unless
-                `others` lists some.
-            others: Names in addition to those of loopback; "*" for any.
+            listens: Host that the server listens on. If it is not on loopback and `others` is empty, any name is
+                accepted.
+            others: Names that are accepted in addition to those of loopback; "*" for any.
         """
         self._others = {name.lower() for name in others}
         is_private = _is_loopback(listens)
         self._any = "*" in self._others or not (is_private or self._others)
 
     def accept(self, header: str | None) -> bool:
-        """Return true if a request with this header `Host` may be answered.
+        """Return true if a request may be answered, given its header `Host`.
 
-        A request without the header is answered too: it does not come from a browser, since browsers always send the
-        header.
+        A request without the header may be answered: it is not from a browser, since browsers always send the header.
         """
         if self._any or header is None:
             return True
@@ -144,9 +146,9 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a thread and a descriptor for each of at most 64 connections.
+    """A server with a thread and a descriptor for each connection, of which there are at most 64.
 
-    If all are in use, a new connection closes the oldest one: idle clients must not keep a liveness probe waiting.
+    If all are in use, a new connection closes the oldest one, so that idle clients do not delay a liveness probe.
     """
 
     daemon_threads = True
@@ -164,7 +166,6 @@ class _Server(ThreadingHTTPServer):
         super().__init__(listen, _Handler)
 
     def process_request(self, request: _Request, client_address: _Address) -> None:
-        """Start the thread of a connection."""
         assert isinstance(request, socket.socket)
         if not self._free.acquire(blocking=False):
             with self._lock:
@@ -186,14 +187,13 @@ class _Server(ThreadingHTTPServer):
         self._free.release()
 
     def service_actions(self) -> None:
-        """End the connections whose time is up. The base class calls this twice a second, or more often."""
+        """End the connections that have lasted for `_PATIENCE`. The base class calls this at least twice a second."""
         now = time.monotonic()
         with self._lock:
             for connection in [idle for idle, deadline in self._deadlines.items() if deadline < now]:
                 self._end(connection)
 
     def _end(self, connection: socket.socket) -> None:
-        """End a connection, so that its thread no longer waits for the client."""
         del self._deadlines[connection]
         with suppress(OSError):  # the client has closed it
             connection.shutdown(socket.SHUT_RDWR)
@@ -201,7 +201,7 @@ class _Server(ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
         """Log errors of Kiln, but not those of clients that hang up."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
-            _LOG.exception("request failed")
+            _LOG.exception("request to the monitoring endpoint failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         server = cast(_Server, self.server)
         process = server.process
         if not server.hosts.accept(self.headers.get("Host")):
-            text = b"this endpoint answers to localhost only. Set monitor.hosts to use other names\n"
+            text = b"the host name of this request is not allowed. Use localhost, or add the name to monitor.hosts\n"
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", text)
             return
         match self.path.partition("?")[0]:
@@ -243,4 +243,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 – the name is that of the library
-        """Log nothing for successful requests."""
+        """Log nothing. The base class writes a line to stderr for each request."""

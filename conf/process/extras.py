@@ -1,7 +1,7 @@
-"""Extras of Kiln's distribution: optional packages, grouped by task. Every room may import this file.
+"""Extras of Kiln's distribution: optional packages, grouped by task.
 
-Only pyproject.toml lists the packages of an extra. They are read from the metadata of the installed distribution, by
-`importlib.metadata`, which is slow to import and which most commands do not need.
+pyproject.toml lists the packages of each extra. This module reads them from the metadata of the installed distribution.
+It imports `importlib.metadata` only when needed, because the import is slow.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def require_extras(*extras: Extra) -> None:
         names = sorted({name for names_of_module in missing.values() for name in names_of_module})
         several = len(missing) > 1
         raise PrerequisiteError(
-            f"this needs the extra{'s' if several else ''} {' and '.join(missing)} of {DISTRIBUTION}, which "
-            f"{'are' if several else 'is'} not installed ({', '.join(names[:3])}{', …' if len(names) > 3 else ''} "
-            f"{'are' if len(names) > 1 else 'is'} missing): {format_install_command(*missing)}"
+            f"cannot run without the extra{'s' if several else ''} {' and '.join(missing)} of {DISTRIBUTION} "
+            f"({', '.join(names[:3])}{', …' if len(names) > 3 else ''} {'are' if len(names) > 1 else 'is'} not "
+            f"installed). Install {'them' if several else 'it'} with: {format_install_command(*missing)}"
         )
 
 
 def list_requirements(extra: Extra | None = None) -> list[Requirement]:
-    """List the requirements of an extra, with those of the extras that it includes.
+    """List the requirements of an extra, including those of the extras that it contains.
 
     Args:
         extra: The extra; `None` for the requirements of Kiln without extras.

@@ -1,9 +1,6 @@
-"""Small files that are read whole, such as settings and passwords, sync to disk, and the password of
-the embedded broker.
+"""Reading of small files, sync to disk, and the password of the embedded broker.
 
 A file's bytes survive a power cut once the file is synced, and its name survives once its folder is synced.
-
-Every room may import this file.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ SMALL: Final = 16 << 20
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. A pipe or device could block the process, or have no end.
+    """Open a regular file for reading. Anything else is an error: a pipe could block, and a device may have no end.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
@@ -61,7 +58,7 @@ def to_disk(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file and sync it to disk. Readers find the old bytes or the new ones."""
+    """Replace a file atomically. Its bytes are synced to disk, but not its folder."""
     fresh = path.with_name(f"{path.name}.new")
     with open(fresh, "wb") as file:
         file.write(data)
@@ -71,10 +68,10 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def ensure_password(broker_dir: Path) -> str:
-    """Read the password of this folder's broker; create it if it is missing.
+    """Read the password of the embedded broker, or create it if it is missing.
 
-    The broker and its clients may start in any order. If two of them create a password at the same time, both use the
-    same one.
+    The broker and its clients may start in any order. If two processes create the password at the same time, both
+    return the same one.
 
     Raises:
         OSError: The file cannot be read or created.
@@ -94,7 +91,7 @@ def ensure_password(broker_dir: Path) -> str:
 
 
 def private_file(path: Path, text: str) -> Path:
-    """Write the text to a file next to `path`, with mode 0600, and sync it to disk."""
+    """Write a text to a new file next to `path`, with mode 0600, sync it to disk, and return its path."""
     fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     fresh.unlink(missing_ok=True)
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="latin-1") as out:

@@ -1,13 +1,12 @@
 """Clients of kafka-python 3.0.12 that close their file descriptors promptly, and time out.
 
-A constructor of kafka-python opens an epoll, two sockets and often a thread before it connects. When no broker answers,
-the constructor raises, and the thread keeps all of them open for as long as the process lives. The socket of each
-connection that fails is in a cycle of Python objects, and stays open until garbage is collected. A TLS handshake
-that the broker does not answer never ends. So every client of Kiln is created here
-(`tests/unit/conf/test_kafka_clients.py` looks for others).
+A constructor of kafka-python opens an epoll, two sockets and often a thread before it connects. If no broker answers,
+the constructor raises, and these descriptors stay open for as long as the process lives. The socket of a failed
+connection stays open until the garbage collector runs. A TLS handshake that the broker does not answer never ends. So
+`open_client` creates every client of Kiln (`tests/unit/conf/test_kafka_clients.py` looks for others).
 
 kafka-python reports a refused password or a wrong certificate as a bootstrap timeout, and only logs the reason. So
-`describe_kafka_error` connects once more, inspects how that connection fails, and names the setting at fault.
+`describe_kafka_error` connects once more, examines the error of this connection, and names the setting at fault.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class _Network(Protocol):
 
 
 class _Sockets(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's sockets, closed if they do not connect. kafka-python finds the class by its scheme."""
+    """kafka-python's sockets, but closed if they cannot connect. kafka-python finds the class by its scheme."""
 
     SCHEMES = (_SCHEME,)
 
@@ -56,7 +55,7 @@ class _Sockets(KafkaNetSocket):  # type: ignore[misc]  # kafka-python has no typ
 
 
 class _TlsTransport(KafkaSSLTransport):  # type: ignore[misc]  # as above
-    """kafka-python's transport, with a handshake that ends at the deadline of the connection."""
+    """kafka-python's TLS transport, but with a handshake that ends at the deadline of the connection."""
 
     timeout_at: float | None = None
 
@@ -73,7 +72,7 @@ class _TlsTransport(KafkaSSLTransport):  # type: ignore[misc]  # as above
 
 
 class ConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # as above
-    """kafka-python's connection manager, with the two classes above."""
+    """kafka-python's connection manager, but with `_Sockets` and `_TlsTransport`."""
 
     async def _build_transport(self, node: _Broker, timeout_at: float | None = None) -> KafkaTCPTransport:
         options, proxy = self.config["socket_options"], f"{_SCHEME}://"
@@ -96,7 +95,7 @@ class ConnectionManager(KafkaConnectionManager):  # type: ignore[misc]  # as abo
 
 
 def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
-    """Create a client. If the constructor fails, close the descriptors that it has opened.
+    """Create a client of kafka-python. If its constructor fails, close the descriptors that it has opened.
 
     Args:
         kind: `KafkaConsumer`, `KafkaProducer` or `KafkaAdminClient`.
@@ -112,7 +111,8 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
     for name in ("ssl_cafile", "ssl_certfile"):
         file = options.get(name)
         if isinstance(file, str) and Path(file).exists() and not Path(file).is_file():
-            raise ValueError(f"kafka.{name}: {file} is not a regular file")  # OpenSSL would wait for a FIFO's writer
+            # OpenSSL would wait for a FIFO's writer
+            raise ValueError(f"kafka.{name}: {file} is not a regular file. Name a PEM file")
     with ExitStack() as opened:
 
         def open_network(**config: object) -> _Network:
@@ -129,10 +129,13 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
 
 _PROBES: Final = 3  # a connection that both sides close at once does not always fail alike
 
-# OpenSSL errors and their remedies; {…} are client options
+_OTHER_HOST: Final = (
+    "kafka.bootstrap: the broker's certificate is for another host ({problem}). Use a host name in the certificate"
+)
+# OpenSSL errors and the settings at fault; {…} are client options
 _TLS: Final = (
-    ("Hostname mismatch", "kafka.bootstrap: the broker's certificate is for another host ({problem})"),
-    ("IP address mismatch", "kafka.bootstrap: the broker's certificate is for another host ({problem})"),
+    ("Hostname mismatch", _OTHER_HOST),
+    ("IP address mismatch", _OTHER_HOST),
     (
         "CERTIFICATE_VERIFY_FAILED",
         "kafka.ssl_cafile ({ssl_cafile}): no authority there has signed the broker's certificate ({problem})",
@@ -141,15 +144,15 @@ _TLS: Final = (
         "WRONG_VERSION_NUMBER",
         "kafka.security_protocol ({security_protocol}): the broker does not speak TLS on this port",
     ),
-    ("CERTIFICATE_REQUIRED", "kafka.ssl_certfile ({ssl_certfile}): the broker requires a client's certificate"),
-    ("ALERT", "kafka.ssl_certfile ({ssl_certfile}): the broker rejects the client's certificate ({problem})"),
+    ("CERTIFICATE_REQUIRED", "kafka.ssl_certfile ({ssl_certfile}): the broker requires a client certificate"),
+    ("ALERT", "kafka.ssl_certfile ({ssl_certfile}): the broker rejects the client certificate ({problem})"),
 )
 
 
 def describe_kafka_error(error: BaseException, client_options: Mapping[str, object], patience: float = 5.0) -> str:
-    """Describe an error of kafka-python for a client with these options.
+    """Describe an error of a kafka-python client that has these options, and name the setting at fault.
 
-    Connects to a broker if the error itself is not specific, and waits at most `patience` seconds for its answer.
+    If the error is only a timeout, connect to a broker again to find the reason, for at most `patience` seconds.
     """
     from kafka.errors import KafkaTimeoutError
 
@@ -164,7 +167,11 @@ def describe_kafka_error(error: BaseException, client_options: Mapping[str, obje
 
 
 def _probe_connection(client_options: Mapping[str, object], patience: float) -> BaseException | None:
-    """Connect to the first broker, and return the error, if any. `None` also if no connection can be tried."""
+    """Connect to the first broker.
+
+    Returns:
+        The error of the connection; `None` if it works or cannot be tried.
+    """
     # no public class of kafka-python reports how a connection failed
     from kafka.errors import KafkaError
     from kafka.net.selector import NetworkSelector
@@ -208,13 +215,25 @@ def _describe_reason(error: BaseException, client_options: Mapping[str, object])
                 "user with this password"
             )
         case errors.UnsupportedSaslMechanismError():
-            return f"kafka.sasl_mechanism ({options.get('sasl_mechanism')}): the broker does not support this mechanism"
+            return (
+                f"kafka.sasl_mechanism ({options.get('sasl_mechanism')}): the broker does not support this mechanism. "
+                "Set another one"
+            )
         case errors.IllegalSaslStateError():
-            return f"kafka.security_protocol ({protocol}): the broker requires no password on this port"
+            return (
+                f"kafka.security_protocol ({protocol}): the broker requires no password on this port. Set "
+                f"{protocol.removeprefix('SASL_')}"
+            )
         case errors.TopicAuthorizationFailedError():
-            return f"kafka.sasl_username ({user}) lacks a right on the topic {_list_names(error)}"
+            return (
+                f"kafka.sasl_username ({user}) lacks a right on the topic {_list_names(error)}. Grant the rights in "
+                "docs/kafka-security.md"
+            )
         case errors.GroupAuthorizationFailedError():
-            return f"kafka.sasl_username ({user}) lacks the right READ on the consumer group {_list_names(error)}"
+            return (
+                f"kafka.sasl_username ({user}) lacks the right READ on the consumer group {_list_names(error)}. Grant "
+                "the rights in docs/kafka-security.md"
+            )
         case errors.AuthorizationError():
             return f"kafka.sasl_username ({user}) lacks a right: {type(error).__name__}: {text}"
     if protocol.endswith("SSL"):
@@ -222,17 +241,20 @@ def _describe_reason(error: BaseException, client_options: Mapping[str, object])
             if sign in text:
                 return words.format(**options, problem=text.rpartition(": ")[2].partition(" (_ssl")[0])
         if isinstance(error, OSError):
-            return f"kafka.ssl_cafile ({options['ssl_cafile']}), kafka.ssl_certfile ({options['ssl_certfile']}): {text}"
+            return (
+                f"kafka.ssl_cafile ({options['ssl_cafile']}), kafka.ssl_certfile ({options['ssl_certfile']}): cannot "
+                f"set up TLS: {text}"
+            )
     if "Invalid frame length" in text and not protocol.endswith("SSL"):  # a TLS alert, read as Kafka's protocol
-        return f"kafka.security_protocol is wrong ({protocol}): the port expects TLS"
+        return f"kafka.security_protocol is wrong ({protocol}): the port expects TLS. Set SSL or SASL_SSL"
     if "socket disconnected" in text:  # also after a refused login: kafka-python does not read the response
         if not protocol.startswith("SASL"):
             more = "a password" if protocol == "SSL" else "TLS or a password"
             return f"kafka.security_protocol ({protocol}): the broker closed the connection; it may expect {more}"
-        tls = "" if protocol.endswith("SSL") else "; or kafka.security_protocol is wrong, and the port expects TLS"
+        tls = "" if protocol.endswith("SSL") else ", or kafka.security_protocol is wrong because the port expects TLS"
         return (
             f"kafka.sasl_username ({user}), kafka.sasl_password or kafka.sasl_password_file: the broker rejects this "
-            f"user with this password, or kafka.sasl_mechanism ({options.get('sasl_mechanism')}){tls}"
+            f"user with this password, or does not support kafka.sasl_mechanism ({options.get('sasl_mechanism')}){tls}"
         )
     return None
 

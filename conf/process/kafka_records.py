@@ -1,9 +1,9 @@
-"""Records of Kafka topics, read with librdkafka, and its options from those of kafka-python.
+"""Reading of Kafka records with librdkafka, and conversion of kafka-python's options to those of librdkafka.
 
-kafka-python decompresses snappy, lz4 and zstd with further packages only, and never gets past a record with a header
-key that is not UTF-8. librdkafka supports each codec of Kafka, and decodes headers on request only. So Kiln reads the
-contents of records here, or in bulk in kiln.pipelines.runtime.kafka_ranges, and uses kafka-python for groups, offsets
-and topics (`tests/unit/conf/test_kafka_clients.py` looks for other readers).
+kafka-python needs further packages to decompress snappy, lz4 and zstd, and never gets past a record with a header key
+that is not UTF-8. librdkafka supports each codec of Kafka, and decodes headers on request only. So Kiln uses
+kafka-python for groups, offsets and topics, but reads records here, or in bulk in kiln.pipelines.runtime.kafka_ranges
+(`tests/unit/conf/test_kafka_clients.py` looks for other readers).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
 """Options of every consumer of librdkafka in Kiln."""
 
 UNDECODABLE: Final = frozenset((LibrdkafkaError._BAD_MSG, LibrdkafkaError._BAD_COMPRESSION))
-"""Errors of a group of records that no client can decode, such as after damage on the broker's disk. librdkafka reports
-them again and again, until it is assigned an offset after the group."""
+"""Errors of a record batch of Kafka that no client can decode, such as after damage on the broker's disk. librdkafka
+repeats them until it is assigned an offset after the record batch."""
 
 _REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
 _ELECTING: Final = frozenset((LibrdkafkaError.NOT_LEADER_FOR_PARTITION, LibrdkafkaError.LEADER_NOT_AVAILABLE))
@@ -46,7 +46,7 @@ LIBRDKAFKA_LOG.addHandler(logging.NullHandler())  # else, in a Python worker, ea
 
 
 class KafkaRecord(NamedTuple):
-    """A record of a partition. `timestamp`: the time that the broker gave it, ms."""
+    """A record of a partition. `timestamp` is its Kafka timestamp in ms."""
 
     offset: int
     timestamp: int
@@ -55,10 +55,10 @@ class KafkaRecord(NamedTuple):
 
 
 class RecordReader:
-    """Reads partitions from given offsets, in order, without a group. For one thread.
+    """A reader of partitions from given offsets, in order, without a consumer group. For one thread.
 
-    Where the broker's bytes cannot be decoded, each offset has a record with a description of the fault
-    (`describe_undecodable`), which the caller's decoder refuses.
+    In place of bytes that cannot be decoded, it returns records whose value describes the fault
+    (`describe_undecodable`). The caller's decoder must reject such values.
     """
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:
@@ -76,8 +76,8 @@ class RecordReader:
         self._paused: set[TopicPartition] = set()
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from these offsets on, and no others. An offset that the broker no longer has becomes
-        the first one that it has."""
+        """Read only these partitions, from these offsets on. If the broker has deleted an offset, reading begins at the
+        first one that it still has."""
         self._positions, self._paused = dict(offsets), set()
         self._consumer.assign([Assignment(part.topic, part.partition, offset) for part, offset in offsets.items()])
 
@@ -92,12 +92,14 @@ class RecordReader:
         return {part: offset for part, offset in self._positions.items() if part not in self._paused}
 
     def position(self, part: TopicPartition) -> int:
-        """Return the offset up to which a partition is read. Offsets without records, such as the markers of
-        transactions, count as read at the end of the partition."""
+        """Return the offset after the last record that was read.
+
+        At the end of the partition it is the end offset, even if no records precede it, but markers of transactions.
+        """
         return self._positions[part]
 
     def pause(self, parts: Iterable[TopicPartition]) -> None:
-        """Read nothing more of these partitions until `resume`."""
+        """Pause reading these partitions until `resume`."""
         added = self._positions.keys() & set(parts) - self._paused
         if added:
             self._consumer.incremental_unassign([Assignment(part.topic, part.partition) for part in added])
@@ -160,7 +162,7 @@ class RecordReader:
         return [TopicPartition(topic, number) for number in sorted(found[topic].partitions)] if topic in found else []
 
     def read_end(self, part: TopicPartition, timeout: float = 30.0) -> int:
-        """Return the offset after the last record of a partition, or the offset of the first open transaction.
+        """Return the end offset of a partition, or the offset of its first open transaction, if there is one.
 
         Raises:
             KafkaError: no broker answers within `timeout` s, or the partition has no leader during that time.
@@ -175,7 +177,9 @@ class RecordReader:
                     raise to_kafka_error(error.args[0]) from error
                 time.sleep(_ELECTION_POLL)
         if bounds is None:
-            raise KafkaError(f"no answer about the end of {part.topic}-{part.partition} within {timeout:g} s")
+            raise KafkaError(
+                f"cannot read the end offset of {part.topic}-{part.partition}: no broker answered within {timeout:g} s"
+            )
         end: int = bounds[1]
         return end
 
@@ -194,12 +198,12 @@ def list_codecs() -> list[str]:
 
 
 def describe_undecodable(error: LibrdkafkaError) -> bytes:
-    """Return a value in place of a value that cannot be decoded. No reader of Kiln's topics accepts it."""
+    """Return a value for a record that cannot be decoded. The decoder of each Kiln topic rejects this value."""
     return f"no record can be decoded here: {error.str()}".encode()
 
 
 def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
-    """Return kafka-python's error for one of librdkafka's. Codes below 0 have no counterpart in kafka-python."""
+    """Convert an error of librdkafka to one of kafka-python. Codes below 0 become a plain `KafkaError`."""
     if error.code() < 0:
         return KafkaError(error.str())
     kind: type[BrokerResponseError] = for_code(error.code())
@@ -217,7 +221,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 _ALWAYS: Final[Mapping[str, str | int | bool]] = {
-    # a broker that is back is found at once
+    # so that a broker that is available again is found within a second
     "reconnect.backoff.max.ms": 1_000,
     # brokers may ask clients for figures; Kiln's own are at monitor.listen
     "enable.metrics.push": False,
@@ -225,11 +229,12 @@ _ALWAYS: Final[Mapping[str, str | int | bool]] = {
 
 
 def librdkafka_options(client_options: Mapping[str, object]) -> dict[str, str | int | bool]:
-    """Convert the result of `client_options` of kiln.conf.settings.model.Kafka. Argument and result contain the
-    password in clear text, so never print them.
+    """Convert kafka-python's options, as `Kafka.client_options` of the settings returns them, to librdkafka's.
+
+    Argument and result contain the password in clear text: never print them.
 
     Raises:
-        KeyError: An option is not one of those that `client_options` returns.
+        KeyError: An option is unknown.
     """
     servers = client_options["bootstrap_servers"]
     options: dict[str, str | int | bool] = {

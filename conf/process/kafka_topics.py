@@ -1,8 +1,7 @@
 """Identities of Kafka topics: a topic that was deleted and created again has the same name and another id (KIP-516).
 
-An offset of the deleted topic means nothing in the new one. So every consumer that stores offsets stores the topic's id
-next to them.
-Every room may import this file.
+An offset of the deleted topic means nothing in the new one. So every consumer that stores offsets also stores the id of
+the topic.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ CHECK_EVERY: Final = 5.0
 
 
 class TopicIdentity(NamedTuple):
-    """The id of a topic, empty if the broker is older than Kafka 2.8, and its number of partitions."""
+    """The id of a topic and its number of partitions. The id is empty if the broker is older than Kafka 2.8."""
 
     id: str
     partitions: int
@@ -28,7 +27,7 @@ def describe_topics(admin: KafkaAdminClient, topics: Iterable[str]) -> dict[str,
     """Request the identities of topics from a broker.
 
     Returns:
-        The identities by full topic name, without the topics that do not exist.
+        The identities by topic name, with the prefix. Topics that do not exist are left out.
 
     Raises:
         KafkaError: The broker does not answer.
@@ -41,18 +40,22 @@ def describe_topics(admin: KafkaAdminClient, topics: Iterable[str]) -> dict[str,
 
 
 def find_replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIdentity]) -> list[str]:
-    """Compare noted ids with the identities that the broker reports.
+    """Find the topics that were deleted and created again.
+
+    Args:
+        noted: The stored id of each topic, by its name.
+        found: The identities that the broker reports.
 
     Returns:
-        The topics whose ids differ, in the order of `noted`. Topics that do not exist, and topics whose id
-        the broker does not report, are not among them.
+        The topics with another id than stored, in the order of `noted`. Topics that do not exist, or whose id the
+        broker does not report, are left out.
     """
     return [topic for topic, known in noted.items() if known and topic in found and found[topic].id not in ("", known)]
 
 
 def describe_replaced_topic(topic: str, noted: str, found: str) -> str:
-    """Explain that a topic has another id than the one noted."""
+    """Explain to a user that a topic has another id than the stored one."""
     return (
-        f"{topic} is not the topic that was read before: its id in Kafka is {found}, and the id noted with the offsets "
-        f"is {noted}. The topic was deleted and created again, or kafka.bootstrap names another cluster"
+        f"{topic} is not the topic that was read before: its id in Kafka is {found}, but the id stored with the "
+        f"offsets is {noted}. The topic was deleted and created again, or kafka.bootstrap names another cluster"
     )

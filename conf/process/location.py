@@ -1,9 +1,7 @@
 """Locations of tables and checkpoints: a folder of this machine, or a prefix in an object store (`s3://BUCKET/PREFIX`).
 
-Callers use folders and prefixes in the same way. A file made by `write` or `create` is complete once it has its name,
-and survives a power cut: on a disk because it is synced, in a store because a PUT is answered once it is durable.
-
-Every room may import this file.
+Both have the same methods. A file made by `write` or `create` is complete once it exists under its name, and survives a
+power cut: on a disk because it is synced, in a store because a PUT is answered once it is durable.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class StoreError(KilnError, OSError):
 
 
 def expand_path(path: str | Path) -> Path:
-    """Return the absolute path, with the home folder in place of `~`.
+    """Return the absolute path, with `~` replaced by the home folder.
 
     Raises:
         SettingsError: There is no home folder, or no current folder.
@@ -62,20 +60,23 @@ def expand_path(path: str | Path) -> Path:
 
 
 def shorten_error(error: Exception) -> str:
-    """Shorten an error of delta-rs to one line, without XML of the store and without trace."""
+    """Shorten an error of delta-rs to one line, without the store's XML and without stack trace."""
     parts = [part for part in _PIECE.split(str(error)) if not part.startswith("<")]
     return ": ".join(part.split("\n")[0] for part in parts)[:_MAX_LENGTH]
 
 
 def find_os_error(error: Exception) -> str:
-    """Find the operating system's error in an error of delta-rs, such as "No space left on device"; empty if there is
-    none."""
+    """Find the operating system's error, such as "No space left on device", in an error of delta-rs.
+
+    Returns:
+        The text of the error; empty if there is none.
+    """
     match = re.search(r"(?:^|: )([^:]+) \(os error \d+\)", str(error))
     return match[1] if match else ""
 
 
 class FileEntry(NamedTuple):
-    """A file directly in a location; `modified` in µs."""
+    """A file in a folder or prefix. `size` is in bytes, `modified` in µs since the epoch."""
 
     name: str
     size: int
@@ -120,7 +121,7 @@ class LocalFolder(_Place):
 
     @property
     def folder(self) -> Path:
-        """Path on this machine; a store has none."""
+        """Path on this machine; `None` for a store."""
         return Path(self.uri)
 
     @property
@@ -130,7 +131,7 @@ class LocalFolder(_Place):
         return f"file://{self.folder.absolute()}"
 
     def exists(self) -> bool:
-        """Return true if the file or folder exists; a folder in a store exists if it is not empty."""
+        """Return true if the file or folder exists. In a store, a folder exists if it is not empty."""
         return self.folder.exists()
 
     def files(self) -> Iterator[FileEntry]:
@@ -287,7 +288,6 @@ class StorePrefix(_Place):
 
 
 Location = LocalFolder | StorePrefix
-"""Both have the same methods."""
 
 
 class _Upload(io.RawIOBase):

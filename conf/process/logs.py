@@ -1,7 +1,7 @@
 """Logging of events as text (logfmt) or JSON lines, with a rate limit per event.
 
-Every room may import this file. Components log with `log_event` under the name of their package (`kiln.bridge.libp2p`).
-Values may come from peers, so both formats write them as ASCII JSON, which cannot control a terminal.
+Components log with `log_event` under the name of their package, such as `kiln.bridge.libp2p`. Values may come from
+peers, so both formats write them as ASCII JSON, which contains no control sequences for a terminal.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def log_event(log: logging.Logger, event: str, level: int = logging.INFO, **fiel
 
 
 def identify_problem(text: str) -> str:
-    """Return the part of a text that stays the same while the problem lasts: the subject, without numbers.
+    """Return the part of a problem's text that does not change while the problem lasts: the subject, without numbers.
 
     A problem reads `SUBJECT: reason`, such as `frames wait for Kafka, topic kiln.frames: no acknowledgement for 5 s`.
-    The reason changes over time, and if an attempt fails in another way than the one before.
+    The reason may change, for example when the next attempt fails in another way.
     """
     return _NUMBER.sub("N", text.partition(": ")[0])
 
@@ -44,8 +44,10 @@ _NUMBER: Final = re.compile(r"(?<![\w./:-])\d[\d,.]*(?![\w./:-])")
 
 
 class ProblemLog:
-    """Log of current problems. Each problem is logged when it appears and when it is resolved, even if its wording
-    changes meanwhile."""
+    """Log of problems: each is logged once when it appears and once when it is resolved.
+
+    The wording of a problem may change meanwhile (`identify_problem`).
+    """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
@@ -53,7 +55,11 @@ class ProblemLog:
         """the first text of each problem, by `identify_problem`"""
 
     def see(self, problems: Iterable[str]) -> None:
-        """Log the problems that are new or resolved. `problems` describes all current problems."""
+        """Log the problems that are new or resolved.
+
+        Args:
+            problems: Texts of all current problems.
+        """
         now: dict[str, str] = {}
         for text in problems:
             now.setdefault(identify_problem(text), text)
@@ -71,7 +77,7 @@ def configure_logs(
     handler: logging.Handler | None = None,
     others: int = logging.ERROR,
 ) -> None:
-    """Configure the logging of this process, unless that is already done.
+    """Configure the logging of this process, unless it is already configured.
 
     Args:
         form: Format of the lines.
@@ -89,8 +95,11 @@ def configure_logs(
 
 
 class LogFile(RotatingFileHandler):
-    """A rotated log file. Lines that cannot be written, such as on a full disk, are counted, and the next line that can
-    be written states the count."""
+    """A rotated log file.
+
+    Lines that cannot be written, for example because the disk is full, are counted. The next line that can be written
+    has the count in its field `lines_lost`.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, maxBytes=_FILE_BYTES, backupCount=2, delay=True)
@@ -109,10 +118,10 @@ class LogFile(RotatingFileHandler):
 
 
 class RateLimitFilter:
-    """A filter that passes 20 lines per event and minute.
+    """A filter that passes at most 20 lines per minute for each event, that is, for each logger and text.
 
-    The last of the 20 states that more are dropped, and the first line of a later minute states how many were dropped.
-    Events are distinguished by logger and text.
+    The 20th line has the field `more_of_it`. The first line of a later minute has the number of dropped lines in the
+    field `left_out`.
     """
 
     def __init__(self) -> None:
@@ -131,7 +140,7 @@ class RateLimitFilter:
         count += 1
         self._spans[event] = (start, count)
         if count == _MAX_LINES:
-            _add_fields(record, more_of_it="left out for a minute")
+            _add_fields(record, more_of_it="further lines of this event are left out for a minute")
         return count <= _MAX_LINES
 
 

@@ -1,7 +1,4 @@
-"""The rule for proxies: HTTP clients follow `http_proxy`, `https_proxy` and `no_proxy`, except to loopback addresses.
-
-Every room may import this file.
-"""
+"""The rule for proxies: HTTP clients follow `http_proxy`, `https_proxy` and `no_proxy`, but use none to loopback."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ _EXCEPTIONS: Final = ("no_proxy", "NO_PROXY")
 
 
 def exempt_loopback(environ: MutableMapping[str, str]) -> None:
-    """Add the loopback addresses to `no_proxy`, if there is a proxy.
+    """Add the loopback addresses to `no_proxy`, if a proxy is set.
 
-    Clients that read the variables themselves, such as delta-rs and Spark's S3A, then connect to them directly.
+    Clients that read the variables themselves, such as delta-rs and Spark's S3A, then use no proxy to loopback.
     """
     if not any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
         return
@@ -28,7 +25,7 @@ def exempt_loopback(environ: MutableMapping[str, str]) -> None:
 
 
 def is_loopback(url: str) -> bool:
-    """Return true if a URL is of a loopback address, which is never requested through a proxy."""
+    """Return true if the host of a URL is loopback. No proxy is used for such URLs."""
     host = urlsplit(url).hostname or ""
     try:
         return host == _LOOPBACK[0] or ip_address(host).is_loopback

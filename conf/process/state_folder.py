@@ -1,8 +1,4 @@
-"""The state folder: its format version, its permissions, and its locks: one process at a time runs each query and the
-bridge.
-
-Every room may import this file.
-"""
+"""The state folder: its format version, its permissions, and the locks of the processes that use it."""
 
 from __future__ import annotations
 
@@ -21,12 +17,13 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.files import open_regular_file, read_small_file, to_disk
 
 STATE_VERSION: Final = 4
-"""Version of the files, checkpoints and tables in a state folder. Raise it with an incompatible change only."""
+"""Version of the files, checkpoints and tables in a state folder. Raise it only for an incompatible change."""
 
 _FILE = "version"
 _CONTENT = ("broker", "checkpoints")
-"""Folders that only Kiln fills; an empty folder may be a mounted disk. `bridge` is left out because a user may copy it
-to keep a node's keys, and `lake` because its tables have a version of their own."""
+"""Folders that only Kiln fills. If one has files, Kiln has used the state folder; an empty one may be a mounted disk.
+`bridge` is left out because a user may copy it to keep a node's keys, and `lake` because its tables have a version of
+their own."""
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -36,7 +33,7 @@ class StateVersionError(KilnError):
 
 
 def check_state_version(state: Path) -> None:
-    """Check that this version of Kiln can read a state folder, which need not exist. Nothing is changed.
+    """Check that this version of Kiln can read a state folder, without changing it. The folder need not exist.
 
     Raises:
         StateVersionError: An older or a newer Kiln wrote the folder.
@@ -46,11 +43,11 @@ def check_state_version(state: Path) -> None:
 
 
 def claim_state_folder(state: Path) -> None:
-    """Create a state folder that only its user can read, as it contains keys and network data; write its version.
+    """Create a state folder and write its version, before anything else is written to it.
 
-    Call it before anything else is written to the folder. The permissions of an empty folder of this user are
-    restricted in the same way. The permissions of any other folder stay as they are, because other programs may depend
-    on them: `kiln doctor` reports them.
+    Only the user can read a new folder, because it will contain keys and network data. An empty folder of this user
+    gets the same permissions. The permissions of any other folder stay as they are, because other programs may depend
+    on them; `kiln doctor` reports them.
 
     Raises:
         StateVersionError: An older or a newer Kiln wrote the folder. Nothing is changed.
@@ -77,7 +74,11 @@ def is_private(state: Path) -> bool:
 
 
 def _read_version(state: Path) -> int | None:
-    """Read the version of a state folder; `None` if it has no state yet."""
+    """Read the version of a state folder.
+
+    Returns:
+        `None` if the folder has no state yet.
+    """
     path = state / _FILE
     try:
         text = read_small_file(path).decode("ascii", errors="replace").strip()
@@ -93,9 +94,9 @@ def _read_version(state: Path) -> int | None:
     if text or any(_is_filled(state / name) for name in _CONTENT):
         raise StateVersionError(
             f"the state folder {state} has {f'version {text[:20]}' if text else 'no version'}, and this Kiln reads "
-            f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it and pass another folder with --state. "
-            "There, Kiln can process the frames again that are still in Kafka or in captures and, with kiln backfill "
-            f"run --source frames, those of the table {state / 'lake' / 'frames'} (RUNBOOK, Versions)"
+            f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it, and pass another folder with --state. "
+            "To process old frames again there, use those still in Kafka, captures, or kiln backfill run --source "
+            f"frames with the table {state / 'lake' / 'frames'} (docs/RUNBOOK.md, Versions)"
         )
     return None
 
@@ -108,21 +109,21 @@ _RETRY_EVERY = 0.5  # s
 
 
 class StateInUseError(KilnError):
-    """Another process holds the lock. Without it, two processes would write the same checkpoint or use the same key."""
+    """Another process holds the lock. The lock prevents that two processes write one checkpoint or use one key."""
 
 
 def read_lock_holders(state: Path) -> set[int]:
-    """Read the process numbers of the Kilns that use a state folder: those that hold one of its locks."""
+    """Read the ids of the processes that hold a lock of a state folder."""
     folder = state / "locks"
     holders = map(read_lock_holder, folder.iterdir() if folder.is_dir() else ())
     return {holder for holder in holders if holder is not None}
 
 
 def read_lock_holder(path: Path) -> int | None:
-    """Read the process number in a lock file, which may be read-only.
+    """Read the id of the process that holds a lock. The lock file may be read-only.
 
     Returns:
-        `None` if no process holds the lock; 0 if its holder has not written its number.
+        `None` if no process holds the lock; 0 if the holder has not written its id.
     """
     try:
         with open_regular_file(path) as lock:
@@ -137,8 +138,8 @@ def read_lock_holder(path: Path) -> int | None:
 
 
 def try_lock(lock: IO[str]) -> bool:
-    """Lock a file without waiting, and return true if that worked."""
-    # a process that checks the lock holds it for an instant, hence the retries
+    """Lock a file, with retries for 0.2 s, and return true if that worked."""
+    # a process that only checks the lock holds it for an instant
     for _ in range(20):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -150,12 +151,12 @@ def try_lock(lock: IO[str]) -> bool:
 
 @contextmanager
 def lock_state(state: Path, name: str, patience: float = 0.0) -> Iterator[None]:
-    """Hold the lock `locks/NAME` of a state folder for this process, and claim the folder.
+    """Claim a state folder, and hold its lock `locks/NAME` for this process.
 
     Args:
         state: The state folder.
         name: Name of the lock.
-        patience: Time to wait for another process to release the lock, s.
+        patience: Seconds to wait for another process to release the lock.
 
     Raises:
         StateInUseError: Another process, which the message names, holds the lock.
@@ -172,8 +173,8 @@ def lock_state(state: Path, name: str, patience: float = 0.0) -> Iterator[None]:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
             raise StateInUseError(
-                f"cannot lock {name}: process {holder} runs it in the state folder {state}. Stop it, or pass another "
-                "folder with --state"
+                f"cannot lock {name}: process {holder} holds this lock of the state folder {state}. Stop the process, "
+                "or pass another folder with --state"
             )
         lock.truncate(0)
         lock.write(str(os.getpid()))

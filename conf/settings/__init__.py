@@ -1,1 +1,1 @@
-"""The settings: their model, and how they are read, checked and printed. Only entry points import this package."""
+"""The settings: model, reading, checks and output as TOML. Only entry points import this package."""

@@ -1,7 +1,7 @@
-"""Addresses, peer ids, topics and separators, checked where the settings are read.
+"""Checks of addresses, peer ids, topics and separators in the settings.
 
-Each check raises ValueError with a description of what is expected. The packages that read these formats take tenths of
-a second to import, so each check imports only the one that it needs, when it needs it.
+Each check raises ValueError with a description of what is expected. The packages that parse these formats take tenths
+of a second to import, so each check imports its package only when called.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ MAX_TOPIC_BYTES: Final = 1024
 
 
 def check_servers(text: str) -> None:
-    """Check a list of Kafka servers, `host:port,host:port`. The error for an entry that contains a password does not
-    repeat it."""
+    """Check a list of Kafka servers, `host:port,host:port`. If it contains a password, the error does not repeat it."""
     expected = 'host:port, separated by commas, such as "kafka-1:9092,kafka-2:9092"'
     if "@" in text:
-        raise ValueError(f"expected {expected}: user and password go into kafka.sasl_username and kafka.sasl_password")
+        raise ValueError(f"expected {expected}. Set user and password in kafka.sasl_username and kafka.sasl_password")
     for server in text.split(","):
         if "://" in server:
-            raise ValueError(f'"{server}": expected {expected}, without the protocol, which is kafka.security_protocol')
+            raise ValueError(f'"{server}": expected {expected}. Set the protocol in kafka.security_protocol')
         match = _HOST_AND_PORT.fullmatch(server.strip())
         if match is None:
             raise ValueError(f'"{server}": expected {expected}')
@@ -36,8 +35,10 @@ def check_servers(text: str) -> None:
 
 
 def check_path(path: str) -> None:
-    """Check the path of a folder with Delta tables or a database. delta-rs and DuckDB turn the path into a URL, in
-    which some characters fail and others lead to a different folder."""
+    """Check the path of a folder with Delta tables or a database.
+
+    delta-rs and DuckDB turn the path into a URL. Some characters then fail, and others lead to a different folder.
+    """
     match = _UNUSABLE.search(path)
     if match is not None:
         raise ValueError(f"expected a path without {json.dumps(match[0])}, which delta-rs and DuckDB cannot open")
@@ -54,7 +55,7 @@ def check_file_name(text: str) -> None:
 
 
 def check_listener(text: str) -> None:
-    """Check the port of `host:port` to listen on, where 0 is any free port."""
+    """Check the port of `host:port` to listen on. Port 0 selects a free one."""
     if int(text.rpartition(":")[2]) > _MAX_PORT:
         raise ValueError(f"a port of at most {_MAX_PORT}")
 
@@ -73,7 +74,7 @@ def check_url(text: str) -> None:
 
 
 def check_tcp(text: str) -> None:
-    """Check a TCP multiaddr for `bridge/libp2p/host.py`: `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
+    """Check a TCP multiaddr, such as `/ip4/127.0.0.1/tcp/4811`, with or without a peer id."""
     expected = 'a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811"'
     names = _protocols(text, expected)
     if names[:1] == ["dnsaddr"]:
@@ -89,7 +90,7 @@ def check_tcp(text: str) -> None:
     if names == ["p2p"]:
         raise ValueError(f"expected {expected}: the address of the peer is missing. Put it before /p2p/")
     if names[1:2] != ["tcp"] or not {"tcp", "p2p"}.issuperset(names[1:]):
-        raise ValueError(f"expected {expected}: only TCP is spoken, not QUIC or WebSocket")
+        raise ValueError(f"expected {expected}. Kiln uses only TCP, not QUIC or WebSocket")
 
 
 def check_tcp_at_ip(text: str) -> None:
@@ -124,10 +125,10 @@ def check_author(text: str) -> None:
 
 
 def check_interest(text: str) -> None:
-    """Check `*`, a separator key, or `key/value` (CIP-120) with the value in base36 multibase, as in a topic name.
+    """Check an interest: `*`, a separator key, or `key/value` (CIP-120) with the value in base36, as in a topic name.
 
-    A key may contain slashes. So without this check, `model/` with a StreamID or CID in another base would count as a
-    key, although no topic has such a key.
+    A key may contain slashes. So `model/` and a StreamID or CID in another base would pass as a key, but no topic has
+    such a key.
     """
     from kiln.schemas.wire.topics import parse_interest
 
@@ -141,7 +142,7 @@ def check_interest(text: str) -> None:
 
 
 def check_topic(text: str) -> None:
-    """Check the name of a pubsub topic, or a pattern of names, in which `*` stands for any characters."""
+    """Check the name of a pubsub topic, or a pattern of names. In a pattern, `*` stands for any characters."""
     if not 0 < len(text.encode("utf-8", "replace")) <= MAX_TOPIC_BYTES:
         raise ValueError(f'expected a topic of 1 to {MAX_TOPIC_BYTES} bytes, or a pattern such as "/app/*"')
 
@@ -174,11 +175,12 @@ def _protocols(text: str, expected: str) -> list[str]:
     try:
         return [protocol.name for protocol in Multiaddr(text).protocols()]
     except (ParseError, ProtocolLookupError, ValueError) as error:
-        raise ValueError(f"expected {expected}: {_reason(text, error)}") from error
+        reason = str(error).split(" (string: ")[0].removeprefix(f"Invalid MultiAddr {text!r}: ")  # without the input
+        raise ValueError(f"expected {expected}: {reason}") from error
 
 
 def _in_base36(text: str) -> str | None:
-    """Convert a StreamID or CID in any base to base36; `None` if the text is neither."""
+    """Convert a StreamID or CID in any base to base36. Return `None` for any other text."""
     from multiformats import CID, multibase
 
     try:
@@ -194,9 +196,3 @@ def _in_base36(text: str) -> str | None:
 
 
 _STREAMID = b"\xce\x01"  # the multicodec `streamid` as a varint (CIP-59)
-
-
-def _reason(text: str, error: Exception) -> str:
-    """Return a library's error message without the repeated input."""
-    said = str(error).split(" (string: ")[0]
-    return said.removeprefix(f"Invalid MultiAddr {text!r}: ")

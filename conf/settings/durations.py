@@ -1,4 +1,4 @@
-"""Durations in the settings: `"100ms"`, `"24h"`; and points in time."""
+"""Durations in the settings, such as `"100ms"` or `"24h"`, and points in time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DURATION = re.compile(r"([0-9]{1,18})(us|ms|s|m|h|d)")
 
 
 def parse_duration(text: object) -> timedelta:
-    """Parse `"100ms"`, `"1s"`, `"24h"` or `"1h30m"`.
+    """Parse a duration, such as `"100ms"`, `"24h"` or `"1h30m"`.
 
     Raises:
-        ValueError: The text has another form, such as a bare number.
+        ValueError: The text has another form, for example a number without a unit.
     """
     if isinstance(text, timedelta):
         return text
@@ -36,7 +36,7 @@ def parse_duration(text: object) -> timedelta:
 
 
 def duration_text(value: timedelta) -> str:
-    """Format a duration as the shortest text that `parse_duration` reads back; `"0s"` for none."""
+    """Format a duration as the shortest text for `parse_duration`."""
     rest, parts = value, []
     for unit in ("d", "h", "m", "s", "ms", "us"):
         count, rest = divmod(rest, _UNITS[unit])
@@ -46,7 +46,7 @@ def duration_text(value: timedelta) -> str:
 
 
 def micros(value: timedelta) -> int:
-    """Convert a duration to whole microseconds, the unit of every time inside Kiln."""
+    """Convert a duration to whole microseconds, the unit of all times in Kiln's code."""
     return value // timedelta(microseconds=1)
 
 
@@ -61,10 +61,10 @@ def parse_time(text: str) -> datetime:
 
 
 def parse_micros(text: str) -> int:
-    """Parse a time as `parse_time` does, as µs since the epoch.
+    """Parse a time like `parse_time`, and return it in µs since the epoch.
 
     Raises:
-        ValueError: The text is no time; the message has the expected forms.
+        ValueError: The text is no time. The message describes the expected form.
     """
     try:
         return micros(parse_time(text) - datetime(1970, 1, 1, tzinfo=UTC))

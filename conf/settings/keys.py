@@ -1,4 +1,4 @@
-"""Keys of the settings, and their forms in files, environment variables and messages."""
+"""Keys of the settings, and how they are written in files, environment variables and messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Keys = tuple[str, ...]
 
 
 def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys, bool]:
-    """List the keys. The value is true for a free table, which accepts any key below it."""
+    """List the keys of the settings. The value is true if the key is a free table, in which users choose the keys."""
     keys: dict[Keys, bool] = {}
     for name, field in model.model_fields.items():
         kind = field.annotation
@@ -34,13 +34,13 @@ def list_keys(model: type[BaseModel] = Settings, above: Keys = ()) -> dict[Keys,
 
 
 def is_secret(keys: Keys) -> bool:
-    """Return true if the value of a key is never shown: it is a secret, or a free table, which may contain secrets."""
+    """Return true if the value of a key must not be shown: a secret, or a table in which users choose the keys."""
     kind = find_field(keys).annotation
     return kind is SecretStr or str(kind).startswith("dict[")
 
 
 def find_bounds(keys: Keys) -> tuple[object, object]:
-    """Find the least and the greatest value of a number or duration; `None` for a bound that is not declared."""
+    """Find the minimum and the maximum of a number or duration, each `None` if not declared."""
     metadata = find_field(keys).metadata
     return (
         next((limit.ge for limit in metadata if isinstance(limit, Ge)), None),
@@ -80,6 +80,6 @@ def join_key(keys: Iterable[object]) -> str:
 
 
 def suggest_key(wrong: str, known: Iterable[str]) -> str:
-    """Suggest the known name nearest to a wrong one, as `; did you mean X?`; empty if none is near."""
+    """Suggest the most similar known name, as `; did you mean X?`. Return "" if no name is similar."""
     match = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.6)
     return f"; did you mean {match[0]}?" if match else ""

@@ -1,7 +1,7 @@
 """Settings model: keys, types, defaults and constraints. `conf/kiln.toml` describes each key.
 
-Constructing `Settings` reads nothing: `kiln.conf.settings.reading` reads the file, the environment and the command
-line. An unknown key is an error in any section, because a misspelt setting must not be ignored.
+`Settings` reads no file or environment; `kiln.conf.settings.reading` does. An unknown key is an error in any section,
+so that a misspelt setting is noticed.
 """
 
 import json
@@ -59,7 +59,7 @@ from kiln.conf.settings.values import (
 from kiln.schemas.delta.layout import EXPIRING
 from kiln.schemas.kafka.topics import MAX_OTHER_PARTITIONS, MAX_PARTITIONS, Partitions
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
-from kiln.schemas.wire.signing_policy import Policy, match_policy
+from kiln.schemas.wire.signing_policy import Policy
 
 if TYPE_CHECKING:
     JobName = str
@@ -118,7 +118,7 @@ class Network(Section):
     @classmethod
     def _readable(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if not value:
-            raise ValueError("at least one")
+            raise ValueError("expected at least one item")
         cls._check_each(value, info, check_topic if info.field_name == "topics" else check_protocol)
         return value
 
@@ -178,7 +178,8 @@ class Kafka(Section):
     def _consistent(self) -> Self:
         if self.embedded and self.security_protocol != "PLAINTEXT":
             raise ValueError(
-                "security_protocol is for a broker named in bootstrap; the embedded one has a password of its own"
+                "security_protocol is only for a broker named in bootstrap, not for the embedded broker. Remove it, or "
+                "set bootstrap"
             )
         if self.embedded and self.embedded_port == self.embedded_controller_port:
             raise ValueError("embedded_port and embedded_controller_port must differ")
@@ -193,7 +194,7 @@ class Kafka(Section):
         return self
 
     def of_state(self, broker_dir: Path) -> Self:
-        """Return these settings with the credentials of the embedded broker, if there is one.
+        """Return these settings, with the credentials of the embedded broker if Kiln runs it.
 
         Args:
             broker_dir: Folder in which the embedded broker stores its password.
@@ -204,12 +205,12 @@ class Kafka(Section):
         return self.model_copy(update={**how, "sasl_password_file": str(broker_dir / "password")})
 
     def partitions(self, of: Partitions) -> int:
-        """Return the number of partitions of each topic of a kind."""
+        """Return the number of partitions of a topic of this kind."""
         counts = {"frames": self.frames_partitions, "updates": self.updates_partitions, "other": self.other_partitions}
         return counts[of]
 
     def retention_bytes(self, of: Partitions) -> int:
-        """Return the retention size of the topics of a kind in bytes, over all partitions; 0 for no limit."""
+        """Return the retention size in bytes of a topic of this kind, over all partitions; 0 for no limit."""
         return {
             "frames": self.frames_retention_bytes,
             "updates": self.updates_retention_bytes,
@@ -223,11 +224,11 @@ class Kafka(Section):
 
     @property
     def servers(self) -> str:
-        """Bootstrap servers as `host:port,…`, also of the embedded broker."""
+        """Bootstrap servers as `host:port,host:port`: those of `bootstrap`, or the embedded broker."""
         return self.bootstrap or f"127.0.0.1:{self.embedded_port}"
 
     def topic(self, name: str) -> str:
-        """The full name of one of Kiln's topics: `topic("frames")` is `kiln.frames` by default."""
+        """Return the full name of a topic of Kiln: `topic("frames")` is `kiln.frames` by default."""
         return f"{self.prefix}{name}"
 
     def client_options(self) -> dict[str, str | list[str]]:
@@ -243,7 +244,7 @@ class Kafka(Section):
         return [server.strip() for server in self.servers.split(",") if server.strip()]
 
     def security_options(self) -> dict[str, str]:
-        """Return the security part of `client_options`.
+        """Return the options of `client_options` that concern authentication and TLS.
 
         Raises:
             SettingsError: The password file cannot be read.
@@ -259,7 +260,7 @@ class Kafka(Section):
         return options
 
     def spark_options(self) -> dict[str, str]:
-        """Return options of Spark's Kafka source and sink (`kafka.…`). They contain the password: never print them.
+        """Return the options of Spark's Kafka source and sink (`kafka.…`). They contain the password: never print them.
 
         Raises:
             SettingsError: The password file cannot be read.
@@ -291,10 +292,14 @@ class Kafka(Section):
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "no UTF-8"
             raise SettingsError(
-                [f"kafka.sasl_password_file: {self.sasl_password_file} cannot be read: {why}"]
+                [f"kafka.sasl_password_file: cannot read {self.sasl_password_file}: {why}. Make it readable"]
             ) from None
         if not password:
-            none = "the embedded broker has not run yet" if self.embedded else "no such file, or an empty one"
+            none = (
+                "the embedded broker has not run yet. Start it with kiln run"
+                if self.embedded
+                else "the file does not exist or is empty. Write the password to it"
+            )
             raise SettingsError([f"kafka.sasl_password_file: {self.sasl_password_file}: {none}"])
         return password
 
@@ -329,9 +334,9 @@ class SignaturePolicy(Section):
     networks: dict[str, Policy] = {}
     topics: dict[str, Policy] = {}
 
-    def of(self, network: str, topic: str = "") -> Policy:
-        """Return the policy of a topic of a network."""
-        return match_policy(topic, self.topics) or self.networks.get(network, self.default)
+    def of(self, network: str) -> Policy:
+        """Return the policy of a network, for topics that `topics` does not list."""
+        return self.networks.get(network, self.default)
 
 
 class Dedupe(Section):
@@ -342,7 +347,7 @@ class Dedupe(Section):
 
 
 class TopicTable(Section):
-    """Topic Table Extension of gossipsub: topics by index (docs/design, The bridge)."""
+    """Topic Table Extension of gossipsub, by which peers send indices in place of topic names (docs/design)."""
 
     bundles: dict[str, list[str]] = {}
     send: Literal["cautious", "eager", "off"] = "cautious"
@@ -379,8 +384,8 @@ class Spark(Section):
         for name, value in options.items():
             if mask_secrets(value) != value:
                 raise ValueError(
-                    f"{name} contains a secret, and these options are on a command line, which every user of the "
-                    "machine can read: set that option in the environment variable JDK_JAVA_OPTIONS"
+                    f"{name} contains a secret, but every user of the machine can read it on a command line. Move this "
+                    "option to the environment variable JDK_JAVA_OPTIONS"
                 )
         return self
 
@@ -399,9 +404,9 @@ class Lake(Section):
             if table not in EXPIRING:
                 raise ValueError(f"{table}: retention applies only to {', '.join(EXPIRING)}")
             if kept < timedelta(days=1):
-                raise ValueError(f"{table}: at least 1d")
+                raise ValueError(f"{table}: expected at least 1d")
             if kept > _LONGEST:
-                raise ValueError(f"{table}: at most {duration_text(_LONGEST)}")
+                raise ValueError(f"{table}: expected at most {duration_text(_LONGEST)}")
         return value
 
 
@@ -420,7 +425,7 @@ class Maintenance(Section):
 
 
 class Monitor(Section):
-    """Endpoint of metrics and status page."""
+    """HTTP endpoint of metrics, health checks and status page."""
 
     listen: Annotated[
         str, like(r"([^\s:/]+|\[[0-9a-fA-F:]+\]):\d{1,5}|", 'host and port, such as "127.0.0.1:4814"')
@@ -442,7 +447,7 @@ class Monitor(Section):
 
 
 class Log(Section):
-    """Log format and levels of Kiln's processes. `levels` is by logger, such as `kiln.bridge.libp2p`."""
+    """Log format and levels of Kiln's processes."""
 
     format: Format = "text"
     level: Level = "info"
@@ -479,7 +484,7 @@ class _Jobs(Section):
     @classmethod
     def _once_each(cls, value: tuple[JobName, ...]) -> tuple[JobName, ...]:
         if len(set(value)) < len(value):
-            raise ValueError("expected each query once")
+            raise ValueError("expected each query at most once")
         return value
 
     def of(self, name: JobName) -> Job:
@@ -507,7 +512,7 @@ else:  # a section for each query that `kiln.schemas.queries` declares
 
 
 class Run(Section):
-    """End of `kiln run --for`."""
+    """Settings of `kiln run`."""
 
     drain: Duration = Field(default=timedelta(seconds=60), ge=timedelta(), le=timedelta(days=1))
 
@@ -633,13 +638,10 @@ class Transition(Section):
         if self.height and not self.rpc_url.get_secret_value():
             raise ValueError("transition.height needs transition.rpc_url, which serves the height (eth_blockNumber)")
         if self.phase_out and not (self.at or self.height):
-            raise ValueError("transition.phase_out needs transition.at or transition.height, after which it begins")
+            raise ValueError(
+                "transition.phase_out needs transition.at or transition.height, because the time counts from there"
+            )
         return self
-
-    @property
-    def under_way(self) -> bool:
-        """True if a message may be published on both topics."""
-        return self.mode == "duplicate" or bool(self.at or self.height)
 
     @property
     def at_us(self) -> int | None:
@@ -656,7 +658,7 @@ class Receive(Section):
 
 
 class Ipfs(Section):
-    """Our blocks of batches, for other nodes to fetch, and blocks and geneses of other nodes."""
+    """IPFS: serving the blocks of our batches, and fetching blocks and geneses of other nodes."""
 
     api: str = "self"
     api_auth: SecretStr = SecretStr("")
@@ -682,7 +684,7 @@ class Ipfs(Section):
         if value not in ("", "self") and not value.startswith(("http://", "https://")):
             raise ValueError('"self", "", or the URL of Kubo\'s RPC, such as "http://127.0.0.1:5001"')
         if "@" in value:  # it is shown in the status
-            raise ValueError("a URL without user and password: they go into ipfs.api_auth")
+            raise ValueError("a URL without user and password. Set them in ipfs.api_auth")
         if value not in ("", "self"):
             check_url(value)
         return value
@@ -758,14 +760,14 @@ class Settings(Section):
     def _together(self) -> Self:
         if self.checkpoints.uri.startswith(STORE) and not self.lake.uri.startswith(STORE):
             raise ValueError(
-                "checkpoints.uri names an object store, and the tables are on a disk of one machine: set lake.uri to a "
-                "location in that store too"
+                "checkpoints.uri is in an object store, but the tables are on the disk of one machine. Set lake.uri to "
+                "a location in the same store"
             )
         return self
 
     @model_validator(mode="after")
     def _of_kind(self) -> Self:
-        """Reject settings for Ceramic on another network, where they would have no effect."""
+        """Reject settings that have no effect because the network is no Ceramic network."""
         if self.is_ceramic:
             return self
         wrong = {
@@ -773,7 +775,7 @@ class Settings(Section):
             "bep50.enabled": self.bep50.enabled,
             "ipfs.fetch": self.ipfs.fetch is True,
             "bridge.interests": self.bridge.interests != Bridge().interests,
-            "transition": self.transition.under_way,
+            "transition": self.transition.mode == "duplicate" or bool(self.transition.at or self.transition.height),
             "jobs.queries": self.jobs.queries != tuple(QUERIES) and not CERAMIC_QUERIES.isdisjoint(self.jobs.queries),
         }
         for key, is_wrong in wrong.items():
@@ -791,12 +793,12 @@ class Settings(Section):
 
     @property
     def queries(self) -> tuple[JobName, ...]:
-        """Queries that run: those of `jobs.queries` that apply to the kind of the network."""
+        """Queries that run: those in `jobs.queries`, but not `updates` and `batch` on a network that is not Ceramic."""
         return tuple(name for name in self.jobs.queries if self.is_ceramic or name not in CERAMIC_QUERIES)
 
     @property
     def broker(self) -> Kafka:
-        """`kafka` for clients, with the credentials of the embedded broker if there is one."""
+        """The settings `kafka`, with the credentials of the embedded broker if Kiln runs it."""
         return self.kafka.of_state(self.broker_dir)
 
     @property
@@ -806,7 +808,7 @@ class Settings(Section):
 
     @property
     def fetches(self) -> bool:
-        """True if blocks of other nodes are fetched: geneses of streams, and blocks of batches."""
+        """True if the bridge fetches geneses of streams and blocks of other nodes' batches."""
         if not self.is_ceramic:
             return False
         if not self.ipfs.api or self.ipfs.fetch != "auto":
@@ -816,7 +818,7 @@ class Settings(Section):
 
     @property
     def speaks_bitswap(self) -> bool:
-        """True if the bridge itself serves and fetches blocks."""
+        """True if the bridge itself serves and fetches blocks over bitswap."""
         return self.is_ceramic and self.ipfs.api == "self"
 
     @property
@@ -831,22 +833,23 @@ class Settings(Section):
 
     @property
     def lake_root(self) -> Location:
-        """Folder of the Delta tables, one per table. Its options may contain credentials: never print them."""
+        """Folder of the Delta tables, with a subfolder for each. Its `options` may contain credentials: never print
+        them."""
         return self._locate(self.lake.uri or self.state / "lake")
 
     @property
     def checkpoints_root(self) -> Location:
-        """Folder of the checkpoints, one per query."""
+        """Folder of the checkpoints, with a subfolder for each query."""
         return self._locate(self.checkpoints.uri or self.state / "checkpoints")
 
     @property
     def locations(self) -> tuple[Location, ...]:
-        """Locations that Spark reads and writes."""
+        """Locations of the tables and the checkpoints, which Spark reads and writes."""
         return self.lake_root, self.checkpoints_root
 
     @property
     def uses_store(self) -> bool:
-        """True if any of `locations` is in an object store."""
+        """True if the tables or the checkpoints are in an object store."""
         return any(location.folder is None for location in self.locations)
 
     def _locate(self, uri: str | Path) -> Location:
@@ -856,7 +859,7 @@ class Settings(Section):
 
     @property
     def logs(self) -> Path:
-        """Folder of the logs of Spark and of the embedded broker."""
+        """Folder of the log files."""
         return self.state / "logs"
 
     @property

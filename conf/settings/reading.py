@@ -1,5 +1,4 @@
-"""Reading of the settings from file, environment and command line, descriptions of invalid settings, and the
-effective settings as TOML."""
+"""Reading of the settings from file, environment and command line, error messages, and output as TOML."""
 
 from __future__ import annotations
 
@@ -46,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    """Describe each variable that has Kiln's prefix but is neither a setting nor a service link."""
+    """Describe each environment variable that has Kiln's prefix but is neither a setting nor a service link."""
     names = [*map(name_variable, list_keys()), CONFIG_VARIABLE]
     for name in _nameless(environ):
         if is_service_link(name, environ[name]):
@@ -58,12 +57,12 @@ def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
 
 
 def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """List the variables that Kubernetes sets for a Service such as `kiln-bridge`, by name."""
+    """List the names of the variables that Kubernetes sets for a Service such as `kiln-bridge`, in order."""
     return tuple(name for name in _nameless(environ) if is_service_link(name, environ[name]))
 
 
 def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
-    """List the variables with Kiln's prefix that are not settings, by name."""
+    """List the names of the variables with Kiln's prefix that are not settings, in order."""
     known = list_keys()
     names = {name_variable(key): free for key, free in known.items()}
     free_tables = {f"{name}__" for name, free in names.items() if free}
@@ -79,12 +78,16 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ValueSources:
-    """Sources of values: the settings file and its text, the variables that are set, the command line."""
+    """Sources of values, for messages."""
 
     path: Path
+    """path of the settings file"""
     text: str
+    """content of the settings file"""
     variables: frozenset[str]
+    """names of the environment variables that are set"""
     command_line: frozenset[Keys]
+    """keys that options of the command line set"""
 
     def name(self, keys: Keys) -> str:
         """Name the source of a key's value: an option, a variable, or a line of the file."""
@@ -101,7 +104,7 @@ class ValueSources:
 
 
 def problem(details: ErrorDetails, places: ValueSources) -> str:
-    """Describe one of pydantic's errors in a line: source, key, value, and what is expected."""
+    """Describe an error of pydantic in one line: source, key, value, and what is expected."""
     loc = details["loc"]
     keys = tuple(str(key) for key in loc if isinstance(key, str) and key not in ("[key]",))
     known = list_keys()
@@ -110,7 +113,7 @@ def problem(details: ErrorDetails, places: ValueSources) -> str:
         case "extra_forbidden":
             return f"{places.name(keys)}: {join_key(keys)}: no such setting{_nearest_key(keys, known)}"
         case "missing":
-            return f"{places.name(keys[:-1])}: {join_key(keys)}: missing, and it has no default"
+            return f"{places.name(keys[:-1])}: {join_key(keys)}: this key is missing, and has no default"
         case "model_type":
             message = f"a table: [{join_key(keys)}]"
         case "int_parsing_size":
@@ -139,7 +142,7 @@ _PARSING = re.compile(r", unable to (parse string as an? \w+|interpret input)$")
 
 
 def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
-    """Suggest a key: a similar name in the same section, else the same name elsewhere, else a similar name."""
+    """Suggest a key with a similar name in the same section, else with the same or a similar name in another one."""
     beside = {key[: len(keys)] for key in known if key[: len(keys) - 1] == keys[:-1] and len(key) >= len(keys)}
     for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
         match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
@@ -149,7 +152,7 @@ def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
 
 
 def line_of(text: str, keys: Keys) -> int:
-    """Find the line (from 1) that sets a key or begins its section; 0 if it cannot be determined."""
+    """Find the line, from 1, that sets a key, or else begins its section. Return 0 if there is no such line."""
     table: Keys = ()
     best = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -175,7 +178,7 @@ DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
 
 @dataclass(frozen=True)
 class LoadedSettings:
-    """Settings and the source of each."""
+    """Settings, and the source of each value."""
 
     settings: Settings
     file: Path
@@ -195,15 +198,20 @@ class LoadedSettings:
 
 
 def load(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> LoadedSettings:
-    """Read the settings file (`config`, else `KILN_CONFIG`, else `conf/kiln.toml`) and the environment.
+    """Read the settings from a file and the environment, which takes precedence over the file.
 
-    Arguments that are not None take precedence over both.
+    Args:
+        config: The settings file; by default `KILN_CONFIG`, else `conf/kiln.toml`.
+        state: Value of `state` that takes precedence over both.
+        network: Value of `network.name` that takes precedence over both.
 
     Raises:
-        SettingsError: The settings are invalid; the error lists all problems.
+        SettingsError: The settings are invalid. The error lists all problems.
     """
     if os.environ.get(CONFIG_VARIABLE) == "":
-        raise SettingsError([f"environment {CONFIG_VARIABLE}: expected the path of a settings file. Set or unset it"])
+        raise SettingsError(
+            [f"environment {CONFIG_VARIABLE}: empty. Set it to the path of a settings file, or unset it"]
+        )
     path = config or Path(os.environ.get(CONFIG_VARIABLE, DEFAULT_FILE))
     text = _file_text(path)
     file = _parse_toml(path, text)
@@ -235,11 +243,14 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
 
 
 def read_variables(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
-    """Read the settings in environment variables as a tree, with values as text, and describe unreadable variables.
+    """Read the settings in environment variables.
 
-    The variable of a section or of a free table is a JSON object. The variables of single keys are merged into it.
-    Values of a free table may be JSON. Names of variables do not depend on case, and keys of free tables are lower
-    case.
+    The variable of a section is a JSON object, as is that of a free table, in which users choose the keys. Variables of
+    single keys are merged into it. Values of a free table may be JSON, and its keys become lower case. The case of
+    variable names does not matter.
+
+    Returns:
+        The values by key, as nested dicts, and a description of each variable that cannot be read.
     """
     known = list_keys()
     tables = {key[:depth] for key, free in known.items() for depth in range(1, len(key) + free)}
@@ -285,20 +296,22 @@ def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:
 def _warn_of_links(names: tuple[str, ...]) -> None:
     if names:
         _LOG.warning(
-            "environment: ignored %s: these are service links of Kubernetes, not settings. To avoid them, set "
-            "enableServiceLinks: false in the pod",
+            "environment: ignored %s, because these are service links of Kubernetes, not settings. To avoid this "
+            "warning, set enableServiceLinks: false in the pod",
             ", ".join(names),
         )
 
 
-def load_settings(config: Path | None = None, *, state: Path | None = None, network: str | None = None) -> Settings:
-    """Read the settings as `load`, without their sources."""
-    return load(config, state=state, network=network).settings
+def load_settings(config: Path | None = None) -> Settings:
+    """Read the settings like `load`, and return them without their sources."""
+    return load(config).settings
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """Build the variables that give another process these settings. They contain passwords in clear text: never print
-    them."""
+    """Build the environment variables that pass these settings to another process.
+
+    They contain passwords in clear text: never print them.
+    """
     return {name_variable(keys): _variable_text(get_value(settings, keys)) for keys in list_keys()}
 
 
@@ -359,9 +372,10 @@ def _leaves(tree: Mapping[str, object], above: Keys = ()) -> frozenset[Keys]:
 
 
 def format_settings(loaded: LoadedSettings, *, only_changed: bool = False) -> str:
-    """Render the settings as TOML, with secrets masked and the source of each value that is not a default.
+    """Render the settings as TOML, with secrets masked. Values that are not defaults are followed by their source.
 
-    With `only_changed`, render only these values, with source and default.
+    Args:
+        only_changed: If true, render only the values that are not defaults, with source and default.
     """
     defaults = Settings(state=Settings().state.absolute())
     lines = [f"# settings file: {loaded.file}; each value that is not a default is followed by its source"]

@@ -1,9 +1,9 @@
-"""Service links: the variables that a kubelet sets in each container for the Services of its namespace.
+"""Service links: environment variables that Kubernetes sets in each container for the Services of its namespace.
 
-For a Service named `kiln-bridge` with the port 4811, named `gossip`, they are KILN_BRIDGE_SERVICE_HOST,
-KILN_BRIDGE_SERVICE_PORT, KILN_BRIDGE_SERVICE_PORT_GOSSIP, KILN_BRIDGE_PORT, KILN_BRIDGE_PORT_4811_TCP, and the last one
-again with _PROTO, _PORT and _ADDR (Kubernetes, Concepts, Service, "Environment variables"; makeLinkVariables in
-pkg/kubelet/envvars). Pure.
+Their names may begin like those of settings. For a Service `kiln-bridge` with the port 4811, named `gossip`, they are
+KILN_BRIDGE_SERVICE_HOST, KILN_BRIDGE_SERVICE_PORT, KILN_BRIDGE_SERVICE_PORT_GOSSIP, KILN_BRIDGE_PORT,
+KILN_BRIDGE_PORT_4811_TCP, and the last name followed by _PROTO, _PORT and _ADDR (Kubernetes, Concepts, Service,
+"Environment variables"; makeLinkVariables in pkg/kubelet/envvars).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _OF_PORT: Final = r"_PORT_[0-9]{1,5}_(TCP|UDP|SCTP)"
 
 
 def is_service_link(name: str, value: str) -> bool:
-    """Return true if a variable has both the name and the value of a service link.
+    """Return true if both the name and the value of a variable are those of a service link.
 
-    A misspelt setting such as `KILN_KAFKA_EMBEDDED_PORT=29092` has the value of another kind.
+    The value tells a service link from a misspelt setting, such as `KILN_KAFKA_EMBEDDED_PORT=29092`.
     """
     return any(re.fullmatch(f"[A-Z][A-Z0-9_]*{ending}", name) and fits(value) for ending, fits in _FORMS.items())
 

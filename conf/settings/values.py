@@ -1,4 +1,4 @@
-"""Types of values that several sections of the settings have, and secrets among the values: detected and masked."""
+"""Types of values in several sections of the settings, and masking of secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ASSIGNED: Final = re.compile(
 
 
 def is_secret_key(key: str) -> bool:
-    """Return true if the name of a key in a free table suggests a secret."""
+    """Return true if the name of a key suggests a secret. It serves for tables in which users choose the keys."""
     return _SECRET.search(key) is not None
 
 
@@ -44,11 +44,11 @@ def _mask(found: re.Match[str]) -> str:
 
 _Number = TypeVar("_Number", int, timedelta)
 _MAX_DEPTH: Final = 8
-"""levels of tables and lists; the settings have four"""
+"""maximum depth of nested tables and lists in a settings file; the settings need four levels"""
 
 
 def check_depth(value: object, levels: int = _MAX_DEPTH) -> None:
-    """Check that tables and lists are not nested too deeply for recursive code.
+    """Check that tables and lists are not nested so deeply that recursive code fails.
 
     Raises:
         ValueError: The tables and lists are nested too deeply.
@@ -92,7 +92,7 @@ def split_items(value: object) -> object:
 
 
 def like(pattern: str, expected: str) -> AfterValidator:
-    """Validate that a text matches a pattern in full; `expected` describes the pattern."""
+    """Validate that a text matches a pattern in full. `expected` describes the pattern in the error."""
 
     def check(value: str) -> str:
         if not re.fullmatch(pattern, value):
@@ -114,7 +114,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(split_items)]
 
 
 def zero_or(least: _Number) -> AfterValidator:
-    """Validate that a value is at least `least`, or zero, which has a meaning of its own."""
+    """Validate that a value is zero or at least `least`."""
 
     def check(value: _Number) -> _Number:
         if value and value < least:
@@ -127,7 +127,7 @@ def zero_or(least: _Number) -> AfterValidator:
 
 
 def within_megabytes(least: int, most: int) -> AfterValidator:
-    """Validate the bounds of a `Memory`, in MB."""
+    """Validate that a `Memory` is within bounds, given in MB."""
 
     def check(value: str) -> str:
         if not least <= int(value[:-1]) << (10 if value.endswith("g") else 0) <= most:
@@ -162,4 +162,4 @@ StorageUri = Annotated[
 """Folder on this machine or in an object store."""
 
 Switch = Annotated[bool | Literal["auto"], WrapValidator(_switch)]
-"""True, false, or derived from other settings."""
+"""True, false, or "auto": derived from other settings."""

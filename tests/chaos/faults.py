@@ -711,7 +711,7 @@ def second_process(scene: Scene) -> str:
     except subprocess.TimeoutExpired:
         raise ChaosError(f"a second kiln {' '.join(second)} runs beside the first") from None
     said = (done.stdout + done.stderr).strip()
-    if done.returncode == 0 or "Traceback" in said or "runs it in the state folder" not in said:
+    if done.returncode == 0 or "Traceback" in said or "holds this lock of the state folder" not in said:
         raise ChaosError(f"a second kiln {' '.join(second)}: {done.returncode}: {said[-300:]}")
     return f"kiln {' '.join(second)}: {said.splitlines()[-1][:150]}"
 

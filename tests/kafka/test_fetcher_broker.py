@@ -338,7 +338,7 @@ def test_of_two_fetchers_one_reads_all_partitions_and_the_other_one_takes_over(k
     for number in range(3):
         kiln.ipfs.add(genesis(number))
     one, other = kiln.start(), kiln.start()
-    standby = "on standby: Kafka has assigned no partition of the topic wanted to this bridge"
+    standby = f"on standby: Kafka has assigned no partition of {kiln.prefix}wanted to this bridge"
     assert awaited(lambda: {one.state, other.state} == {standby, "waiting for records"})
     assert (one.error, other.error) == (None, None)
     for number in range(3):

@@ -217,7 +217,7 @@ def test_two_publishers_share_the_partitions_and_one_that_leaves_is_replaced(kil
 
 def test_a_publisher_without_a_partition_is_on_standby(kiln: Kiln) -> None:
     one, other = kiln.start(), kiln.start()
-    standby = "on standby: Kafka has assigned no partition of the topic batches to this bridge"
+    standby = f"on standby: Kafka has assigned no partition of {kiln.prefix}batches to this bridge"
     assert awaited(lambda: {one.state, other.state} == {standby, "waiting for batches"})
     assert (one.error, other.error) == (None, None)
 

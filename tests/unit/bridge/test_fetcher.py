@@ -97,17 +97,17 @@ def test_geneses_that_no_peer_had_are_counted_with_the_updates_that_wait_for_the
     run = Run()
     run.take(*(wanted_update(stream, number) for number, stream in enumerate((1, 1, 1, 2))))
     first, second = run.next()
-    assert run.pending.unanswered == (0, 0)  # in flight
+    assert run.pending.queue.count_unanswered() == (0, 0)  # in flight
     run.answer(first, FetchFailure("block_unavailable", "nobody gave it", final=False))
-    assert run.pending.unanswered == (1, 3)
+    assert run.pending.queue.count_unanswered() == (1, 3)
     run.answer(second, IpfsUnavailable("it is off"))
-    assert run.pending.unanswered == (1, 3)  # no peer was reached
+    assert run.pending.queue.count_unanswered() == (1, 3)  # no peer was reached
     run.now += 10 * S
     for _ in range(2):  # one attempt tests whether IPFS is back
         for ask in run.next():
             run.answer(ask, GenesisAnswer(MODEL, None))
         run.now += 10 * S
-    assert run.pending.unanswered == (0, 0)
+    assert run.pending.queue.count_unanswered() == (0, 0)
 
 
 def test_released_update_is_the_one_that_waited_with_a_separator_and_an_epoch_of_the_fetcher() -> None:
@@ -246,7 +246,7 @@ def test_while_ipfs_is_away_all_waits_and_no_time_runs_out() -> None:
     run.take(*(wanted_update(stream, stream) for stream in range(4)))
     for ask in run.next():
         run.answer(ask, IpfsUnavailable("no answer from http://127.0.0.1:5001"))
-    assert run.pending.ipfs_error == "no answer from http://127.0.0.1:5001"
+    assert run.pending.queue.ipfs_error == "no answer from http://127.0.0.1:5001"
     asked = 0
     for _ in range(1_000):
         for ask in run.next():
@@ -258,7 +258,7 @@ def test_while_ipfs_is_away_all_waits_and_no_time_runs_out() -> None:
         for ask in run.next():
             run.answer(ask, GenesisAnswer(MODEL, None))
         run.now += S
-    assert run.pending.ipfs_error is None
+    assert run.pending.queue.ipfs_error is None
     assert len(run.updates()) == 4
 
 

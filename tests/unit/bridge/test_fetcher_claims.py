@@ -31,7 +31,7 @@ def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_upda
     run.take(*records)
     run.round()
     assert run.done_offsets.resume_offset == 4, "nothing waits for a claim"
-    assert (run.pending.waiting_count, run.pending.claimed_count) == (0, 1)
+    assert (run.pending.waiting_count, len(run.pending.claims)) == (0, 1)
     (ask,) = run.next()
     assert ask == BlockRequest("genesis", genesis_cid(1))
     assert [output.topic for output in run.answer(ask, GenesisAnswer(MODEL, None))] == 2 * ["quarantine"] + ["streams"]
@@ -41,7 +41,7 @@ def test_a_false_claim_goes_to_quarantine_and_its_genesis_to_streams_and_no_upda
     ]
     assert run.faults()[0].detail == f"claimed model/{OTHER.value}; the genesis names model/{MODEL.value}"
     assert [output.key for output in run.written[:2]] == [b"0/0/1", b"0/2/1"], "the place of the update's message"
-    assert (run.pending.claimed_count, run.updates()) == (0, [])
+    assert (len(run.pending.claims), run.updates()) == (0, [])
     run.take(claim(1, 4))  # written before the answer was read
     (output,) = run.round()
     assert decode_quarantine(output.value).reason == "contradicts_genesis"
@@ -72,7 +72,7 @@ def test_a_claim_that_cannot_be_checked_is_tried_six_times_and_keeps_nothing_els
             run.answer(ask, UNAVAILABLE)
         run.now += S
     assert tries == [0, 100, 200, 300, 400, 500]  # `forget` apart
-    assert (run.written, run.pending.claimed_count, run.pending.counts["claims_unchecked"]) == ([], 0, 1)
+    assert (run.written, len(run.pending.claims), run.pending.counts["claims_unchecked"]) == ([], 0, 1)
     run.take(claim(1, 1))
     (ask,) = run.next()
     run.answer(ask, UNAVAILABLE)
@@ -87,17 +87,17 @@ def test_claims_wait_while_ipfs_is_away_and_an_update_may_come_to_wait_for_the_s
         run.answer(ask, IpfsUnavailable("gone"))
     run.try_until(100, IpfsUnavailable("still gone"))
     run.take(wanted_update(1, 2))
-    assert run.pending.claimed_count == 2
+    assert len(run.pending.claims) == 2
     run.now += 2 * S
     (ask,) = run.next()
     assert ask.cid == genesis_cid(1), "the one that something waits for"
     run.answer(ask, GenesisAnswer(MODEL, None))
     assert [update.message_id for update in run.updates()] == ["message 2"]
     assert [fault.reason for fault in run.faults()] == ["contradicts_genesis"]
-    assert run.pending.ipfs_error is None
+    assert run.pending.queue.ipfs_error is None
     (ask,) = run.next()
     run.answer(ask, GenesisAnswer(OTHER, None))
-    assert (run.pending.claimed_count, len(run.faults()), run.pending.counts["claims_checked"]) == (0, 1, 2)
+    assert (len(run.pending.claims), len(run.faults()), run.pending.counts["claims_checked"]) == (0, 1, 2)
 
 
 def test_a_run_counts_again_what_an_earlier_one_had_counted_and_not_checked() -> None:
@@ -119,7 +119,7 @@ def test_a_run_counts_again_what_an_earlier_one_had_counted_and_not_checked() ->
     run.done_offsets = DoneOffsets(1, first.done_offsets.metadata(), 77)
     run.pending.start(0, run.done_offsets)
     run.take(*records)
-    assert (run.pending.waiting_count, run.pending.claimed_count) == (1, 1)
+    assert (run.pending.waiting_count, len(run.pending.claims)) == (1, 1)
     assert [ask.cid for ask in run.next()] == [genesis_cid(2), genesis_cid(4)]
 
 

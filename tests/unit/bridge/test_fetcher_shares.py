@@ -224,6 +224,6 @@ def test_geneses_and_proven_announcers_find_a_free_fetch_at_once() -> None:
     first, second = batches
     network.go(2, announce(first, _HONEST, "neighbour"))
     network.go(2, *(announce(_nothing(number), _stranger(number), "stranger", 2) for number in range(100)))
-    assert network.run.pending.in_flight == 4  # of eight
+    assert network.run.pending.queue.in_flight == 4  # of eight
     network.go(1, update(1, 0, _stranger(1_000), "another"), announce(second, _HONEST, "neighbour"))
     assert network.arrived == {first: 0, genesis_cid(1): 4, second: 4}

@@ -133,7 +133,7 @@ def test_peers_that_hear_no_batch_are_told_with_what_to_set() -> None:
     network, separator, other = "/ceramic/clay", "/ceramic/clay/sep/model/k1", "/ceramic/mainnet"
     peers = [{network}, {network, separator}, {f"{network}/"}, {other}, set[str]()]
     told = describe_unreached_peers(BY_SEPARATOR, "clay", peers)
-    assert told.startswith("2 of 3 peers subscribe only to the network's topic, /ceramic/clay,")
+    assert told.startswith("2 of 3 peers subscribe only to the network's topic, /ceramic/clay.")
     assert 'transition.mode = "duplicate"' in told
     assert describe_unreached_peers(BOTH, "clay", peers) == describe_unreached_peers(BY_NETWORK, "clay", peers) == ""
     assert describe_unreached_peers(BY_SEPARATOR, "clay", peers[1:2]) == ""

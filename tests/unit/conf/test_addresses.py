@@ -55,8 +55,8 @@ def test_what_is_right(check: Check, text: str) -> None:
         (check_tcp, "/ip4/300.0.0.1/tcp/1", "300.0.0.1"),
         (check_tcp, "/ip4/127.0.0.1/tcp/70000", "65536"),
         (check_tcp, "/ip4/127.0.0.1/tcp", "missing value for protocol: tcp"),
-        (check_tcp, "/ip4/127.0.0.1/udp/4001/quic-v1", "only TCP is spoken, not QUIC or WebSocket"),
-        (check_tcp, "/ip4/127.0.0.1/tcp/4001/ws", "only TCP is spoken, not QUIC or WebSocket"),
+        (check_tcp, "/ip4/127.0.0.1/udp/4001/quic-v1", "Kiln uses only TCP, not QUIC or WebSocket"),
+        (check_tcp, "/ip4/127.0.0.1/tcp/4001/ws", "Kiln uses only TCP, not QUIC or WebSocket"),
         (check_tcp, f"/ip4/127.0.0.1/tcp/1/p2p/{ED25519[:-1]}", f'or Qm…, not "{ED25519[:-1]}"'),
         (check_tcp_at_ip, "/dns4/kiln.example/tcp/4811", "TCP at an IP address"),
         (check_tcp_at_ip, "/ip4/192.0.2.1/tcp/0", "with a port"),
@@ -104,7 +104,7 @@ def test_a_check_says_no_in_no_other_way(check: Check, text: str) -> None:
     [
         (
             '[bridge]\nlisten = [\n"/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/udp/1"]',
-            'bridge.listen: "/ip4/127.0.0.1/udp/1": expected a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811": ',
+            'bridge.listen: "/ip4/127.0.0.1/udp/1": expected a multiaddr of TCP, such as "/ip4/127.0.0.1/tcp/4811". ',
         ),
         (
             f'[bridge]\nbootstrap = ["/ip4/192.0.2.1/tcp/1/p2p/{ED25519[:-2]}"]',

@@ -75,7 +75,7 @@ def test_what_is_no_place_is_refused(uri: str) -> None:
 
 
 def test_checkpoints_in_a_store_need_a_lake_in_a_store() -> None:
-    with pytest.raises(ValidationError, match=r"set lake\.uri to a location in that store too"):
+    with pytest.raises(ValidationError, match=r"Set lake\.uri to a location in the same store"):
         Settings(checkpoints=Checkpoints(uri="s3://kiln/checkpoints"))
 
 

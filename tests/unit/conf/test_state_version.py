@@ -23,9 +23,9 @@ from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 
 OLDER = (
     rf"^the state folder {{state}} has {{what}}, and this Kiln reads version {STATE_VERSION}\. "
-    r"Keep it for the older Kiln that wrote it and pass another folder with --state\. There, Kiln can "
-    r"process the frames again that are still in Kafka or in captures and, with kiln backfill run --source frames, "
-    r"those of the table {state}/lake/frames \(RUNBOOK, Versions\)$"
+    r"Keep it for the older Kiln that wrote it, and pass another folder with --state\. To process old frames again "
+    r"there, use those still in Kafka, captures, or kiln backfill run --source frames with the table "
+    r"{state}/lake/frames \(docs/RUNBOOK.md, Versions\)$"
 )
 NEWER = (
     rf"^the state folder {{state}} has version {STATE_VERSION + 1}, and this Kiln reads version {STATE_VERSION}\. "

@@ -126,7 +126,7 @@ def test_a_command_without_its_extra_names_it(
     out, error = capsys.readouterr()
     assert out == ""
     (line,) = error.splitlines()
-    assert line.startswith("kiln: this needs the extra")
+    assert line.startswith("kiln: cannot run without the extra")
     assert all(re.search(rf"\b{extra}\b", line) for extra in missing.split(","))
     assert line.endswith(f"pip install '{DISTRIBUTION}[{missing}]'")
     assert not (tmp_path / "state").exists()
@@ -164,6 +164,6 @@ def test_what_is_installed_is_not_asked_for() -> None:
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "_is_installed", lambda package: package != "crc32c")
     with pytest.raises(
-        PrerequisiteError, match=r"^this needs the extra bridge of kiln-gossip, .* \(crc32c is missing\)"
+        PrerequisiteError, match=r"^cannot run without the extra bridge of kiln-gossip \(crc32c is not installed\)"
     ):
         require_extras("bridge")

@@ -89,7 +89,7 @@ def test_rows_go_by_age_only_where_the_settings_say_so(
     assert count(lake) == 10
     for wrong, words in (
         ({"streams": "30d"}, "streams: retention applies only to frames"),
-        ({TABLE: "1h"}, "tips: at least 1d"),
+        ({TABLE: "1h"}, "tips: expected at least 1d"),
     ):
         monkeypatch.setenv("KILN_LAKE__RETENTION", json.dumps(wrong))
         assert run_command(["maintain"]) == 2
@@ -120,7 +120,7 @@ def test_two_at_once_are_refused_in_words(state: Path, capsys: Capture) -> None:
     with lock_state(state, "maintain"):
         assert run_command(["maintain"]) == 1
         said = capsys.readouterr().err
-        assert f"cannot lock maintain: process {os.getpid()} runs it in the state folder {state}." in said
+        assert f"cannot lock maintain: process {os.getpid()} holds this lock of the state folder {state}." in said
         assert run_command(["maintain", "--dry-run"]) == 0, "which changes nothing"
         assert run_command(["recover"]) == 1, "tables do not go back while they are cared for"
     assert files(lake) == 10

@@ -56,7 +56,7 @@ def run_pool(folder: Path, method: str, query: str) -> str:
 @pytest.mark.parametrize("query", ["new", "old"])
 def test_a_process_that_was_forked_after_a_query_is_told_to_use_spawn(query: str, tmp_path: Path) -> None:
     out = run_pool(tmp_path, "fork", query)
-    assert out.startswith("ForkedProcessError cannot read a lake in process ")
+    assert out.startswith("ForkedProcessError cannot read Delta tables in process ")
     assert 'multiprocessing.get_context("spawn")' in out
 
 

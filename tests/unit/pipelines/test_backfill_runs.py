@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from kiln.conf.settings.durations import parse_micros
-from kiln.conf.settings.reading import load_settings
+from kiln.conf.settings.reading import load
 from kiln.pipelines.app.backfill_run import build_terms, parse_source, save_input
 from kiln.pipelines.backfill.run import RunError, RunInputs, RunResources, StoppedError, run
 from kiln.pipelines.backfill.run_log import RunNameError, append_event, check_name, find_run, read_runs
@@ -196,7 +196,7 @@ class StreamWithSignal(io.RawIOBase):
 
 
 def test_a_signal_while_input_is_saved_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = load_settings(state=tmp_path / "state")
+    settings = load(state=tmp_path / "state").settings
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(StreamWithSignal())))
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(StoppedError, match="run z was stopped before it began"):

@@ -51,4 +51,4 @@ def test_a_second_driver_of_a_state_folder_is_refused_before_spark_starts(
     monkeypatch.setattr(submit, "create_submitted_session", lambda *_: pytest.fail("Spark was started"))
     with lock_state(tmp_path, "archive"):
         assert submit.main("archive") == 1
-    assert f"runs it in the state folder {tmp_path}." in capsys.readouterr().err
+    assert f"holds this lock of the state folder {tmp_path}." in capsys.readouterr().err
