@@ -158,7 +158,9 @@ def test_names_are_listed_by_a_query_as_at_the_prompt(tmp_path: Path, capsys: py
     text = told("\\d")
     assert [line.split()[0] for line in text.splitlines()] == ["tips", *views()]
     assert "late_p99_seconds" in told("\\d lateness")
-    assert "there is no tisp; did you mean tips?; \\d lists what there is" in told("\\d tisp", code=1)
+    assert "there is no table or view tisp; did you mean tips?; \\d lists all tables and views" in told(
+        "\\d tisp", code=1
+    )
     assert "there is no command \\x. \\d lists the tables and views" in told("\\x", code=1)
 
 
