@@ -112,7 +112,7 @@ class TraceReport:
 
     id: str
     kind: str
-    """kind of the traced id: "batch", "stream", "tip", "message" or "frame\""""
+    """kind of the traced id: batch, stream, tip, message or frame"""
     steps: Mapping[str, list[dict[str, object]]]
     """rows of each step, by name of the step (docs/trace.md), in the order of the path"""
 

@@ -2,9 +2,9 @@
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
-`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln that stops the broker
-when it ends); `logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that
-the folder can be moved.
+`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln process that owns the
+broker: it stops the broker when it ends); `logs/broker.log` and `logs/broker.out` (output of the JVM). Paths in the
+broker's settings are relative, so that the state folder can be moved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 
 _TEMPORARY_FOLDER: Final = "tmp"
-"""folder of the JVM's temporary files, such as native libraries, which a killed broker leaves"""
+"""folder of the JVM's temporary files, such as native libraries, which a killed broker does not delete"""
 
 # JVM startup takes a second or two of CPU. The C1 compiler and the serial collector take the least, and leave the cores
 # to Spark, which starts at the same time. The default initial heap is a 64th of the machine's memory, which the JVM
@@ -60,7 +60,7 @@ _JVM = (
 
 
 class BrokerError(PrerequisiteError):
-    """The broker does not start; the message has the reason and a remedy."""
+    """The broker cannot be started or stopped, or does not answer."""
 
 
 class BrokerRunningError(BrokerError):
@@ -70,7 +70,8 @@ class BrokerRunningError(BrokerError):
         self.address = address
         where = f" at {address}" if address else " (and still starting)"
         super().__init__(
-            f"the broker of {state} is already running{where}. Stop that Kiln, or pass another folder with --state"
+            f"the broker of the state folder {state} is already running{where}. Stop the Kiln process that uses it, or "
+            "pass another folder with --state"
         )
 
 
@@ -105,9 +106,9 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
             pass
         except PermissionError:
             raise BrokerError(
-                f"cannot stop the broker of {state}: process {broker.pid} belongs to another user"
+                f"cannot stop the broker of {state}: process {broker.pid} belongs to another user. Stop it as that user"
             ) from None
-        # unlike the process number, the lock of a process cannot be reused
+        # wait for the lock, because another process may get the same process number
         deadline = time.monotonic() + timeout
         while _read_running_broker(state) == broker:
             if time.monotonic() > deadline:
@@ -133,7 +134,8 @@ def await_broker(
         process: The broker's process, if known.
 
     Raises:
-        BrokerError: The timeout is over, `process` has ended, or the broker rejects the password.
+        BrokerError: The broker does not accept requests within the timeout, for example because it rejects the
+            password, or `process` has ended.
     """
     # a slow import, made while the JVM starts
     from kafka.admin import KafkaAdminClient
@@ -168,9 +170,9 @@ def await_broker(
 
 
 def archive_classes(classpath: Iterable[Path]) -> Path:
-    """Start the broker once in a temporary folder, and archive its classes in a file next to the jars.
+    """Start the broker once in a temporary folder, and write a CDS archive of its classes next to the jars.
 
-    The archive halves the time of later starts. A JVM that does not match the archive ignores it.
+    The archive halves the time of later starts. A JVM of another version ignores it.
 
     Raises:
         BrokerError: The archive cannot be created.
@@ -185,7 +187,7 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
         broker.start()
         broker.stop(timeout=120)
         if not fresh.is_file():
-            raise BrokerError("the JVM wrote no archive of its classes")
+            raise BrokerError(f"the JVM wrote no archive of its classes to {fresh}")
         unfinished = archive.with_name(f"{archive.name}.{os.getpid()}")
         shutil.copyfile(fresh, unfinished)
         unfinished.replace(archive)
@@ -193,9 +195,10 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
 
 
 class EmbeddedBroker:
-    """The broker of a state folder; a context manager that starts and stops it.
+    """The broker of a state folder, as a context manager that starts and stops it.
 
-    The broker listens on 127.0.0.1 only. On Linux it ends when the *thread* that started it ends, even by SIGKILL.
+    The broker listens on 127.0.0.1 only. On Linux, the broker ends when the *thread* that started it ends, even if the
+    thread's process is killed.
 
     Args:
         state: The state folder.
@@ -203,7 +206,7 @@ class EmbeddedBroker:
         controller_port: Port of the controller.
         classpath: `jars.list_jars("broker")`.
         heap: Maximum heap of the JVM.
-        settings: Settings of Kafka, which override `conf/broker.properties`.
+        settings: Settings of Kafka that override `conf/broker.properties`.
     """
 
     def __init__(
@@ -257,8 +260,8 @@ class EmbeddedBroker:
 
         Raises:
             BrokerRunningError: The broker of this state folder already runs.
-            BrokerError: A port is in use, Java or the disk fails, or the broker does not come up within `timeout`
-                seconds; it is then stopped.
+            BrokerError: A port is in use, there is no usable Java, the state folder cannot be written, or the broker
+                does not accept requests within `timeout` seconds and was stopped.
         """
         self.launch()
         with ExitStack() as cleanup:  # the cleanup also runs on an interrupt
@@ -272,7 +275,7 @@ class EmbeddedBroker:
         return self.address
 
     def launch(self) -> None:
-        """Start the broker and return at once, with the errors of `start`; `await_broker` waits for it."""
+        """Start the broker, and return before it accepts requests. The errors are those of `start`."""
         if self.pid is not None:
             return
         folder = self.state / "broker"
@@ -282,7 +285,7 @@ class EmbeddedBroker:
             (self.state / "logs").mkdir(exist_ok=True)
             lock = (folder / "lock").open("a")
         except OSError as error:
-            raise BrokerError(f"cannot use the state folder: {error}") from None
+            raise BrokerError(f"cannot use the state folder {self.state}: {error}") from None
         with lock, (self.state / "logs" / "broker.out").open("wb") as out:
             if not try_lock(lock):
                 raise BrokerRunningError(self.state, find_running_broker(self.state))
@@ -363,7 +366,10 @@ class EmbeddedBroker:
         return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
 
     def _format(self, folder: Path, out: IO[bytes]) -> None:
-        """Format the empty storage. Kafka writes `meta.properties` last, so interrupted formatting is repeated."""
+        """Format the empty storage with Kafka's tool, which writes `meta.properties` last.
+
+        Without this file, the next start formats the storage again, so an interruption does no harm.
+        """
         java = self._java(f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self._archive_option)
         command = [
             *java,
@@ -434,7 +440,7 @@ def _read_cluster_id(folder: Path) -> str:
 
 
 def main() -> int:
-    """Archive the broker's classes for the jars of this checkout. If that fails, print a note and return 0."""
+    """Archive the broker's classes for the jars of this checkout. Return 0 even if that fails."""
     try:
         archive_classes(list_jars("broker"))
     except (BrokerError, JarsError) as error:
@@ -443,11 +449,11 @@ def main() -> int:
 
 
 OWNER: Final = "broker"
-"""Lock of the state folder that the Kiln process holds which stops the broker when it ends."""
+"""Name of a lock in the state folder. The process that holds it owns the broker, and stops the broker at its end."""
 
 
 def read_owner(state: Path) -> int | None:
-    """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
+    """Read the process number of the owner of this state folder's broker (`OWNER`); `None` if it has no owner."""
     return read_lock_holder(state / "locks" / OWNER)
 
 
