@@ -83,8 +83,8 @@ def find_problems(
     alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter {entity} --add-config "
     if TOPICS[name].for_life and actual_partitions != partitions:
         yield (
-            f"{topic} has {actual_partitions} partitions, but the settings have {partitions}. The number cannot change, "
-            "because open windows are stored by partition. Set "
+            f"{topic} has {actual_partitions} partitions, but the settings have {partitions}. The number cannot "
+            "change, because open windows are stored by partition. Set "
             f"kafka.{name}_partitions = {actual_partitions}, or start with new topics under another kafka.prefix"
         )
     if config.get("message.timestamp.type") != "LogAppendTime":
@@ -96,8 +96,8 @@ def find_problems(
         )
     if int(config.get("max.message.bytes", "0")) < MAX_RECORD:
         yield (
-            f"{topic}: max.message.bytes is {config.get('max.message.bytes')}, but records can have {MAX_RECORD} bytes. "
-            f"Run:\n    {alter}max.message.bytes={MAX_RECORD}"
+            f"{topic}: max.message.bytes is {config.get('max.message.bytes')}, but records can have {MAX_RECORD} "
+            f"bytes. Run:\n    {alter}max.message.bytes={MAX_RECORD}"
         )
     compacted = "compact" in config.get("cleanup.policy", "").split(",")
     if compacted != TOPICS[name].compacted:
