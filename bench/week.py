@@ -1,9 +1,9 @@
-"""A week of commits: effect of table maintenance on the time of a commit and of a read, and on the log. Kiln's writer
-and maintenance run in one process, without Spark and broker.
+"""Effect of table maintenance on the duration of commits and reads, and on the size of the Delta log, over a simulated
+week. Kiln's writer and maintenance run in one process, without Spark and broker.
 
-Time is counted in commits: one commit to each table stands for ten seconds, the default interval of queries. One lake
-has maintenance after every sixty commits, as `kiln run` does every ten minutes. Another lake has none, and gets the
-same commits in the first quarter of the time.
+Time is simulated by commits: one commit to each table stands for ten seconds, the default trigger of the queries. One
+lake has maintenance after every sixty commits, because `kiln run` maintains tables every ten minutes. Another lake gets
+the same commits without maintenance, but only in the first quarter of the measuring time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _TARGET = 128 << 20
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure CPU time, which other load on the machine affects least, at the beginning and at the end."""
+    """Measure commits and reads of both lakes repeatedly. CPU time is measured, because other load affects it least."""
     with tempfile.TemporaryDirectory(prefix="kiln-week-") as folder:
         cared, left = _Arm(Path(folder) / "cared"), _Arm(Path(folder) / "left")
         began, lasts = time.monotonic(), extent.of(SECONDS)
@@ -61,16 +61,22 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 @dataclass(frozen=True)
 class _TableReading:
-    """State of the table `messages` at one moment. Times in ms of CPU."""
+    """State of the table `messages` after some commits. Times are in ms of CPU."""
 
     commits: int
     commit: float
+    """time of a commit"""
     opened: float
+    """time to open the table"""
     counted: float
+    """time to count its rows"""
     files: int
     entries: int
+    """JSON files of the log"""
     log: int
+    """size of the log, bytes"""
     disk: int
+    """size of all tables and logs on disk, bytes"""
 
     def __str__(self) -> str:
         return (
@@ -119,7 +125,7 @@ class _Arm:
         self.cared.append(_since(started))
 
     def _since(self, commits: int) -> int:
-        """Return how long the last `commits` commits took, µs; the unix time if there were fewer."""
+        """Return how long the last `commits` commits took, in µs. If there were fewer, return the Unix time."""
         now = time.time_ns() // 1_000
         return now - self._at[-commits] if commits <= len(self._at) else now
 
@@ -149,7 +155,7 @@ class _Arm:
 
 
 def _file(lake: Lake, table: str, chance: random.Random) -> DataFile:
-    """Write a file that no commit names."""
+    """Write a data file of a table without committing it."""
     out = TableFiles(lake, table)
     heard = time.time_ns() // 1_000
     for number in range(_ROWS):
@@ -196,11 +202,11 @@ def _last(values: Sequence[_T]) -> Sequence[_T]:
 
 
 def _after_a_week(looks: Sequence[_TableReading], what: str) -> float:
-    """Extrapolate a value to a week by linear regression."""
+    """Extrapolate a time to a week of commits by linear regression, ms."""
     slope, least = linear_regression([look.commits for look in looks], [getattr(look, what) for look in looks])
     return least + slope * WEEK
 
 
 def _since(started: float) -> float:
-    """Return the CPU time since `started`, ms."""
+    """Return the CPU time since `started`, in ms."""
     return (time.process_time() - started) * 1_000
