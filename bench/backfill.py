@@ -157,7 +157,6 @@ def _run(
 
 
 def _write(lake: Lake, count: int, extent: Extent) -> _History:
-    """Write `count` frames to the table `frames`."""
     lake.create(("frames",))
     commits, files = DeltaRsCommits(lake), TableFiles(lake, "frames")
     some = generated(min(count, extent.of(GENERATED)), live_options())

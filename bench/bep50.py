@@ -116,7 +116,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def simulate(case: Case, seed: int, updates: int) -> CaseResult:
-    """Simulate nodes that join one after another, each through an earlier one. Then the first node publishes updates."""
+    """Simulate nodes that join one after another, each through an earlier one. The first node then publishes."""
     network, public = Network(seed, loss=case.loss), _KEY.verify_key.encode()
     topic, settings = compute_target(public, _SALT), OverlaySettings(nodes=case.named)
     places = [DhtAddress.parse(f"10.0.{number >> 8}.{number & 255}", 6881) for number in range(1, case.nodes + 1)]

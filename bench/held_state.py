@@ -180,7 +180,6 @@ def _digest(number: int) -> bytes:
 
 
 def _text(number: int) -> str:
-    """Return a text that is as long as a StreamID."""
     return f"k{number:062d}"
 
 

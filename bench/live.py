@@ -177,7 +177,6 @@ def _in_words(run: Run) -> str:
 
 
 def _silent(folder: Path, seconds: int) -> Run:
-    """Measure Kiln with a demo network that sends no messages."""
     demo = DemoNetwork(Settings(state=folder / "silent", network=Network(name="local-demo")))
     demo.launch()
     try:

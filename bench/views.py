@@ -97,7 +97,6 @@ def seconds_of_trace(lake: Lake, text: str, run: int) -> float:
 
 
 def _traced(lake: Lake) -> dict[str, str]:
-    """Return an id of each kind to trace, by kind."""
     found: dict[str, str] = {}
     for kind, table, column in (
         ("stream", "updates", "stream"),
@@ -429,7 +428,6 @@ def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints
 
 
 def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, made: int) -> list[BatchBlock]:
-    """Build the blocks of all windows."""
     leaves: list[list[bytes]] = [[] for _ in range(made)]
     for which, stream, tip in zip(window.tolist(), streams.to_pylist(), tips.to_pylist(), strict=True):
         leaves[which].append(encode_stream_key(stream) + cid_bytes(tip))
@@ -450,7 +448,6 @@ def _cids(rng: np.random.Generator, count: int) -> pa.Array:
 
 
 def _texts(rng: np.random.Generator, count: int, prefix: bytes, alphabet: bytes, length: int) -> pa.Array:
-    """Generate random texts: a prefix, then `length` letters of the alphabet."""
     return _cells(_letters(rng, count, prefix, alphabet, length), pa.string())
 
 

@@ -197,7 +197,6 @@ _T = TypeVar("_T")
 
 
 def _last(values: Sequence[_T]) -> Sequence[_T]:
-    """Return the last third."""
     return values[-max(1, len(values) // 3) :]
 
 

@@ -317,7 +317,6 @@ class _Network:
         await self._out.write(self._fd)
 
     async def _read_commands(self) -> None:
-        """Execute commands until the end of stdin."""
         pending = b""
         # os.read in a thread, because a terminal on stdin must stay blocking. A thread that reads Python's buffered
         # stdin would hold the lock of the buffer at exit
@@ -385,7 +384,6 @@ class _Network:
             await trio.sleep(1)
 
     def _describe_missing_connections(self) -> Iterator[str]:
-        """Describe the failed connections between the nodes."""
         for name, node in self._nodes.items():
             for target in node.view().bootstrap:
                 if target.error and not target.connected:

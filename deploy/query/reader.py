@@ -91,7 +91,6 @@ class QueryResult:
         return self._read(self._query.relation.pl)
 
     def __repr__(self) -> str:
-        """Format the first rows as a table."""
         from rich.console import Console
 
         from kiln.deploy.query.answer import print_table
@@ -245,11 +244,6 @@ def _read_as_of(as_of: int | str | datetime | None) -> AsOf | None:
 
 
 def _require(*packages: str) -> None:
-    """Check that packages are installed.
-
-    Raises:
-        PrerequisiteError: A package is not installed.
-    """
     for name in packages:
         if find_spec(name) is None:
             raise PrerequisiteError(f"{name} is not installed. Install it: pip install {name}")

@@ -54,17 +54,20 @@ _TITLES: Final = {
     "messages": ("Messages, each from its first valid copy", "no valid message"),
     "copies": ("Copies of the messages, with the sending peer, the time and the verdict", "no copy"),
     "frames": ("Frames of the copies, with their bytes", "not in the table frames"),
-    "separator": ("Separator of the updates, its source, and the verified genesis", "no update in the log"),
-    "updates": ("Updates, with their offsets in the log", "no update in the log"),
+    "separator": ("Separator of the updates, its source, and the verified genesis", "no update in kiln.updates"),
+    "updates": ("Updates, with their offsets in kiln.updates", "no update in kiln.updates"),
     "batches": ("Window and batch of each update", "in no batch"),
     "batch": ("Batch: its window in event time, and its block", "not a batch of this Kiln"),
     "block": ("Tips in the block", "no tips in the table batch_tips"),
     "publications": ("Attempts to publish the batch, with their receipts", "not published by the bridge"),
     "sent": (
-        "Outgoing frames with the announcement of the newest batch, with the receiving peers",
-        "no outgoing frame has the batch",
+        "Outgoing frames that announce the newest batch, with the receiving peers",
+        "no outgoing frame announces the batch",
     ),
-    "announcements": ("Received announcements of the batch, including our own sent back", "none received"),
+    "announcements": (
+        "Received announcements of the batch, including the bridge's own that peers sent back",
+        "none received",
+    ),
     "tips": ("Sources of the tips", "not in the table tips"),
     "quarantine": ("Quarantined records", "none"),
 }
@@ -164,7 +167,6 @@ QUALIFY {_HEARD} >= b.opened_at
 
 
 def _steps_of_updates(which: str, found: StepRows) -> Iterator[TraceStep]:
-    """Plan the steps for the rows of the table `updates` that meet the condition `which`."""
     chosen = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE {which}"
     yield _step("updates", f"{chosen}\nORDER BY heard_at, message_id")
     if "updates" in found:
@@ -203,7 +205,6 @@ def _messages_of(updates: Sequence[Row], members: str) -> str:
 
 
 def _steps_of_publications(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
-    """Plan the steps for the publications of the batch, or of the `most` newest batches with the traced id."""
     heard = _texts(found["messages"], "batch_cid")
     if isinstance(subject, CidRef) and _is_batch(found):
         cids = [subject.text]
@@ -240,7 +241,6 @@ def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Ite
 
 
 def _newest(found: StepRows, most: int) -> list[Row]:
-    """Select the newest messages and announcements, without duplicates."""
     rows = [*found["messages"], *found.get("announcements", ())]
     by_id = {row["message_id"]: row for row in rows}
     return sorted(by_id.values(), key=lambda row: _span([row], "observed_at", "observed_at"), reverse=True)[:most]
@@ -419,7 +419,6 @@ def _at(place: FrameRef) -> str:
 
 
 def _texts(rows: Iterable[Row], column: str) -> list[str]:
-    """Return the distinct texts of a column, in order."""
     return list(dict.fromkeys(value for row in rows if isinstance(value := row.get(column), str)))
 
 

@@ -301,7 +301,6 @@ class Traffic:
     # ---------------------------------------------------------------- events
 
     def _step(self, due: int) -> None:
-        """Generate a message, and at random control messages and a reconnection."""
         options, random = self.options, self._random
         u = random.random()
         for share, action in self._actions:
@@ -367,7 +366,6 @@ class Traffic:
                 self._spread(due, self._messages.usual(self._messages.garbage(kind), spammer, now))
 
     def _spread(self, due: int, copy: SyntheticCopy) -> None:
-        """Send copies of a message through several peers, the first at once."""
         random, options = self._random, self.options
         count_copies = options.copies if random.random() < 0.7 else random.randint(1, options.copies)
         for place, peer in enumerate(random.sample(range(options.peers), count_copies)):

@@ -143,7 +143,6 @@ class MessageFactory:
         return self._population.pick_stream(self._random.random())
 
     def _place(self, era: Era = "stream", separator: Separator | None = None) -> tuple[str, str]:
-        """Choose the network and the topic of a message."""
         network = self._options.network
         if era == "2020":
             return network, TOPIC_2020

@@ -135,7 +135,6 @@ class Population:
         self.old_stream: Callable[[int], SyntheticStream] = lru_cache(maxsize=4096)(self._old_stream)
 
     def _separator(self, rank: int) -> Separator:
-        """Derive the separator of a rank. Rank 0 is the most popular."""
         digest = derive_bytes(self._seed, "separator", rank)
         if rank % 10 == 4:
             return Separator(ODD_KEY, encode_separator_value(digest[1 : 2 + digest[0] % 30]))
