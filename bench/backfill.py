@@ -55,7 +55,7 @@ class _History:
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure backfill runs with the native core and in Python, and the copy by Spark, in frames per second.
+    """Measure a backfill run with the native core and in Python, and a copy of the table by Spark, in frames/s.
 
     Each backfill run writes tables of its own.
     """
@@ -104,7 +104,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def measure_growth(ground: Ground, extent: Extent) -> Finding:
-    """Measure the time per frame of runs over the first frames of one lake, few and many in turn.
+    """Measure the time per frame of backfill runs over few and over many frames of one lake, in turn.
 
     The memory of each kind of process is read before each step of a run.
     """

@@ -34,7 +34,7 @@ _PATIENCE = 120.0  # s
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure the query from a fresh checkpoint in each run. Only the time of its micro-batches counts."""
+    """Measure the query `batch`, in each run from a new checkpoint. Only the time of its micro-batches counts."""
     count = extent.of(UPDATES)
     notes: dict[str, Note] = {"updates": count}
     sides: dict[str, Side] = {}

@@ -39,7 +39,7 @@ def measure(extent: Extent, say: Say) -> Finding:
             say(f"run {run} of {extent.runs}: {name}: {value:.3g} {unit}")
     return Finding(
         "bitswap",
-        "a node serves blocks to another Kiln, in processes of their own",
+        "a node serves blocks to another node, each in its own process",
         tuple(Series(name, units[name], tuple(values)) for name, values in found.items()),
         notes={"small blocks": extent.of(BLOCKS, 100), "large blocks": extent.of(LARGE, 20)},
     )

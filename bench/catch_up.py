@@ -68,7 +68,7 @@ class CaughtUp(ProgressListener):
 def catch_up(
     spark: SparkSession, settings: Settings, name: JobName, ends: Mapping[str, Ends], patience: float = _PATIENCE
 ) -> list[MicroBatch]:
-    """Run the query until it has read its topics from offset 0 to `ends` (by topic, without prefix).
+    """Run the query `name` until it has read its topics from offset 0 to `ends` (by topic, without prefix).
 
     Raises:
         BenchError: The query failed, or made no progress for `patience` s.

@@ -43,7 +43,7 @@ def _in_python() -> Iterator[None]:
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure the queries and the copy.
+    """Measure the queries `archive` and `updates`, and a raw copy by Spark.
 
     In each run, a query has a new checkpoint and new tables, and reads all frames in one micro-batch. Only the time of
     this micro-batch counts. The copy is a Spark batch job. So no startup is measured.

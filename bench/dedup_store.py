@@ -29,7 +29,7 @@ _MICRO_BATCHES = 12  # per run; the first one includes the start of the query
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure two queries with few and many digests. They keep their checkpoints, and read new updates in each run."""
+    """Measure the query `updates` with few and with many stored digests. Each run reads new updates."""
     few, many = (_DedupQuery(ground, extent.of(size, least=1_000)) for size in DIGESTS)
     sides: dict[str, Side] = {f"{side.size:,} digests": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
@@ -43,7 +43,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 class _DedupQuery:
-    """A query `updates` whose deduplication state has the digests of `size` updates, and of those of earlier runs."""
+    """A query `updates`. Its state has the digests of `size` updates, and of those that earlier runs have read."""
 
     def __init__(self, ground: Ground, size: int) -> None:
         self.size = size

@@ -22,7 +22,7 @@ _Ran = Mapping[JobName, list[MicroBatch]]
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure each query alone, from a new checkpoint. Only the time of its micro-batches counts.
+    """Measure `archive` and `updates` one after the other, each from a new checkpoint. Only their micro-batches count.
 
     The first micro-batch reads additional frames and does not count, because it includes the start of the query.
     """

@@ -28,7 +28,7 @@ Published = Sequence[tuple[Frame, Sequence[Message]]]
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure frames as a live bridge writes them, and the same frames with topics by index instead of name."""
+    """Measure the decoder with frames as a live bridge writes them, and with topics by index instead of name."""
     say("making frames")
     frames = list(with_messages(value for _, value in generated(extent.of(FRAMES, least=100), live_options())))
     bundles = BundleSet({"all": {message.topic for frame in frames for message in messages(frame)}})
@@ -108,7 +108,7 @@ def by_index(frame: Frame, bundles: BundleSet) -> Frame:
     for message in rpc.publish:
         index = table.find_index(message.topic)
         if index is None:
-            raise BenchError(f"no index for the topic {message.topic!r}")
+            raise BenchError(f"no bundle contains the topic {message.topic!r}")
         message.ClearField("topic")
         message.topicIndex = index
     copy.payload = rpc.SerializeToString()

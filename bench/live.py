@@ -67,9 +67,9 @@ class Batches:
 
     @property
     def in_words(self) -> str:
-        late = f"late {self.percentile(50):.2f} and {self.percentile(99):.2f} s"
-        made = f"{self.made:,} batches over {self.ideal:,}"
-        return f"{self.rate:.0f} messages/s, {late}, first batch {self.first:.1f} s, {made}"
+        delays = f"batch delay p50 {self.percentile(50):.2f} s, p99 {self.percentile(99):.2f} s"
+        made = f"{self.made:,} batches, {self.ideal:,} by event time alone"
+        return f"{self.rate:.0f} messages/s, {delays}, first batch after {self.first:.1f} s, {made}"
 
 
 @dataclass
@@ -105,7 +105,7 @@ def measure(extent: Extent, say: Say) -> Finding:
         with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
             silent = _silent(Path(folder), seconds)
         cores.setdefault("cores, silent network", []).append(silent.all_cores)
-        say(f"run {run} of {extent.runs}: silent: {_in_words(silent)}")
+        say(f"run {run} of {extent.runs}: no messages: {_in_words(silent)}")
         for load in LOADS:
             with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
                 live = _loaded(Path(folder), load, seconds)
@@ -113,7 +113,7 @@ def measure(extent: Extent, say: Say) -> Finding:
             found[load].append(batches)
             for kind, taken in {"all but the demo network": live.all_cores, **live.cores}.items():
                 cores.setdefault(f"cores, {load} messages/s, {kind}", []).append(taken)
-            say(f"run {run} of {extent.runs}: {load}/s: {batches.in_words}; {_in_words(live)}")
+            say(f"run {run} of {extent.runs}: {load} messages/s: {batches.in_words}; {_in_words(live)}")
     made = {load: Series(f"batches, {load} messages/s", "", tuple(each.made for each in found[load])) for load in LOADS}
     ideal = {
         load: Series(f"batches by event time alone, {load} messages/s", "", tuple(each.ideal for each in found[load]))

@@ -25,7 +25,7 @@ _SPREAD = 7_919  # a prime: consecutive updates are for windows far apart
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure a query with few open windows, and one with many. Both read new updates in each run."""
+    """Measure the query `batch` with few and with many open windows. Each run reads new updates."""
     few, many = (_OpenWindowsQuery(ground, extent.of(count, least=200)) for count in OPEN)
     sides: dict[str, Side] = {f"{side.count:,} open windows": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)

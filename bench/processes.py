@@ -14,7 +14,7 @@ _KINDS = {
     "kiln.bridge.app.main": "bridge",
     "kiln.pipelines.app.worker_daemon": "Python workers",
     "python_streaming_source_runner": "Python planners",
-    "kiln.deploy.ops.maintenance": "care",
+    "kiln.deploy.ops.maintenance": "maintenance",
     "quality": "quality",
     "kafka.Kafka": "broker",
     "org.apache.spark": "Spark's JVM",

@@ -81,7 +81,7 @@ class EventCounts:
 
 
 async def in_thread(call: Callable[..., _T], *arguments: object) -> _T:
-    """Run a blocking call in a thread. If the task is cancelled, it does not wait for the thread."""
+    """Run a blocking call in a thread. If the task is cancelled, the thread continues in the background."""
     return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs older than trio
 
 

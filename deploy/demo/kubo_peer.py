@@ -290,7 +290,7 @@ def run_peer(
     Args:
         folder: Folder of the node, which becomes the working folder.
         open_node: Opens the node with a repository.
-        create_driver: Creates the driver of the node, which writes its events to the file.
+        create_driver: Creates the driver of the node. The driver writes events to the file that it gets.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

@@ -358,7 +358,7 @@ class _Network:
             try:
                 reached = node.publish(topic, data, author)
             except SeqnoError as error:
-                self._tally.error(f"{name} cannot publish: {error}")
+                self._tally.error(f"the demo node {name} cannot publish: {error}")
                 reached = 0
             if reached:
                 self._tally.published[name] += 1
@@ -387,7 +387,8 @@ class _Network:
         for name, node in self._nodes.items():
             for target in node.view().bootstrap:
                 if target.error and not target.connected:
-                    yield f"{name} is not connected to {self._names.get(target.peer, target.peer)}: {target.error}"
+                    peer = self._names.get(target.peer, target.peer)
+                    yield f"the demo node {name} is not connected to {peer}: {target.error}"
 
 
 async def _cancel_after(task: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:

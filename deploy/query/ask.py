@@ -284,7 +284,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
 
 
 def limit_memory(connection: duckdb.DuckDBPyConnection, most: int | None = None) -> str:
-    """Lower DuckDB's memory limit by the memory that this process already uses, but at most to a quarter.
+    """Lower DuckDB's memory limit by the memory that this process already uses, but not below a quarter of the default.
 
     DuckDB's default limit is 80 % of the memory of the machine or container, and ignores what the process itself uses.
     With the default in a container of 256 MB, the kernel kills the process before DuckDB spills to disk.

@@ -71,7 +71,7 @@ def export_lake(
         progress: Called with progress messages.
         names: Tables and views to export, by default all. The tables that a named view reads are also exported, and
             so are the views that read only exported tables.
-        since: Time from which rows are copied, for tables whose rows have an age.
+        since: Copy only rows from this time on, in tables with a time column. By default, all rows are copied.
         as_of: Version or time of the tables, by default the newest.
 
     Returns:
@@ -181,7 +181,7 @@ class _Export:
     tables: Mapping[str, DeltaTable]
     """the tables to copy, open"""
     left_out: frozenset[str]
-    """tables of the lake that are not copied, so that their views are not exported"""
+    """tables of the lake that are not copied; views that read them are not exported"""
     as_of: AsOf | None
     progress: Callable[[str], None]
 

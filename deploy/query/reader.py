@@ -34,7 +34,7 @@ Value = TypeVar("Value")
 
 
 class LakeNotFoundError(KilnError):
-    """There is no lake at the given location. The message names the locations that were searched."""
+    """There is no lake, or a lake without tables, at the given location."""
 
 
 class QueryResult:

@@ -82,7 +82,7 @@ def rotate_log(path: Path, limit: int = LIMIT) -> None:
 
 
 def read_last_line(log: Path) -> str:
-    """Read the last line of a log that is not empty and has not the level info or debug."""
+    """Read the last line of a log, apart from empty lines and lines of level info or debug."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     stripped = (line.strip(" |+-") for line in reversed(lines))
     return next((line for line in stripped if line and not is_news(line)), "it logged nothing")

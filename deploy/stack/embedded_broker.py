@@ -154,7 +154,10 @@ def await_broker(
             if process is not None and process.poll() is not None:
                 raise BrokerError(f"the broker exited during startup (code {process.returncode})")
             if time.monotonic() > deadline:
-                raise BrokerError(f"the broker at {address} did not answer within {timeout:.0f} s")
+                raise BrokerError(
+                    f"the broker at {address} did not answer within {timeout:.0f} s. The reason may be in "
+                    "logs/broker.log in its state folder"
+                )
             try:
                 socket.create_connection((host, int(port)), timeout=1).close()
                 with open_client(KafkaAdminClient, **options) as admin:
@@ -247,7 +250,7 @@ class EmbeddedBroker:
 
     @property
     def log(self) -> Path:
-        """The broker's log."""
+        """Path of the broker's log."""
         return self.state / "logs" / "broker.log"
 
     @property

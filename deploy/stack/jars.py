@@ -137,9 +137,9 @@ def find_home() -> Path | None:
 
 
 def find_ivy_settings() -> Path:
-    """Return the path of the user's Ivy settings, such as mirrors, which may not exist.
+    """Return the path of the file in which a user sets up Ivy, for example with a mirror. The file may not exist.
 
-    Ivy's command line reads this file only if it is passed as an option.
+    Ivy's command line reads the file only if it is passed as an option.
     """
     return (find_home() or Path("/")) / ".ivy2" / "ivysettings.xml"
 
@@ -216,12 +216,12 @@ def list_jars(conf: Conf, root: Path | None = None, ivy_xml: Path = IVY_XML) -> 
 
 
 def s3_root(root: Path | None = None) -> Path:
-    """Return the folder of the jars for an object store, which may not exist."""
+    """Return the folder of the jars for an object store. The folder may not exist."""
     return (root or default_root()) / "s3"
 
 
 def spark_archive_path(root: Path | None = None) -> Path:
-    """Return the path of the CDS archive of Spark's classes (deploy/run/spark_classes.py), which may not exist."""
+    """Return the path of the CDS archive of Spark's classes (deploy/run/spark_classes.py). It may not exist."""
     return (root or default_root()) / "spark" / "classes.jsa"
 
 

@@ -101,7 +101,7 @@ _LETTERS: Final[Mapping[str, Literal["R", "S"]]] = {"IN": "R", "OUT": "S"}
 
 
 class ExportedFrame(NamedTuple):
-    """A row of the query of `build_export_query`."""
+    """A row that the query of `build_export_query` returns."""
 
     direction: str
     observed_at: int

@@ -59,7 +59,7 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message", kw_only=Tru
 
 
 class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
-    """A frame that cannot be used as a whole, and not only because of one of its messages.
+    """A frame that is rejected as a whole. A rejected message in a valid frame has a `MessageEntry` instead.
 
     `connection`, `direction` and `sequence` are `None` if the record's value is not a Frame. `sha256` is the hash of
     the bad bytes: the hello, the payload, or the record's whole value.

@@ -92,7 +92,7 @@ def field(number: int, value: bytes) -> bytes:
 
 
 class MessageFactory:
-    """Makes messages, all random choices coming from one `Random`. The order of calls matters."""
+    """Makes messages. All random choices come from one `Random`, so another order of calls gives other messages."""
 
     def __init__(self, options: TrafficOptions, population: Population, random: Random) -> None:
         self._options = options

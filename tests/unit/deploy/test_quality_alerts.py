@@ -138,7 +138,12 @@ class Fault(NamedTuple):
 
 FAULTS = (
     Fault("a silent peer", "KilnNoFramesReceived", _silent, "The bridge has received no frame"),
-    Fault("a build that cannot decode", "KilnBreakerTripped", _cannot_decode, "The query archive was stopped by its breaker"),
+    Fault(
+        "a build that cannot decode",
+        "KilnBreakerTripped",
+        _cannot_decode,
+        "The query archive was stopped by its breaker",
+    ),
     Fault("Kiln killed", "KilnDown", _killed, "Kiln has stopped"),
     Fault("a stuck query", "KilnQueryLagging", _stuck, "The query batch is"),
     Fault("a full spool", "KilnSpoolFull", _full, "The spool of the bridge is full"),
