@@ -25,8 +25,6 @@ from kiln.pipelines.runtime.kafka import Broker
 Ends = dict[int, int]
 """Offset after the last record, by partition."""
 
-_GROUND = "ground"
-
 
 class LogRecord(NamedTuple):
     """A record read from Kafka. `stamp` is the broker's timestamp in Unix ms."""
@@ -44,11 +42,6 @@ class Ground:
     kafka: Kafka
     folder: Path
     say: Say
-
-    @property
-    def broker_data(self) -> Path:
-        """Folder in which the broker has a folder per partition."""
-        return self.folder / _GROUND / "broker" / "data"
 
     def plot(self, name: str, partitions: int | None = None) -> Settings:
         """Create topics with the prefix `name`, and return default settings with these topics and a new state folder.
@@ -139,7 +132,7 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
     """
     port, controller_port = find_free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
-    settings = Settings(state=folder / _GROUND, kafka=kafka)
+    settings = Settings(state=folder / "ground", kafka=kafka)
     with start_broker(settings, say):
         say("starting Spark")
         with spark_session(settings) as spark:

@@ -112,25 +112,22 @@ def _traced(lake: Lake) -> dict[str, str]:
 # ---------------------------------------------------------------- the lake
 
 
-def make_lake(lake: Lake, messages: int, seed: int = 1) -> dict[str, int]:
+def make_lake(lake: Lake, messages: int) -> dict[str, int]:
     """Fill the tables as the queries would after this number of messages. Return the number of rows of each table.
 
     Two nodes receive updates of 200 separators; the first separator has a sixth of the updates. Payloads of frames are
     random bytes of the usual length, because views read only the length. Ids and blocks have the forms of real ones.
     """
     rows: dict[str, int] = {}
-    for name, columns in tables(messages, seed):
+    for name, columns in tables(messages):
         write(lake, name, columns)
         rows[name] = rows.get(name, 0) + len(next(iter(columns.values())))
     return rows
 
 
-def tables(messages: int, seed: int = 1) -> Iterator[tuple[str, Columns]]:
-    """Yield the rows that `make_lake` writes, table by table, sorted by time in each table."""
-    return _tables(np.random.default_rng(seed), messages)
-
-
-def _tables(rng: np.random.Generator, count: int) -> Iterator[tuple[str, Columns]]:
+def tables(count: int) -> Iterator[tuple[str, Columns]]:
+    """Yield the rows that `make_lake` writes for `count` messages, table by table, sorted by time in each table."""
+    rng = np.random.default_rng(1)
     streams = max(_SEPARATORS, count // _MESSAGES_A_STREAM)
     times = np.sort(rng.integers(0, max(_WINDOW, _SPAN * count // MESSAGES), count)) + _START
     kinds = rng.choice(len(_TYPES), count, p=_SHARES)

@@ -147,7 +147,7 @@ def _format_duration(months: int, days: int, nanoseconds: int) -> str:
 
 
 def write_json(answer: Answer, out: TextIO) -> None:
-    """Write the rows as a JSON array with an object per line. Only a part of the rows is in memory at a time."""
+    """Write the rows as a JSON array with an object per line. Each row is written as soon as it is read."""
     names = make_distinct(answer.columns)
     delimiter = "[\n"
     for row in answer.rows():
@@ -170,7 +170,7 @@ def make_distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def write_csv(answer: Answer, out: TextIO) -> None:
-    """Write a header and the rows as CSV. Only a part of the rows is in memory at a time."""
+    """Write a header and the rows as CSV. Each row is written as soon as it is read."""
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(map(printable, answer.columns))
     for row in answer.rows():

@@ -10,8 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import environ
 from pathlib import Path
 from typing import Final
@@ -36,7 +35,7 @@ if os.getppid() == int(sys.argv[1]):
 def bind_to_parent(command: Sequence[str]) -> list[str]:
     """Wrap a command so that its process gets SIGTERM when the thread that starts it ends.
 
-    Does nothing on other systems than Linux.
+    On other systems than Linux, the command is returned unchanged.
 
     Args:
         command: A command line that begins with a full path.
@@ -97,12 +96,12 @@ class BridgeProcess:
     Call `start`, then `check` often, and `stop` at the end.
     """
 
-    def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._status_file = settings.bridge_dir / "status.json"
         self._log = settings.logs / "bridge.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._backoff = Backoff(now)
+        self._backoff = Backoff()
         self.error = ""
         """reason why the bridge does not run; empty while it runs"""
 

@@ -87,8 +87,10 @@ def find_running_broker(state: Path) -> str | None:
     return broker.address if broker else None
 
 
-def stop_running(state: Path, timeout: float = 20.0) -> bool:
+def stop_running(state: Path) -> bool:
     """Stop the broker of this state folder, started by any process.
+
+    The broker gets SIGTERM, and SIGKILL if it has not ended after 20 s.
 
     Returns:
         True if a broker was running.
@@ -109,7 +111,7 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
                 f"cannot stop the broker of {state}: process {broker.pid} belongs to another user. Stop it as that user"
             ) from None
         # wait for the lock, because another process may get the same process number
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 20.0
         while _read_running_broker(state) == broker:
             if time.monotonic() > deadline:
                 break

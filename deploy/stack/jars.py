@@ -215,9 +215,9 @@ def list_jars(conf: Conf, root: Path | None = None, ivy_xml: Path = IVY_XML) -> 
     return [root / conf / name for name in read_pinned_jars(ivy_xml.read_bytes())[conf]]
 
 
-def s3_root(root: Path | None = None) -> Path:
+def s3_root() -> Path:
     """Return the folder of the jars for an object store. The folder may not exist."""
-    return (root or default_root()) / "s3"
+    return default_root() / "s3"
 
 
 def spark_archive_path(root: Path | None = None) -> Path:
