@@ -132,7 +132,7 @@ async def _gossipers(town: Town, address: str) -> tuple[Running, Running]:
 async def _delays(
     town: Town, one: Running, two: Running, name: str, ended: Callable[[], bool]
 ) -> list[tuple[str, str, float]]:
-    """Measure the delays of MESSAGES messages from `one` to `two`; of at least a quarter of them if `ended()` is true."""
+    """Measure the delays of MESSAGES messages from `one` to `two`, or of at least a quarter once `ended()` is true."""
     sent: list[float] = []
     first = len(two.heard)
     while len(sent) < MESSAGES and not (ended() and len(sent) >= MESSAGES // 4):

@@ -336,7 +336,7 @@ class EmbeddedBroker:
 
     def _java(self, *options: str) -> list[str]:
         if not self.classpath:
-            raise BrokerError("there are no jars for the broker. Run make jars")
+            raise BrokerError("there are no jars for the broker. Run make jars, or python -m kiln.deploy.stack.jars")
         try:
             java = find_java().executable
         except JavaError as error:

@@ -92,7 +92,7 @@ def verify_checksums(root: Path, ivy_xml: Path = IVY_XML) -> None:
         lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
         expected = {name: digest for digest, name in lines}
     except (OSError, ValueError) as error:
-        raise JarsError(f"cannot read {path}: {error}") from None
+        raise JarsError(f"cannot read the checksums in {path}: {error}. Restore the file, or run make lock") from None
     problems: list[str] = []
     for name, digest in _compute_checksums(root, ivy_xml).items():
         if name not in expected:
