@@ -120,7 +120,6 @@ async def _fetch_at_once(client: Side, numbers: range) -> None:
 
 
 async def _gossipers(town: Town, address: str) -> tuple[Running, Running]:
-    """Start two nodes that know each other only through the server."""
     options = replace(OPTIONS, listen=(), bootstrap=(address,))
     one, two = await town.node(options), await town.node(options)
     for each in (one, two):

@@ -70,7 +70,6 @@ class Curve(NamedTuple):
 
 
 def read_panels(path: Path) -> list[Panel]:
-    """Read the panels of a dashboard."""
     panels, row = [], ""
     for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
         if panel["type"] == "row":

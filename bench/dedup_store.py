@@ -58,7 +58,6 @@ class _DedupQuery:
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
     def _read(self, updates_more: int, at_once: int) -> list[float]:
-        """Write this number of new updates, read them, and return the time of each micro-batch, s."""
         ground, settings = self._ground, in_micro_batches(self.settings, at_once, "updates")
         ends = append(ground, settings, islice(self._frames, updates_more))
         return [each.seconds for each in catch_up(ground.spark, settings, "updates", {"frames": ends})]

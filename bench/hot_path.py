@@ -74,7 +74,6 @@ def messages(frame: Frame) -> Sequence[Message]:
 
 
 def with_messages(values: Iterable[bytes]) -> Iterator[Frame]:
-    """Parse frames, and yield the received ones that contain messages."""
     for value in values:
         frame = Frame.FromString(value)
         if frame.direction == Frame.IN and messages(frame):

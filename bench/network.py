@@ -238,7 +238,6 @@ def _rust(binary: Path, count: int) -> Figures:
 
 
 def _cpu_of(peer: ForeignPeer) -> float:
-    """Return the CPU time of a peer's process so far, in s."""
     fields = Path(f"/proc/{peer.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

@@ -56,7 +56,6 @@ class _OpenWindowsQuery:
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
     def _read(self, updates_more: int, at_once: int) -> list[float]:
-        """Write this number of new updates, read them, and return the time of each micro-batch, s."""
         first, self._written = self._written, self._written + updates_more
         numbers = range(first, self._written)
         ground, settings = self._ground, in_micro_batches(self.settings, at_once, "batch")

@@ -135,7 +135,6 @@ def _rounded(value: float) -> float:
 
 
 def _apart(heights: Mapping[str, float]) -> dict[str, float]:
-    """Move labels down if they would overlap."""
     placed: dict[str, float] = {}
     for name, height in sorted(heights.items(), key=lambda item: item[1]):
         placed[name] = max([height, *(other + 15 for other in placed.values())])

@@ -90,7 +90,6 @@ def seconds(lake: Lake, view: str, run: int) -> float:
 
 
 def seconds_of_trace(lake: Lake, text: str, run: int) -> float:
-    """Measure the time to trace the id `text`, in s."""
     started = time.perf_counter()
     trace_subject(lake, parse_id(text))
     return time.perf_counter() - started
@@ -351,7 +350,6 @@ def tables(count: int) -> Iterator[tuple[str, Columns]]:
 
 
 def _subscriptions(head: Columns, topics: pa.Array) -> Columns:
-    """Build a SUBSCRIBE of each peer for each topic. `head` has the columns of the connections, with a row for each."""
     connection = np.repeat(np.arange(len(head["connection"])), len(topics))
     topic = np.tile(np.arange(len(topics)), len(head["connection"]))
     return {

@@ -337,7 +337,6 @@ class _Network:
         return (self._rate - self._kubo_rate()) / len(NODES)
 
     async def _await_peers(self) -> None:
-        """Wait until each of Kiln's nodes has a peer on the first topic."""
         topic = self._topics[0]
         for node in self._nodes.values():
             while not any(topic in peer.topics for peer in node.router.peers.values()):

@@ -187,13 +187,11 @@ ORDER BY heard_at, message_id""",
 
 
 def _at_offsets(updates: Sequence[Row]) -> str:
-    """Build a condition on the offsets of these updates; empty without updates, or with more than `_NAMED`."""
     offsets = sorted({offset for row in updates if isinstance(offset := row["log_offset"], int)})
     return f"\n  AND log_offset IN ({', '.join(map(str, offsets))})" if 0 < len(offsets) <= _NAMED else ""
 
 
 def _messages_of(updates: Sequence[Row], members: str) -> str:
-    """Build a condition that selects the messages of these updates. The query `members` selects the same updates."""
     if not updates:
         return "false"
     if len(updates) > _NAMED:
@@ -226,7 +224,6 @@ ORDER BY published_at""",
 
 
 def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Iterator[TraceStep]:
-    """Plan the steps for frames and quarantine. A message over BEP 50 has no copies and only one position."""
     copied = set(_texts(found["copies"], "message_id"))
     rows = [*found["copies"], *(row for row in newest if row["message_id"] not in copied)]
     places = [place for row in rows if (place := _place(row))]

@@ -266,7 +266,6 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
 
 
 def explain_ivy_failure(output: list[str], status: int) -> str:
-    """Explain a failed run of Ivy from its output lines and exit status."""
     text = "\n".join(output)
     if re.search(
         r"UnknownHost|Connection refused|timed? ?out|unreachable|Server access error|SSLHandshake", text, re.I

@@ -377,7 +377,6 @@ class Traffic:
         self._recent.append(copy.gossip_id)
 
     def _control(self, due: int) -> None:
-        """Generate a control message or subscription of a remote peer or the local one, and an IWANT after an IHAVE."""
         random = self._random
         peer = random.randrange(self.options.peers)
         side: Direction = "IN" if random.random() < 0.7 else "OUT"
@@ -451,7 +450,6 @@ class Traffic:
         return [frame]
 
     def _stranger(self, due: int) -> list[GeneratedFrame]:
-        """Generate the frames of a new peer whose hello is rejected, and who disconnects."""
         bad = build_bad_hello(self._random)
         self._strangers += 1
         connection = SyntheticConnection(
@@ -493,7 +491,6 @@ def find_verdicts(copies: list[SyntheticCopy], checked: bool) -> bytes:
 
 
 def count_copies(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) -> None:
-    """Count these copies in the ledger's entries of their messages."""
     for copy in copies:
         entry = ledger.message(copy.entry)
         if copy.tally == "good_copies":

@@ -266,7 +266,6 @@ class MessageFactory:
         return MessageContent(data, entry)
 
     def _bad_data(self, kind: GarbageKind) -> tuple[bytes, str]:
-        """Make data that cannot be decoded, and return it with the expected reason."""
         random = self._random
         match kind:
             case "random_data":

@@ -145,7 +145,6 @@ class Population:
         return Separator("model", StreamID(MODEL, _DAG_JOSE + digest).text)
 
     def _stream(self, number: int) -> SyntheticStream:
-        """Derive a stream. Its separator is drawn by Zipf's law, and always the same."""
         digest = derive_bytes(self._seed, "stream", number)
         kind, separator = TILE + (digest[12] & 1) * CAIP10_LINK, None
         if _fraction(digest[:6]) >= self._options.without_separator:
