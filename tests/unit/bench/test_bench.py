@@ -283,7 +283,7 @@ def test_a_missed_aim_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["dekode"], "'dekode' is none of"),
+        (["dekode"], "'dekode' is no measurement"),
         (["--runs", "0"], "above 0"),
         (["--scale", "-1"], "above 0"),
         (["--folder", "/nowhere"], "no such folder"),

@@ -170,7 +170,9 @@ def test_an_empty_lake_says_so(tmp_path: Path) -> None:
 
 
 def test_a_view_over_a_table_of_other_columns_says_so(lake: Path) -> None:
-    with pytest.raises(SqlError, match=r"latest_tips, over tips and updates: .*column \"network\" not found"):
+    with pytest.raises(
+        SqlError, match=r"cannot create the view latest_tips over tips and updates: .*column \"network\" not found"
+    ):
         query_lake(Lake(str(lake)), "SELECT * FROM latest_tips")
 
 
