@@ -147,7 +147,7 @@ FAULTS = (
     Fault("Kiln killed", "KilnDown", _killed, "Kiln has stopped"),
     Fault("a stuck query", "KilnQueryLagging", _stuck, "The query batch is"),
     Fault("a full spool", "KilnSpoolFull", _full, "The spool of the bridge is full"),
-    Fault("Kafka away for a minute", "KilnKafkaDown", _kafka_away, "The broker does not answer"),
+    Fault("Kafka away for a minute", "KilnKafkaDown", _kafka_away, "The Kafka broker does not answer"),
     Fault("a table without commits", "KilnTableStale", _not_fresh, "The table frames had no commit"),
 )
 
