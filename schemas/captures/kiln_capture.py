@@ -6,8 +6,8 @@ strings, each with a u16 BE length: local peer id and remote peer id (multihash 
 the RPC without its length prefix, up to the end of the record.
 
 A record names two peers, but no connection, so connections are told apart by their *hellos*, the first RPC of each
-direction. Connection n of two peers begins with the n-th received and the n-th sent hello. A later RPC counts as a hello
-if a peer sends such an RPC only at the start of a stream: it has control.extensions (gossipsub v1.3), or it subscribes
+direction. Connection n of two peers begins with the n-th received and the n-th sent hello. A later RPC counts as a
+hello if peers send such an RPC only at the start of a stream: it has control.extensions (gossipsub v1.3), or subscribes
 to a topic to which the peer is subscribed already.
 
 Every Frame contains both hellos of its connection, even if it precedes one of them. So a capture is read twice:

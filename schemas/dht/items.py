@@ -39,7 +39,7 @@ class ItemError(ValueError):
 
 
 class Item(Struct, frozen=True):
-    """A mutable item. ``value`` is bencoded. Whether the signature is valid is not known (`is_signed`)."""
+    """A mutable item. ``value`` is bencoded. Its signature is not verified: see `is_signed`."""
 
     key: bytes
     salt: bytes
@@ -91,7 +91,7 @@ def find_exceeded_limit(item: Item) -> KrpcRefusal | None:
 
 
 def is_signed(item: Item) -> bool:
-    """Return true if the item's signature is valid for its key. Takes 45 µs."""
+    """Return true if the item's signature is valid for its key, salt, sequence number and value."""
     try:
         VerifyKey(item.key).verify(build_signed_bytes(item.salt, item.sequence, item.value), item.signature)
     except (BadSignatureError, ValueError):  # ValueError: a key or signature of another size
