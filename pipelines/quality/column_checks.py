@@ -1,7 +1,8 @@
-"""Expectations on the columns and single rows of a table.
+"""Checks of the columns and of single rows of a table.
 
-Great Expectations gets the new rows in chunks, as pandas frames: whole rows or, if an expectation concerns one column,
-each distinct value once. DuckDB checks the list of columns, and the conditions that are written in SQL."""
+Great Expectations gets the new rows in chunks, as pandas frames: rows or, for checks of a single column, each distinct
+value once. DuckDB evaluates conditions that are written in SQL.
+"""
 
 from __future__ import annotations
 
@@ -27,31 +28,36 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.expectations import ExpectationOutcome, RowValidator
 
 CHUNK: Final = 100_000
-"""rows in a chunk for Great Expectations"""
+"""Number of rows in a chunk for Great Expectations."""
 
 CHUNK_OF_VALUES: Final = 250_000
-"""values of one column in a chunk for Great Expectations"""
+"""Number of distinct values of a column in a chunk for Great Expectations."""
 
 _NESTED: Final = ")]"
-"""Last characters of the names of map and list types, whose values are not grouped."""
+"""Last characters of the names of map and list types in DuckDB. Distinct values of such columns are not computed."""
 _INDEX: Final = "kiln_index"
 _VALUE: Final = "kiln_value"
 
 _MAX_KEYS: Final = 1_000
-"""maximum number of faulty keys that are collected for a check"""
+"""Maximum number of faulty keys that are collected for a check."""
 
 
 class QualityError(KilnError):
-    """A check cannot run."""
+    """A data quality check cannot run, or its state cannot be read."""
 
 
 def identity_columns(table: str) -> tuple[str, ...]:
-    """Return the columns that identify a row: the key of the table or, for `quarantine`, a key defined here."""
+    """Return the columns by which a result names a faulty row: the table's key, or substitutes if it has none."""
     return TABLES[table].key or ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason")
 
 
 def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckResult:
-    """Compare the columns of a table and their types with docs/TABLES.md."""
+    """Check that a table has the columns and types of docs/TABLES.md.
+
+    Args:
+        check: The check.
+        actual: DuckDB types of the table's columns, by name.
+    """
     expected = {column.name: DUCKDB_TYPES[column.type] for column in TABLES[check.table].columns}
     wrong = {
         name: f"the column is {actual.get(name, 'missing')}, but should be {column_type}"
@@ -65,7 +71,7 @@ def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckRe
 
 
 class ColumnChecks:
-    """Checks of the new rows of one table, which are in the view `new_TABLE`."""
+    """Runs the checks of a table's new rows, which are in the view `new_TABLE`."""
 
     def __init__(
         self, db: duckdb.DuckDBPyConnection, validator: RowValidator, table: str, types: Mapping[str, str]
@@ -74,7 +80,7 @@ class ColumnChecks:
         self._key, self._types, self._source = identity_columns(table), types, f"new_{table} AS new"
 
     def run(self, checks: Sequence[SuiteCheck]) -> list[CheckResult]:
-        """Validate the new rows, and return the result of each check in order."""
+        """Run checks on the new rows. Return their results in the order of the checks."""
         value_checks: dict[str, list[SuiteCheck]] = {}
         row_checks: list[SuiteCheck] = []
         totals = {check.id: _RowTotals() for check in checks}
@@ -113,11 +119,11 @@ class ColumnChecks:
         key: Sequence[str],
         totals: Mapping[str, _RowTotals],
     ) -> None:
-        """Validate each value once, and count the result for each row with this value."""
-        import pandas as pd  # slow to import: faults of a suite are reported before it
+        """Validate each distinct value of a column once, and count its result for all rows with the value."""
+        import pandas as pd  # slow to import, so suites are validated first
 
         faulty_values: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
-        # Kiln's own conditions read Arrow strings, which is faster than a Python object for each string.
+        # Arrow strings are faster than a Python object for each string, but only Kiln's own expectations read them.
         types_mapper = pd.ArrowDtype if all(not check.kind.is_stock for check in checks) else None
         counted = cursor.sql(f"SELECT {quote_name(column)}, count(*) FROM {source} GROUP BY ALL")
         for chunk in _rechunk(counted.to_arrow_reader(CHUNK_OF_VALUES), CHUNK_OF_VALUES):
@@ -166,7 +172,7 @@ class ColumnChecks:
     def _run_expectations(
         self, checks: list[SuiteCheck], frame: pd.DataFrame, key: Sequence[str]
     ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
-        """Validate rows with Great Expectations, and yield the outcome of each check."""
+        """Run checks on rows with Great Expectations. Yield each check with its outcome."""
         for check, outcome in zip(checks, self._validator.validate_rows(checks, frame, key), strict=True):
             if outcome.error:
                 raise QualityError(f"{check.location}: {check.name}: {outcome.error}")
@@ -174,7 +180,7 @@ class ColumnChecks:
 
 
 class _RowTotals:
-    """Totals of a check of rows over the chunks of one run."""
+    """Totals of a check over all chunks of the new rows."""
 
     def __init__(self) -> None:
         self.rows = self.failed = 0
@@ -183,13 +189,13 @@ class _RowTotals:
         self.keys: list[tuple[str, str]] = []
 
     def count(self, rows: int, failed: int | None, success: bool, observed: object = None) -> None:
-        """Add a chunk's outcome.
+        """Add the outcome of a chunk.
 
         Args:
-            rows: Rows of the chunk.
-            failed: Rows that fail; `None` if the expectation is on the rows as a whole.
+            rows: Number of rows in the chunk.
+            failed: Number of rows that fail; `None` if the expectation is about the chunk as a whole, such as a mean.
             success: True if the chunk meets the expectation.
-            observed: Observed value of an expectation on the rows as a whole.
+            observed: Observed value, if the expectation is about the chunk as a whole.
         """
         self.rows += rows
         self.success = self.success and success
@@ -199,13 +205,13 @@ class _RowTotals:
             self.failed += failed
 
     def add_keys(self, rows: Iterable[tuple[Mapping[str, object], object]]) -> None:
-        """Add faulty keys and their values, up to `_MAX_KEYS`."""
+        """Add keys of faulty rows and their faulty values, up to `_MAX_KEYS` in total."""
         for key, value in islice(rows, _MAX_KEYS - len(self.keys)):
             key_json = json.dumps({name: to_json_value(cell) for name, cell in key.items()})
             self.keys.append((key_json, str(value)[:200]))
 
     def build_result(self, check: SuiteCheck) -> CheckResult:
-        """Build the result. With `mostly`, a share of the rows may fail."""
+        """Build the result of the check. Its argument `mostly` is the share of rows that must not fail."""
         mostly = check.arguments.get("mostly")
         if isinstance(mostly, int | float):
             self.success = self.failed <= self.rows * (1 - mostly)
@@ -217,7 +223,7 @@ class _RowTotals:
 
 
 def _rechunk(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
-    """Combine record batches into tables of at least `least` rows: DuckDB ends a batch at each row group."""
+    """Combine record batches into tables of at least `least` rows, because DuckDB's batches end at each row group."""
     chunk, rows = list[pa.RecordBatch](), 0
     for batch in batches:
         chunk.append(batch)
@@ -230,11 +236,11 @@ def _rechunk(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table
 
 
 def to_json_value(value: object) -> object:
-    """Convert a pandas value for JSON: bytes to hex, times to ISO 8601."""
+    """Convert a value of a row to a JSON value: bytes to hex, times to ISO 8601, NaN to `None`."""
     if isinstance(value, bytes | bytearray):
         return value.hex()
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
-    item = getattr(value, "item", None)  # of numpy
+    item = getattr(value, "item", None)  # a numpy scalar
     plain = item() if callable(item) else value
     return None if plain != plain or plain is None else plain if isinstance(plain, bool | int | float) else str(plain)

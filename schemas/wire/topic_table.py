@@ -109,7 +109,7 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
             if known in names:
                 same = "the same topics" if topics[known] == ordered else f"the same hash, {known.hex()},"
                 raise BundleError(
-                    f"bundles {names[known]!r} and {name!r} have {same} and a topic table can contain only one of them. "
+                    f"bundles {names[known]!r} and {name!r} both have {same} and a table can hold only one of them. "
                     "Remove one"
                 )
             names[known], topics[known] = name, ordered
@@ -167,7 +167,7 @@ def _expand_bundles(name: str, topics: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct topics of a bundle, sorted bytewise by their UTF-8 bytes."""
     distinct = set(topics)
     if not distinct or "" in distinct:
-        raise BundleError(f"bundle {name!r} has no topic, or an empty one: list at least one topic, and no empty one")
+        raise BundleError(f"bundle {name!r} needs at least one topic, and no topic may be empty")
     if (longest := max(map(len, distinct))) > MAX_TOPIC:
         raise BundleError(f"bundle {name!r} has a topic of {longest} characters: shorten it to at most {MAX_TOPIC}")
     try:
