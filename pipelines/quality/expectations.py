@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if "pyspark" not in sys.modules:
-    # Great Expectations imports PySpark if it can, which is slow and not needed here. An entry of None makes this import
-    # fail. It is removed after the imports below.
+    # Great Expectations imports PySpark if it can, which is slow and not needed here. An entry of None makes the import
+    # fail. It is removed below.
     sys.modules["pyspark"] = None  # type: ignore[assignment]  # as the import system marks it
 if "rfc3987_syntax" not in sys.modules:
     # jsonschema, which Great Expectations imports, would use it to build parsers for RFC 3987, for 3 s of CPU.

@@ -306,8 +306,8 @@ class SuiteRun:
             return msgspec.json.decode(self._state_file.read_bytes(), type=dict[str, CheckPosition])
         except (OSError, msgspec.DecodeError) as error:
             raise QualityError(
-                f"cannot read the positions of the quality checks in {self._state_file} ({error}). Delete the file: then "
-                "the next check covers all rows again"
+                f"cannot read the positions of the quality checks in {self._state_file} ({error}). Delete the file: "
+                "then the next check covers all rows again"
             ) from error
 
     def _get_versions(self, check: SuiteCheck) -> Mapping[str, int]:
