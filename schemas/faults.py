@@ -60,7 +60,7 @@ _PUBLISHER: Final = (
 _BUG: Final = "Report a bug in Kiln, with `detail` and `data` of the row."
 _FIXED: Final = "After an update of Kiln that fixes the bug,"
 _REBUILD: Final = (
-    f"{_BUG} {_FIXED} rebuild the rows of the record's time: `kiln backfill run`, then `kiln backfill swap`."
+    f"{_BUG} {_FIXED} rebuild the rows for the time of the record: `kiln backfill run`, then `kiln backfill swap`."
 )
 _DECODER: Final = (
     "The row in the table `messages` lacks `decoded`. If the message is valid, fix the decoder, restart Kiln, and "

@@ -51,7 +51,7 @@ _MAX_STATUS_AGE = timedelta(seconds=10)
 
 
 def build_context(settings: Settings, now: datetime) -> CheckContext:
-    """Build the context of the checks from the settings and from the status file of the bridge."""
+    """Build the settings and facts on which data quality checks depend."""
     status = read_status(settings.bridge_dir / "status.json")
     batch = settings.batch
     return CheckContext(
@@ -88,8 +88,7 @@ def check_lake(
         validator: Great Expectations.
         now: Time of the check.
         tables: Names of tables, to run only the checks of these tables.
-        since: Check only the rows from this long before `now`; the positions of the checks are then neither used nor
-            saved.
+        since: Check only the rows from this long before `now`, independently of earlier check runs.
         recent: First compare new rows only with the rows of the last day, which is faster. Compare them with all rows
             only if that finds faults.
 
@@ -142,7 +141,7 @@ _DEFAULT_PAUSE = 600.0  # s between two checks of `main`, if `quality.interval` 
 
 
 def main() -> int:
-    """Check the tables at the interval `quality.interval` until SIGTERM or SIGINT.
+    """Check the data quality of the tables at the interval `quality.interval`, until SIGTERM or SIGINT.
 
     After each check, print a line of JSON with the number of expectations and the failed expectations.
 

@@ -39,11 +39,10 @@ _INDEX: Final = "kiln_index"
 _VALUE: Final = "kiln_value"
 
 _MAX_KEYS: Final = 1_000
-"""Maximum number of faulty keys that are collected for a check."""
 
 
 class QualityError(KilnError):
-    """A data quality check cannot run, or its state cannot be read."""
+    """A data quality check cannot run, or its progress cannot be read."""
 
 
 def identity_columns(table: str) -> tuple[str, ...]:
@@ -92,9 +91,9 @@ class ColumnChecks:
             else:
                 (value_checks.setdefault(column, []) if by_value else row_checks).append(check)
         for column, of_column in value_checks.items():
-            self._validate_values(self._db, self._source, column, of_column, self._key, totals)
+            self._validate_values(column, of_column, totals)
         if row_checks:
-            self._validate_rows(self._db, self._source, row_checks, self._key, totals)
+            self._validate_rows(row_checks, totals)
         return [totals[check.id].build_result(check) for check in checks]
 
     def _test_rule(self, check: SuiteCheck, totals: _RowTotals) -> None:
@@ -110,61 +109,49 @@ class ColumnChecks:
             found = self._db.execute(f"SELECT {names} FROM {self._source} WHERE {rule} LIMIT {SHOWN}").fetchall()
             totals.add_keys((dict(zip(self._key, row, strict=True)), "the rule is false") for row in found)
 
-    def _validate_values(
-        self,
-        cursor: duckdb.DuckDBPyConnection,
-        source: str,
-        column: str,
-        checks: list[SuiteCheck],
-        key: Sequence[str],
-        totals: Mapping[str, _RowTotals],
-    ) -> None:
+    def _validate_values(self, column: str, checks: list[SuiteCheck], totals: Mapping[str, _RowTotals]) -> None:
         """Validate each distinct value of a column once, and count its result for all rows with the value."""
         import pandas as pd  # slow to import, so suites are validated first
 
         faulty_values: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
         # Arrow strings are faster than a Python object for each string, but only Kiln's own expectations read them.
         types_mapper = pd.ArrowDtype if all(not check.kind.is_stock for check in checks) else None
-        counted = cursor.sql(f"SELECT {quote_name(column)}, count(*) FROM {source} GROUP BY ALL")
+        counted = self._db.sql(f"SELECT {quote_name(column)}, count(*) FROM {self._source} GROUP BY ALL")
         for chunk in _rechunk(counted.to_arrow_reader(CHUNK_OF_VALUES), CHUNK_OF_VALUES):
             values, counts = chunk.column(0), chunk.column(1)
             frame = chunk.select([column]).to_pandas(types_mapper=types_mapper)
             frame[_INDEX] = range(len(frame))
             rows = pc.sum(counts).as_py()
             for check, outcome in self._run_expectations(checks, frame, [_INDEX]):
-                indexes = pa.array([key[_INDEX] for key in outcome.keys], pa.int64())
+                indexes = pa.array([failed_key[_INDEX] for failed_key in outcome.keys], pa.int64())
                 failed = pc.sum(counts.take(indexes)).as_py() or 0
                 totals[check.id].count(rows, failed, not failed)
                 if sum(map(len, faulty_values[check.id])) < _MAX_KEYS:
                     faulty_values[check.id] += values.take(indexes[:_MAX_KEYS]).chunks
-        names = ", ".join(map(quote_name, key))
+        names = ", ".join(map(quote_name, self._key))
         for check in checks:
             if totals[check.id].failed:
-                cursor.register("faulty", pa.table({_VALUE: pa.concat_arrays(faulty_values[check.id])}))
-                rows = cursor.sql(
-                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {source} SEMI JOIN faulty "
+                self._db.register("faulty", pa.table({_VALUE: pa.concat_arrays(faulty_values[check.id])}))
+                rows = self._db.sql(
+                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {self._source} SEMI JOIN faulty "
                     f"ON faulty.{_VALUE} IS NOT DISTINCT FROM new.{quote_name(column)} LIMIT {_MAX_KEYS}"
                 ).to_arrow_table()
-                cursor.unregister("faulty")
-                totals[check.id].add_keys(({name: row[name] for name in key}, row[_VALUE]) for row in rows.to_pylist())
+                self._db.unregister("faulty")
+                totals[check.id].add_keys(
+                    ({name: row[name] for name in self._key}, row[_VALUE]) for row in rows.to_pylist()
+                )
 
-    def _validate_rows(
-        self,
-        cursor: duckdb.DuckDBPyConnection,
-        source: str,
-        checks: list[SuiteCheck],
-        key: Sequence[str],
-        totals: Mapping[str, _RowTotals],
-    ) -> None:
+    def _validate_rows(self, checks: list[SuiteCheck], totals: Mapping[str, _RowTotals]) -> None:
         argument_columns = [
             str(check.arguments[name])
             for check in checks
             for name in ("column", "column_A", "column_B")
             if name in check.arguments
         ]
-        columns = ", ".join(map(quote_name, dict.fromkeys((*key, *argument_columns))))
-        for chunk in _rechunk(cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK), CHUNK):
-            for check, outcome in self._run_expectations(checks, chunk.to_pandas(), key):
+        columns = ", ".join(map(quote_name, dict.fromkeys((*self._key, *argument_columns))))
+        rows = self._db.sql(f"SELECT {columns} FROM {self._source}")
+        for chunk in _rechunk(rows.to_arrow_reader(CHUNK), CHUNK):
+            for check, outcome in self._run_expectations(checks, chunk.to_pandas(), self._key):
                 totals[check.id].count(outcome.rows, outcome.failed, outcome.success, outcome.observed)
                 values = [*outcome.values, *[""] * len(outcome.keys)]
                 totals[check.id].add_keys(zip(outcome.keys, values, strict=False))
@@ -172,7 +159,6 @@ class ColumnChecks:
     def _run_expectations(
         self, checks: list[SuiteCheck], frame: pd.DataFrame, key: Sequence[str]
     ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
-        """Run checks on rows with Great Expectations. Yield each check with its outcome."""
         for check, outcome in zip(checks, self._validator.validate_rows(checks, frame, key), strict=True):
             if outcome.error:
                 raise QualityError(f"{check.location}: {check.name}: {outcome.error}")

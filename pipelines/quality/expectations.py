@@ -107,7 +107,7 @@ def _is_of_block(cid: object, block: object) -> bool:
 
 
 def _test_values(values: pd.Series, is_valid: Callable[[object], bool], usual: str = "") -> pd.Series:
-    """Return for each value if it is valid. Each distinct value is tested once.
+    """Test each distinct value once. Return a mask that is true for valid values.
 
     Args:
         values: The values.
@@ -202,7 +202,6 @@ class ExpectationOutcome:
 
     success: bool
     rows: int
-    """number of rows in the chunk"""
     failed: int | None
     """number of rows that fail; `None` if the expectation is about the chunk as a whole"""
     keys: Sequence[Mapping[str, object]]

@@ -26,9 +26,7 @@ class CheckResult:
 
     check: SuiteCheck
     success: bool
-    """true if the table met the expectation"""
     observed: str
-    """observed value, as text"""
     count: int = 0
     """number of faults"""
     keys: Sequence[Key] = ()

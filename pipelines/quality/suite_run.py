@@ -61,14 +61,14 @@ class SuiteRun:
         limits: Mapping[str, int] | None = None,
         recent: bool = False,
     ) -> None:
-        """Open the tables and the state.
+        """Open the tables, and read the progress of the checks.
 
         Args:
             lake: The lake to check.
             context: Settings and time of the checks.
             validator: Great Expectations.
-            state_file: File with the positions of the checks. Without it, the checks cover all rows, and no positions
-                are stored.
+            state_file: File with the progress of each check (`CheckPosition`). Without it, the checks cover all rows,
+                and store no progress.
             since: Cover only rows from this time on, by the table's time column.
             limits: By table name, the newest version whose rows all queries have processed; by default the table's
                 newest version.
@@ -76,7 +76,7 @@ class SuiteRun:
                 rows only if that finds faults.
 
         Raises:
-            QualityError: The state cannot be read.
+            QualityError: The state file cannot be read.
         """
         self._context, self._lake, self._validator = context, lake, validator
         self._state_file, self._since, self._recent = state_file, since, recent
@@ -140,7 +140,7 @@ class SuiteRun:
         return [results[check.id] for check in runnable if check.id in results]
 
     def save(self, checks: Iterable[SuiteCheck]) -> None:
-        """Write the positions of these checks to the state file. Positions of other checks are dropped."""
+        """Save the progress of these checks. All other checks begin again in their next run."""
         if self._state_file is not None:
             known = {check.id for check in checks}
             kept = {check_id: position for check_id, position in self._positions.items() if check_id in known}
@@ -175,13 +175,11 @@ class SuiteRun:
         results = {
             check.id: check_table_columns(check, self._columns[table]) for check in checks if check not in on_rows
         }
-        results |= {checked.check.id: checked for checked in self._run_column_checks(table, on_rows)}
+        columns = ColumnChecks(self._db, self._validator, table, self._columns[table])
+        results |= {checked.check.id: checked for checked in columns.run(on_rows)}
         for check in checks:
             self._advance(results[check.id], {table: opened.version()})
         return [results[check.id] for check in checks]
-
-    def _run_column_checks(self, table: str, checks: list[SuiteCheck]) -> list[CheckResult]:
-        return ColumnChecks(self._db, self._validator, table, self._columns[table]).run(checks)
 
     # ---------------------------------------------------------------- whole tables
 
@@ -254,7 +252,8 @@ class SuiteRun:
         conditions += ["seen_at >= ?"] * bool(expiry)
         times = [at for at in (self._since, expiry) if at]
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE faults AS FROM ({check.sql})")
-        if "seen_at" not in (names := self._list_columns("faults")):
+        names = [str(row[0]) for row in self._db.execute("DESCRIBE faults").fetchall()]
+        if "seen_at" not in names:
             self._db.execute("ALTER TABLE faults ADD COLUMN seen_at TIMESTAMPTZ")
         where = " WHERE " + " AND ".join(f"({condition})" for condition in conditions) if conditions else ""
         ((count, first, last),) = self._db.execute(
@@ -268,9 +267,6 @@ class SuiteRun:
         ]
         words = [str(row["words"]) if "words" in names else check.grain for row in rows]
         return count, first, last, keys, words
-
-    def _list_columns(self, name: str) -> list[str]:
-        return [str(row[0]) for row in self._db.execute(f"DESCRIBE {name}").fetchall()]
 
     def _list_rows(self, name: str, oldest: int) -> Mapping[str, int]:
         """List the files of a table that were committed since a time in ms, with the time of the commit in ms."""
@@ -306,8 +302,8 @@ class SuiteRun:
             return msgspec.json.decode(self._state_file.read_bytes(), type=dict[str, CheckPosition])
         except (OSError, msgspec.DecodeError) as error:
             raise QualityError(
-                f"cannot read the positions of the quality checks in {self._state_file} ({error}). Delete the file: "
-                "then the next check covers all rows again"
+                f"cannot read the progress of the quality checks in {self._state_file} ({error}). Delete the file: the "
+                "next check then covers all rows again"
             ) from error
 
     def _get_versions(self, check: SuiteCheck) -> Mapping[str, int]:

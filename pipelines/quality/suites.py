@@ -405,7 +405,6 @@ def _find_faults(file: Path, line: int, table: str, suite: CommentedMap, item: C
 
 
 def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
-    """Yield a description if the value of an argument is invalid."""
     columns = [column.name for column in TABLES[table].columns]
     match kind:
         case "column" if value not in columns:

@@ -1,6 +1,6 @@
 """A second computation of the batches' windows, to check the table `batches`; and the context of all checks.
 
-The windows follow from the table `updates` by the rule of decision 1. Their code shares nothing with the query `batch`.
+The windows follow from the table `updates` by the rule of decision 1, without the code of the query `batch`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 
 _REPEATS: Final = timedelta(days=2)
-"""Maximum age of the older row to which a new row may refer: more than `dedupe.signed_ttl`."""
+"""Maximum time between a row and an older row to which it refers: more than `dedupe.signed_ttl`."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ class CheckContext:
     authors: frozenset[str] | None = None
     """peer ids in `batch.authors`; `None` for all authors"""
     only_verified: bool = False
-    """`batch.only_verified`"""
     retention: Mapping[str, timedelta] = field(default_factory=dict)
     """age at which maintenance removes rows, by table name"""
 
@@ -57,7 +56,7 @@ _PAGE: Final = 50_000
 """Number of rows that are processed at a time."""
 _COLUMNS: Final = ("network", "origin", "separator_key", "separator_value", "opened_at", "batch_cid", "is_closed")
 _WARM_UP: Final = 60_000_000
-"""Minimum log time in µs before the first new update from which updates are read, to find where a window starts."""
+"""Minimum length of log time, in µs, that is read before the first new update, to find where its window starts."""
 
 
 class BatchedUpdate(NamedTuple):

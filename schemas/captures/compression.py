@@ -40,10 +40,6 @@ _DAMAGE: Final = (
 """Exceptions that damaged data can cause. An `OSError` with an errno comes from the file system instead."""
 
 
-CUT_OFF: Final = "is cut off"
-"""Description of data that ends too early."""
-
-
 MAX_MEMBERS: Final = 100_000
 """Maximum number of entries in an archive. Each entry takes about 1 KiB of memory."""
 
@@ -92,7 +88,7 @@ def describe_damage() -> Iterator[list[str]]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         cut = isinstance(error, EOFError) or "Truncated" in str(error) or "unexpected end" in str(error)
-        damage.append(CUT_OFF if cut else f"is damaged: {error}")
+        damage.append("is cut off" if cut else f"is damaged: {error}")
 
 
 def is_archive(file: BinaryIO) -> bool:

@@ -57,7 +57,6 @@ class LoggedMessage(NamedTuple):
     data: bytes | None
     """`None` if the log does not have the data"""
     author: bytes
-    """peer id of the author"""
     seqno: bytes
     """empty if the log does not have it"""
     node: bytes

@@ -111,7 +111,7 @@ def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
 
 @contextmanager
 def open_capture(path: Path) -> Iterator[BinaryIO]:
-    """Open a capture file for `read_capture`, decompressed. Its first bytes decide, not its name.
+    """Open a capture file for `read_capture`, decompressed. Its first bytes show the compression.
 
     Raises:
         OSError: The file cannot be opened.
@@ -178,7 +178,7 @@ _Lane = tuple[bytes, bytes, Literal["R", "S"]]  # local peer, remote peer, direc
 
 
 class ConnectionStream(NamedTuple):
-    """One direction of a connection, as the first pass finds it."""
+    """One direction of a connection in a capture."""
 
     hello: bytes
     """topic table (ExtTopicTable bytes) in the hello; empty if there is none, or an invalid one"""

@@ -35,7 +35,7 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 def sniff(line: bytes) -> bool:
-    """Return true if a line has this format."""
+    """Return true if a line is a response of Kubo's `pubsub/sub`."""
     return isinstance(read_line(line), LoggedMessage)
 
 

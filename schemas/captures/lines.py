@@ -36,7 +36,7 @@ _DOCKER_PIECE: Final = 16 * 1024
 """Size in bytes of the pieces into which Docker and CRI runtimes split longer lines."""
 
 _BARE: Final = re.compile(rb'\[[A-Z][a-z]{2}, |\{"(?:from|data|type|peerID)"')
-"""Start of most lines without layers, for which the search for layers is skipped."""
+"""Start of most lines to which no log driver has added text."""
 _COLOR: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _BLANK: Final = re.compile(rb"(?:[ \t]|\xef\xbb\xbf)+")  # also a byte order mark
 
@@ -68,21 +68,21 @@ _NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000}
 
 
 class UnwrappedLine(NamedTuple):
-    """A line without its layers."""
+    """A line without the text that log drivers and terminals put around it."""
 
     content: bytes
     time: str = ""
-    """time in the outermost layer that has one, as text; empty if no layer has a time"""
+    """time that was put before the line, as text; the outermost of several, or empty"""
     stream: str = ""
-    """stdout or stderr, in layers of runtimes that split long lines; otherwise empty"""
+    """stdout or stderr, if a runtime wrote the line that splits long lines; otherwise empty"""
     is_piece: bool = False
     """true if the next line of the same stream continues this line"""
     is_wrapped: bool = False
-    """true if a layer was removed"""
+    """true if text was removed"""
 
 
 def unwrap(line: bytes) -> UnwrappedLine:
-    """Remove the layers from a line."""
+    """Remove the text that log drivers and terminals put around a line."""
     if _BARE.match(line) and b"\x1b" not in line:
         return UnwrappedLine(line)
     content, time, stream, is_piece, is_wrapped = line, "", "", False, False
@@ -125,7 +125,7 @@ def _unwrap_object(line: bytes) -> UnwrappedLine | None:
 
 @lru_cache(maxsize=1024)
 def parse_time(text: str) -> int | None:
-    """Parse the time of a layer: ISO 8601, in UTC if it has no time zone, or a unix time in s or ms.
+    """Parse the time before a log line: ISO 8601, in UTC if it has no time zone, or a unix time in s or ms.
 
     Returns:
         Time in ns since the epoch, or `None` if the text is not such a time.
@@ -231,7 +231,7 @@ def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
 
 
 def split_begin(begin: bytes) -> list[UnwrappedLine]:
-    """Split the first bytes of a file into lines, and remove their layers. The last line may be incomplete."""
+    """Split the first bytes of a file into lines, and `unwrap` them. The last line may be incomplete."""
     return [unwrap(line.data) for line in islice(_split_blocks((begin,), 1), _SNIFFED_LINES)]
 
 
@@ -283,7 +283,7 @@ class _PiecedLine:
 def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, part: FileRange) -> Iterator[Item]:
     """Read the items of a log with at most one message per line. Empty lines are skipped.
 
-    The layers of a line are removed first. If the line itself has no time, the message gets the time in the layers.
+    Lines are unwrapped first (`unwrap`). If a line itself has no time, its message gets the time before the line.
 
     Raises:
         DamagedError: The compressed data is damaged after the last line.

@@ -34,7 +34,6 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "quality_results": Layout(age="run_at"),
     "backfill_runs": Layout(expires=False),
 }
-"""Layouts by table name."""
 
 EXPIRING: Final = tuple(name for name, layout in LAYOUTS.items() if layout.expires)
 """Names of the tables to which `lake.retention` applies."""

@@ -24,14 +24,14 @@ class SavedEpoch(NamedTuple):
 
 
 class EpochGuard:
-    """Messages read in the newest epoch of each writer, for the last `MAX_EPOCH_WRITERS` writers."""
+    """Recognizes repeated messages: keeps digests of those read in the newest epoch of each writer."""
 
     def __init__(self, epochs: Iterable[SavedEpoch] = ()) -> None:
         """Load saved epochs, ordered by the last write of their writers."""
         self._epochs = {epoch.writer: (epoch.number, set(epoch.digests)) for epoch in epochs}
 
     def is_duplicate(self, writer: str, number: int, message: str) -> bool:
-        """Add a message, and return true if its writer has written it before.
+        """Add a message, and return true if the newest epoch of its writer already has it.
 
         Args:
             writer: Id of the streaming query, or name of the bridge's fetcher. A new query id is a new writer.

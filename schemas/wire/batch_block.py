@@ -20,7 +20,7 @@ import cbor2
 from cbor2 import CBORTag
 from libipld import encode_dag_cbor
 
-from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, is_cid, parse_cid
+from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, parse_cid
 from kiln.schemas.wire.streamid import StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
@@ -85,31 +85,6 @@ def is_block_cid(cid: bytes) -> bool:
     return parts.codec in (DAG_CBOR, CBOR, RAW) and parts.hash == SHA2_256 and len(parts.digest) == 32
 
 
-def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[BatchBlock]:
-    """Write the tips of a batch as one or more blocks.
-
-    A new block begins when the next stream would exceed the limit. The tips of a stream that does not fit into a block
-    are split into parts, each as large as fits. Streams without tips are left out, and no tips give no block.
-
-    Args:
-        tips: CIDs (bytes) of the tips, by StreamID text, in any order.
-        limit: Maximum size of a block in bytes.
-
-    Raises:
-        BlockError: A key is not a canonical StreamID, a tip is not a CID, or a block with a single tip exceeds the
-            limit.
-    """
-    leaves: set[bytes] = set()
-    for stream, links in tips.items():
-        _require_canonical(stream)
-        key = encode_stream_key(stream)
-        for tip in links:
-            if not is_cid(tip):
-                raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
-            leaves.add(key + tip)
-    return write_leaves(leaves, limit)
-
-
 def encode_stream_key(stream: str) -> bytes:
     """Encode a StreamID as the start of the leaves (`write_leaves`) of its stream."""
     return stream.encode() + _KEY_END
@@ -129,12 +104,14 @@ def list_tips(leaves: Iterable[bytes]) -> dict[str, list[bytes]]:
 
 
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
-    """Write the tips of a batch as blocks, in the same way as ``write_blocks``, but from leaves.
+    """Write the tips of a batch as one or more blocks.
 
-    A leaf is a tip of a stream: ``encode_stream_key(stream)``, then the bytes of the tip's CID.
+    A new block begins when the next stream would exceed the limit. The tips of a stream that does not fit into a block
+    are split into parts, each as large as fits. No tips give no block.
 
     Args:
-        leaves: Distinct leaves with canonical StreamIDs and valid CIDs, which is not checked.
+        leaves: Distinct tips in any order, each as ``encode_stream_key(stream)``, then the bytes of its CID. StreamIDs
+            must be canonical and CIDs valid, which is not checked.
         limit: Maximum size of a block in bytes.
 
     Raises:
@@ -163,7 +140,7 @@ def _encode(tips: Mapping[str, list[bytes]]) -> bytes:
 
 
 def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, list[bytes]]]:
-    """Divide the tips of a batch into the blocks that ``write_blocks`` describes."""
+    """Divide the tips of a batch into the blocks that ``write_leaves`` describes."""
     room = limit - _FRAME_SIZE
     block: dict[str, list[bytes]] = {}
     size = 0  # bytes of the streams in the block
@@ -226,15 +203,6 @@ def _compute_head_size(count: int) -> int:
 
 _FRAME_SIZE: Final = len(_encode({})) - 1
 """Size in bytes of the part of a block before the map of its streams."""
-
-
-def _require_canonical(stream: str) -> None:
-    try:
-        canonical = stream_text(stream)
-    except StreamIdError as error:
-        raise BlockError(f"cannot write a batch of {stream[:80]!r}: {error}") from error
-    if canonical != stream:
-        raise BlockError(f"cannot write a batch of {stream[:80]!r}: write it as {canonical}")
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:

@@ -11,7 +11,8 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 Policy = Literal["strict", "none", "either"]
-"""`strict`: messages need a valid signature. `none`: messages must be unsigned. `either`: they may be either."""
+"""`strict`: messages need a valid signature. `none`: messages must be unsigned. `either`: they may be
+unsigned, but a signature must be valid."""
 
 
 def match_policy(topic: str, patterns: Mapping[str, Policy]) -> Policy | None:

@@ -34,9 +34,7 @@ class View(NamedTuple):
     views: tuple[str, ...]
     """other views that the view reads directly on either engine, in alphabetical order"""
     duckdb: str
-    """the SELECT for DuckDB"""
     spark: str
-    """the SELECT for Spark"""
 
 
 @cache
