@@ -101,7 +101,7 @@ class ColumnChecks:
         try:
             counts = self._db.execute(f"SELECT count(*), count(*) FILTER ({rule}) FROM {self._source}").fetchall()
         except duckdb.Error as error:
-            raise QualityError(f"{check.location}: {check.name}: {error}") from error
+            raise QualityError(f"{check.location}: cannot run {check.name}: {error}") from error
         ((rows, failed),) = counts
         totals.count(rows, failed, not failed)
         if failed:
@@ -161,7 +161,7 @@ class ColumnChecks:
     ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
         for check, outcome in zip(checks, self._validator.validate_rows(checks, frame, key), strict=True):
             if outcome.error:
-                raise QualityError(f"{check.location}: {check.name}: {outcome.error}")
+                raise QualityError(f"{check.location}: cannot run {check.name}: {outcome.error}")
             yield check, outcome
 
 

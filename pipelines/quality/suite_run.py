@@ -187,7 +187,7 @@ class SuiteRun:
         try:
             return self._run_sql(check)
         except duckdb.Error as error:
-            raise QualityError(f"{check.location}: {error}") from error
+            raise QualityError(f"{check.location}: cannot run this check: {error}") from error
 
     def _run_sql(self, check: SuiteCheck) -> CheckResult:
         names = sorted(name for name in check.tables if name in self._tables)
