@@ -182,7 +182,7 @@ GROUPS: Final = (
             ),
             Counter(
                 "kiln_fetcher_records",
-                "Processed records of `kiln.wanted`, as listed under Outcomes of the fetcher in METRICS.md.",
+                "Results of the block fetcher, as listed under Outcomes of the fetcher in METRICS.md.",
                 labels=("outcome",),
             ),
             Gauge("kiln_ipfs_connected_peers", "Peers that the IPFS node is connected to."),

@@ -82,11 +82,7 @@ def check_lake(
     If the network is not Ceramic's, checks that read a table of Ceramic's data are left out.
 
     Args:
-        settings: The settings.
-        lake: The lake to check.
         every: Checks of all suites.
-        validator: Great Expectations.
-        now: Time of the check.
         tables: Names of tables, to run only the checks of these tables.
         since: Check only the rows from this long before `now`, independently of earlier check runs.
         recent: First compare new rows only with the rows of the last day, which is faster. Compare them with all rows

@@ -54,7 +54,6 @@ def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckRe
     """Check that a table has the columns and types of docs/TABLES.md.
 
     Args:
-        check: The check.
         actual: DuckDB types of the table's columns, by name.
     """
     expected = {column.name: DUCKDB_TYPES[column.type] for column in TABLES[check.table].columns}

@@ -110,8 +110,6 @@ def _test_values(values: pd.Series, is_valid: Callable[[object], bool], usual: s
     """Test each distinct value once. Return a mask that is true for valid values.
 
     Args:
-        values: The values.
-        is_valid: The test.
         usual: A regular expression that only valid texts match. Arrow strings that match need no test.
     """
     array = pa.Array.from_pandas(values)
@@ -231,8 +229,6 @@ class RowValidator:
         """Run checks on rows. Return their outcomes in the order of the checks.
 
         Args:
-            checks: The checks.
-            rows: The rows.
             key: Columns by which an outcome names failed rows.
         """
         suite = ExpectationSuite(

@@ -64,9 +64,6 @@ class SuiteRun:
         """Open the tables, and read the progress of the checks.
 
         Args:
-            lake: The lake to check.
-            context: Settings and time of the checks.
-            validator: Great Expectations.
             state_file: File with the progress of each check (`CheckPosition`). Without it, the checks cover all rows,
                 and store no progress.
             since: Cover only rows from this time on, by the table's time column.
@@ -341,8 +338,6 @@ def find_new_files(lake: Lake, name: str, table: DeltaTable, since: int | None) 
     `None`, if a commit after it has removed rows, or if its successors are no longer in the log.
 
     Args:
-        lake: The lake.
-        name: Name of the table.
         table: The table, opened at the last version to include.
         since: Version whose rows are not new.
     """

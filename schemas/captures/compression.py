@@ -100,7 +100,6 @@ def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Itera
     """Read the files in an archive in the order in which they are stored, without folders, links and hidden files.
 
     Args:
-        file: The opened archive.
         wanted: Numbers of the members to yield (`Member.number`); by default all.
 
     Yields:

@@ -84,7 +84,6 @@ class LogFrames:
         Args:
             line: Number of the line, from 1.
             raw: Bytes of the line, for quarantine.
-            logged: The message.
         """
         at = self._source.default_time if logged.at is None else logged.at
         fault = _find_fault(logged, at)

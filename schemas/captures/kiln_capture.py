@@ -229,7 +229,6 @@ class _Lanes:
         """Find the stream of the next record. An invalid RPC is a hello only if it is the first of its lane.
 
         Args:
-            record: The record.
             rpc: The RPC in the record; `None` if it is invalid.
 
         Raises:

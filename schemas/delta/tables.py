@@ -95,8 +95,18 @@ _SEPARATOR_VALUE: Final = _may(
     "Separator value, base36 text as in the topic name. Null if separator_key is null",
     _A_MODEL,
 )
-_PARTITION: Final = _must("kafka_partition", "int", "Kafka partition of the frame in the topic kiln.frames", "5")
-_OFFSET: Final = _must("kafka_offset", "bigint", "Kafka offset of the frame in the topic kiln.frames", "481516")
+_PARTITION: Final = _must(
+    "kafka_partition",
+    "int",
+    "Kafka partition of the frame in the topic kiln.frames. Negative: a backfill read the frame from a file",
+    "5",
+)
+_OFFSET: Final = _must(
+    "kafka_offset",
+    "bigint",
+    "Kafka offset of the frame in the topic kiln.frames. From a file: number of the line or frame in it",
+    "481516",
+)
 _INDEX: Final = _must("message_index", "int", "Position of the message among those of the frame's RPC, from 0", "0")
 _VERDICT_VALUES: Final = (
     "valid (good signature), invalid (bad signature), unsigned (which the network allows), against_policy (violates "
@@ -171,8 +181,16 @@ _ALL: Final = (
                 "0x8d0c2b7fa1e94e35b6f0d2c47a19e853",
             ),
             _must("direction", "string", "IN: Kiln's node received the frame. OUT: Kiln's node sent the frame", "IN"),
-            _must("local_peer", "string", "Peer id of Kiln's node (bep50: node id in hex)", _OUR_NODE),
-            _must("remote_peer", "string", "Peer id of the remote peer (bep50: node id in hex)", _A_PEER),
+            _must(
+                "local_peer",
+                "string",
+                "Peer id of the node that captured the frame: Kiln's or, in a file, another (bep50: node id in hex). "
+                "Empty: not known",
+                _OUR_NODE,
+            ),
+            _must(
+                "remote_peer", "string", "Peer id of the remote peer (bep50: node id in hex). Empty: not known", _A_PEER
+            ),
             _must(
                 "protocol",
                 "string",
@@ -233,7 +251,7 @@ _ALL: Final = (
             _must(
                 "kafka_timestamp",
                 "timestamp",
-                "Kafka's LogAppendTime of the frame in kiln.frames (UTC)",
+                "Kafka's LogAppendTime of the frame in kiln.frames (UTC). From a file: same as observed_at",
                 "2026-11-01 12:00:00.125",
             ),
             _may(
@@ -265,7 +283,7 @@ _ALL: Final = (
         (
             _NETWORK,
             _MESSAGE,
-            _must("remote_peer", "string", "Peer id of the peer that sent this copy", _A_PEER),
+            _must("remote_peer", "string", "Peer id of the peer that sent this copy. Empty: not known", _A_PEER),
             _OBSERVED,
             _must("verdict", "string", f"Signature verdict on this copy: {_VERDICT_VALUES}", "valid"),
             _PARTITION,
@@ -424,8 +442,19 @@ _ALL: Final = (
                 "the update is the earlier of observed_at and log_time",
                 "2026-11-01 12:00:00.141",
             ),
-            _must("log_partition", "int", "Kafka partition of the update in the topic kiln.updates", "3"),
-            _must("log_offset", "bigint", "Kafka offset of the update in the topic kiln.updates", "90214"),
+            _must(
+                "log_partition",
+                "int",
+                "Kafka partition of the update in the topic kiln.updates. -1: the update is from a backfill, and "
+                "never was there",
+                "3",
+            ),
+            _must(
+                "log_offset",
+                "bigint",
+                "Kafka offset of the update in the topic kiln.updates. If log_partition is -1: capture time in µs",
+                "90214",
+            ),
         ),
         ("network", "origin", "message_id"),
     ),
@@ -576,7 +605,8 @@ _ALL: Final = (
             _may(
                 "kafka_partition",
                 "int",
-                "Kafka partition of the frame in the topic kiln.frames. Null: the bytes are not from a frame",
+                "Kafka partition of the frame in the topic kiln.frames, or negative as in the table frames. Null: the "
+                "bytes are not from a frame",
                 "5",
             ),
             _may(

@@ -140,8 +140,6 @@ def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_
     are ignored.
 
     Args:
-        value: The value of the item.
-        network: Name of the network.
         salt: Salt under which the item is stored. It must be that of the announced separator.
         typ: The network's number for BATCH_UPDATE; 3 and 4 are accepted too.
 
@@ -175,8 +173,6 @@ def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> Rec
     signature or the topic ``c`` does not match. The item need not be the newest of its publisher.
 
     Args:
-        datagram: The datagram.
-        network: Name of the network.
         typ: The network's number for BATCH_UPDATE; 3 and 4 are accepted too.
 
     Returns:
@@ -262,7 +258,6 @@ def find_missed_batches(announcement: Announcement, last: bytes | None) -> Misse
     """Find the batches in an announcement that a reader does not have.
 
     Args:
-        announcement: The announcement.
         last: CID of the newest batch that the reader has; `None` if it has none of this publisher and separator. Then
             all batches in the announcement are missed, but there is no gap.
     """

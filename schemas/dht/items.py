@@ -123,7 +123,6 @@ def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | K
     """Read an item in the arguments of a put or in a get response. Its signature is not checked.
 
     Args:
-        fields: The arguments or values.
         salt: Salt of the item, for a get response, which does not contain it.
     """
     key, sequence, signature = fields.get(b"k"), fields.get(b"seq"), fields.get(b"sig")

@@ -263,7 +263,6 @@ def list_messages(frame: frame_pb2.Frame, rpc: rpc_pb2.RPC | None = None) -> Seq
     """List the gossipsub messages in a frame. A message's position in the list is its `message_index` in the tables.
 
     Args:
-        frame: The frame.
         rpc: The RPC in the frame's payload, if the caller has parsed it already.
 
     Returns:

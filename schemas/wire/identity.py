@@ -221,7 +221,6 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
     """Check the signature of a message under a signature policy.
 
     Args:
-        message: The message.
         policy: `strict`: the message must have a valid signature. `none`: it must have no from, seqno, signature or
             key. `either`: it may be unsigned, but a signature must be valid. A signed message also needs from and
             seqno, because they are its id.
@@ -272,7 +271,6 @@ def build_signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> by
     specs, pubsub/README.md, Message signing.
 
     Args:
-        message: The message.
         topic: Name of the topic, which replaces the topic index, because signatures cover the name.
     """
     bare = rpc_pb2.Message()
@@ -291,7 +289,6 @@ def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = 
     The message must have seqno, data and topic already.
 
     Args:
-        message: The message.
         private_key: Key of the author.
         topic: Name of the topic, if the message has only its index.
 

@@ -70,7 +70,6 @@ class MessageIdRule:
         """Compute the id of a message in the form for control messages.
 
         Args:
-            message: The message.
             topic: Name of its topic, because the message may contain only the topic's index.
         """
         if not self.algorithm:

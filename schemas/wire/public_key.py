@@ -131,7 +131,6 @@ def estimate_signature_cost(key: PublicKey, good: bool) -> int:
     signature costs more, because both libsodium and OpenSSL check it.
 
     Args:
-        key: The key.
         good: True if the signature is valid.
     """
     if isinstance(key, Ed25519PublicKey):

@@ -127,7 +127,6 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
     """Read the data of a pubsub message. No bytes make this function raise.
 
     Args:
-        data: The data.
         batch_typ: The network's number for BATCH_UPDATE; 3 and 4 are accepted too. The fields of the message
             distinguish it from a KEEPALIVE (decision 3).
 

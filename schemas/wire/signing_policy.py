@@ -19,7 +19,6 @@ def match_policy(topic: str, patterns: Mapping[str, Policy]) -> Policy | None:
     """Return the policy of the longest pattern that matches a topic's name, or `None` if no pattern matches.
 
     Args:
-        topic: Name of the topic.
         patterns: Policies by pattern. In a pattern, `*` stands for any characters, slashes included.
     """
     matching = [pattern for pattern in patterns if match_topic(topic, pattern)]
