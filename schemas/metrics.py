@@ -27,6 +27,9 @@ class MetricGroup(NamedTuple):
     families: tuple[Counter | Gauge | Histogram, ...]
 
 
+FETCHES: Final = "if `ipfs.api` is set"
+CHECKS: Final = "after the first data quality check"
+
 _TABLE: Final = ("table",)
 _QUERY: Final = ("query",)
 _DIRECTION: Final = ("direction",)
@@ -172,7 +175,7 @@ GROUPS: Final = (
     ),
     MetricGroup(
         "Fetching",
-        "if `ipfs.api` is set",
+        FETCHES,
         (
             Gauge("kiln_fetcher_waiting_records", "Records of `kiln.wanted` that wait for a block."),
             Gauge("kiln_fetcher_fetches_in_flight", "Block requests in flight."),
@@ -232,7 +235,7 @@ GROUPS: Final = (
     ),
     MetricGroup(
         "Quality",
-        "after the first data quality check",
+        CHECKS,
         (
             Gauge(
                 "kiln_quality_expectations",
