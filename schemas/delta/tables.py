@@ -201,7 +201,8 @@ _ALL: Final = (
             _must(
                 "sequence",
                 "bigint",
-                "Number of the frame on this connection in this direction: 1, 2, 3 … A gap is a lost frame",
+                "Number of the frame on this connection in this direction: 1, 2, 3 … A gap is a lost frame. From a log "
+                "file: number of the line",
                 "17",
             ),
             _must(
@@ -363,23 +364,41 @@ _ALL: Final = (
                 "Sequence number that the author gave the message. Null: the message is unsigned",
                 "0x18ea84e3da4699c6",
             ),
-            _may("stream", "string", "StreamID, base36 (UPDATE, QUERY)", _A_STREAM),
-            _may("tip", "string", "CID of the new tip (UPDATE)", _A_TIP),
-            _may("model", "string", "StreamID of the stream's model, as claimed by the author (UPDATE)", _A_MODEL),
-            _may("sep", "string", "Separator that the message names, as KEY/VALUE (BATCH_UPDATE)", f"model/{_A_MODEL}"),
-            _may("batch_cid", "string", "CID of the batch block (BATCH_UPDATE)", _A_BATCH),
+            _may("stream", "string", "StreamID, base36. Set only for UPDATE and QUERY", _A_STREAM),
+            _may("tip", "string", "CID of the new tip. Set only for UPDATE", _A_TIP),
+            _may(
+                "model",
+                "string",
+                "StreamID of the stream's model, as claimed by the author. Set only for UPDATE",
+                _A_MODEL,
+            ),
+            _may(
+                "sep",
+                "string",
+                "Separator that the message names, as KEY/VALUE. Set only for BATCH_UPDATE",
+                f"model/{_A_MODEL}",
+            ),
+            _may("batch_cid", "string", "CID of the batch block. Set only for BATCH_UPDATE", _A_BATCH),
             _may(
                 "query_id",
                 "string",
-                "Id that a QUERY and its RESPONSEs have in common",
+                "Id that a QUERY and its RESPONSEs have in common. Null for other types",
                 "EiDJzhPfx5LNWKc2G49O42NvgfXb76bhKwTTdXapSujoGg",
             ),
             _may(
-                "tips", "map<string,string>", "CID of the tip by StreamID (RESPONSE)", f'{{"{_A_STREAM}": "{_A_TIP}"}}'
+                "tips",
+                "map<string,string>",
+                "CID of the tip by StreamID. Set only for RESPONSE",
+                f'{{"{_A_STREAM}": "{_A_TIP}"}}',
             ),
-            _may("ts", "bigint", "Time by the author's clock, ms since the epoch (KEEPALIVE)", "1793534400123"),
-            _may("ver", "string", "Version of the author's node (KEEPALIVE)", "2.35.0"),
-            _may("ipfs_ver", "string", "Version of the author's IPFS node (KEEPALIVE)", "0.22.0"),
+            _may(
+                "ts",
+                "bigint",
+                "Time by the author's clock, ms since the epoch. Set only for KEEPALIVE",
+                "1793534400123",
+            ),
+            _may("ver", "string", "Version of the author's node. Set only for KEEPALIVE", "2.35.0"),
+            _may("ipfs_ver", "string", "Version of the author's IPFS node. Set only for KEEPALIVE", "0.22.0"),
             _must(
                 "data",
                 "binary",
@@ -429,7 +448,7 @@ _ALL: Final = (
                 "separator_source",
                 "string",
                 "Source of the separator: genesis (verified), or a claim by topic or model. Null: the separator is "
-                "not known. If it is genesis and separator_key is null, the stream has no separator",
+                "not known. If the source is genesis and separator_key is null, the stream has no separator",
                 "genesis",
             ),
             _must("stream", "string", "StreamID, base36", _A_STREAM),
@@ -566,8 +585,8 @@ _ALL: Final = (
                 "Number of peers to which the batch was sent (bep50: number of nodes known to have it)",
                 "8",
             ),
-            _must("published_at", "timestamp", "Time of the attempt (UTC)", "2026-11-01 12:00:01.561"),
-            _may("error", "string", "Reason why the attempt failed. Null: it succeeded", "no peer on the topic"),
+            _must("published_at", "timestamp", "Time of the attempt to publish (UTC)", "2026-11-01 12:00:01.561"),
+            _may("error", "string", "Reason why publishing failed. Null: it succeeded", "no peer on the topic"),
         ),
         ("batch_cid", "transport", "topic", "published_at"),
     ),
@@ -663,7 +682,12 @@ _ALL: Final = (
         "Rows that the command kiln quarantine drop has removed from the table quarantine, with the time and the "
         "reason of the removal, and with a hash in place of the bytes",
         (
-            _must("drop_id", "string", "Id of the command that removed the row", "1f0c9a7e5b3d4c21"),
+            _must(
+                "drop_id",
+                "string",
+                "Id of the execution of kiln quarantine drop that removed the row",
+                "1f0c9a7e5b3d4c21",
+            ),
             _must("dropped_at", "timestamp", "Time when the command ran (UTC)", "2026-11-03 09:00:00"),
             _must(
                 "why",
@@ -724,7 +748,8 @@ _ALL: Final = (
             _must(
                 "event",
                 "string",
-                "begun, chunk (a chunk was written to the run's tables), done, swapping, swapped, dropping or dropped",
+                "Event of the run: begun, chunk (a chunk was written to the run's tables), done, swapping, swapped, "
+                "dropping or dropped",
                 "chunk",
             ),
             _must(
