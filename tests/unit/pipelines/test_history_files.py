@@ -259,7 +259,7 @@ def test_the_files_of_a_large_archive_are_found_with_progress_and_a_bound(
     monkeypatch.setattr(compression, "MAX_MEMBERS", 8)
     for kind in ("zip", "tar"):
         (tmp_path / "logs").write_bytes(many_logs(9, kind))
-        with pytest.raises(InputError, match=r"the archive has more than 8 files\. Extract the archive"):
+        with pytest.raises(InputError, match=r"the archive has more than 8 entries\. Extract it"):
             find_captures([str(tmp_path / "logs")])
 
 
@@ -320,7 +320,7 @@ def _written(folder: Path, texts: list[bytes]) -> list[Path]:
         (b"", "it is empty"),
         (b"hello\n", "it is text, and its first line is 'hello'"),
         (ARCHIVES["zip"](b"hello\n"), "none of its 1 files is of a known format. Of logs/ceramic.log.gz in "),
-        (ARCHIVES["zip"](b"hello\n" * 99)[:80], "the archive is damaged: File is not a zip file. Extract what is left"),
+        (ARCHIVES["zip"](b"hello\n" * 99)[:80], "the archive is damaged: File is not a zip file. Extract the files"),
         (gzip.compress(gzip.decompress(ARCHIVES["tar.gz"](b"hello\n" * 9999))[:4000]), "the archive is cut off."),
     ],
     ids=["empty", "text", "zip of text", "cut zip", "cut tar"],
@@ -339,7 +339,7 @@ def test_other_forms_of_a_log_are_refused_with_what_is_read(name: str, tmp_path:
     with pytest.raises(InputError) as error:
         find_captures([str(tmp_path / "a.log")])
     assert "ceramic-log" in str(error.value)
-    assert "lines of UTF-8, bare or as Docker, CRI and PM2 write them" in str(error.value)
+    assert "Lines must be UTF-8, bare or as Docker, CRI and PM2 write them" in str(error.value)
 
 
 def cut(raw: bytes) -> bytes:
