@@ -41,11 +41,6 @@ def compute_bound_id(ip: bytes, entropy: bytes) -> bytes:
     return prefix[:2] + bytes([prefix[2] & 0xF8 | entropy[2] & 7]) + entropy[3:]
 
 
-def is_bound(node: bytes, ip: bytes) -> bool:
-    """Return true if BEP 42 allows a node id for a packed IP address."""
-    return is_exempt(ip) or compute_bound_id(ip, node) == node
-
-
 def is_exempt(ip: bytes) -> bool:
     """Return true if a packed IP address may have any node id, because it is loopback, private or link-local."""
     address = ipaddress.ip_address(ip)
