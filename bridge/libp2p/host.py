@@ -199,7 +199,7 @@ class Node:
 
     def join(self, topic: str) -> None:
         """Subscribe to a topic and join its mesh."""
-        self._traffic.dispatch(self.router.join(topic, trio.current_time()))
+        self._traffic.dispatch(self.router.join(topic))
 
     def leave(self, topic: str) -> None:
         """Undo `join`."""
