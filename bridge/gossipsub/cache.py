@@ -146,7 +146,7 @@ class MessageCache:
         ]
 
     def shift(self) -> None:
-        """Start a new heartbeat: drop the messages of the oldest one that is cached."""
+        """Start a new heartbeat interval, and drop the messages that are older than `length` intervals."""
         if len(self._windows) >= self._length:
             count, _ = self._windows.pop()
             for _ in range(count[0]):

@@ -14,7 +14,7 @@ PeerID = bytes  # multihash bytes
 class Send:
     """An RPC for one peer.
 
-    Several `Send`s may share one RPC object. Do not change that object, and encode it only once.
+    Several `Send`s may share one RPC object. Do not change that object, and encode it once for all of them.
 
     Attributes:
         priority: True for subscriptions, GRAFT, PRUNE, IDONTWANT and the node's own messages. They overtake other RPCs

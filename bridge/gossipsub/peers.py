@@ -46,7 +46,7 @@ class PeerState:
     graft_penalties: int = 0
 
     def read_id(self, raw: bytes) -> bytes:
-        """Convert a message id from the peer to canonical form, and record the peer's form in `encode_id`."""
+        """Convert a message id from the peer to author ‖ seqno, and record the peer's own form in `encode_id`."""
         if is_key_form(raw):
             self.encode_id = key_form
         elif is_text_form(raw):

@@ -25,7 +25,7 @@ _OTHER_VERSION: Final = 11  # for a network's own protocol, such as Waku's relay
 
 
 def select_versions(protocols: Iterable[str]) -> Mapping[str, int]:
-    """Return the gossipsub version of each protocol, times ten, in the given order.
+    """Return the gossipsub version of each protocol, times ten (12 for 1.2), in the given order.
 
     Any protocol id that `VERSIONS` does not list, such as one that a network has defined, counts as gossipsub 1.1.
     """

@@ -290,7 +290,7 @@ class Router:
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC of a peer. Pass an empty one if it cannot be parsed: it may be the first RPC of the stream.
 
-        Returns RPCs to send, messages to deliver, and a `Verdict` byte for each of the first `max_messages_per_rpc`.
+        Returns RPCs to send, messages to deliver, and the `Verdict` of each message up to `max_messages_per_rpc`.
         """
         sends: list[Send] = []
         delivered: list[Deliver] = []
@@ -626,7 +626,7 @@ class Router:
         return limit
 
     def _read_ids(self, state: PeerState, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """Yield each id as received and in canonical form. Ids that are too long are skipped."""
+        """Yield each id as received and in the form of the seen cache. Ids that are too long are skipped."""
         for raw in raws:
             if state.id_budget < 0:
                 return

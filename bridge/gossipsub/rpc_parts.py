@@ -16,7 +16,7 @@ _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 
 
 class MessageTooLargeError(ValueError):
-    """A message to publish is too large for any RPC. The error names the setting of the limit."""
+    """A message to publish is too large for any RPC. The error text names the setting to raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ def _ids_size(ids: Iterable[bytes]) -> int:
 
 
 def _split_ids(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
-    """Split ids into lists of at most half a part, so that parts fill well. No ids give one empty list."""
+    """Split ids into lists of at most `limit` / 2 bytes, so that parts fill well. No ids give one empty list."""
     chunk: list[bytes] = []
     size = 0
     for message_id in ids:

@@ -114,7 +114,7 @@ class Score:
 
     @property
     def value_without_colocation(self) -> float:
-        """The score without P6, since a peer is not responsible for other peers at its address."""
+        """The score without P6 (IP colocation), since a peer is not responsible for other peers at its address."""
         surplus = self.colocated - self.options.colocation_threshold
         return self.value - (surplus * surplus * self.options.colocation_weight if surplus > 0 else 0.0)
 

@@ -76,7 +76,7 @@ class PeerTable:
 
 
 class TableAgreements:
-    """Negotiates tables with peers, translates between names and indices, and counts over all peers."""
+    """Negotiates tables with peers, translates between names and indices, and counts the events of all peers."""
 
     def __init__(self, bundles: BundleSet, send: SendMode = "cautious") -> None:
         """Create the state, without peers.
@@ -109,7 +109,7 @@ class TableAgreements:
         return peer, build_hello_extensions(self._bundles) if peer.has_extensions and self._hello else None
 
     def close(self, peer: PeerTable) -> None:
-        """Add the savings of a peer whose stream has ended to the total."""
+        """Add the bytes saved with a peer to the total, after its stream has ended."""
         _add_savings(self._closed_savings, peer.savings)
 
     def receive(self, peer: PeerTable, extensions: ControlExtensions, *, is_first: bool) -> None:

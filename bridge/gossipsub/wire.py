@@ -63,10 +63,7 @@ class RpcSplitter:
 
     @property
     def pending(self) -> int:
-        """0 between two RPCs; greater than 0 inside an RPC or its length prefix.
-
-        If it is not 0 at the end of a stream, the last RPC of the stream is incomplete.
-        """
+        """Greater than 0 while an RPC or its length prefix is incomplete, else 0."""
         return self._shift // 7 + (self._length >= 0) + len(self._partial) + self._skip
 
     @property

@@ -35,8 +35,6 @@ from kiln.bridge.libp2p.kademlia import (
     topic_key,
     trusted_contact,
 )
-from kiln.bridge.libp2p.view import peer_name
-from kiln.schemas.wire.identity import build_ed25519_peer_id, peer_text
 
 KEY = topic_key("/ceramic/testnet-clay")
 OURS = TcpAddress("192.0.2.1", 4811)
@@ -61,12 +59,6 @@ def test_the_key_of_a_topic_is_its_sha2_256_multihash() -> None:
 @given(st.text(max_size=60))
 def test_the_key_of_any_topic_is_its_sha2_256_multihash(topic: str) -> None:
     assert topic_key(topic) == b"\x12\x20" + hashlib.sha256(topic.encode()).digest()
-
-
-@given(st.binary(min_size=32, max_size=32), st.booleans())
-def test_a_peer_has_one_name_in_status_and_messages(key: bytes, hashed: bool) -> None:
-    peer_id = b"\x12\x20" + key if hashed else build_ed25519_peer_id(key)
-    assert peer_name(peer_id) == peer_text(peer_id)
 
 
 def test_peer_ids() -> None:
