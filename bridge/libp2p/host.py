@@ -388,7 +388,7 @@ class Node:
         """Dial a bootstrap peer at one address after the other. Return "" if it is connected, else the last error."""
         if seconds := self._ban_left(target.id.to_bytes()):
             return (
-                f"{target.addresses[0]}: the peer is banned for {seconds:.0f} s more, because its gossipsub score was too low. "
+                f"{target.addresses[0]}: the peer is banned for {seconds:.0f} s more, because its score was too low. "
                 "A restart of the bridge ends the ban."
             )
         error = ""
@@ -450,7 +450,7 @@ class Node:
     # ------------------------------------------------------------------ one peer
 
     async def _serve(self, link: PeerLink) -> None:
-        """Keep a pubsub session with a connected peer. If the streams break but a connection remains, open a new one."""
+        """Keep a pubsub session with a connected peer. If its streams break but not the connection, open a new one."""
         delay, failures = 0.05, 0
         try:
             with link.scope:
@@ -554,7 +554,7 @@ class Node:
             self.router.set_colocated_peers(peer, len(colocated))
 
     async def _watch(self, session: PubsubSession) -> None:
-        """End the session when the peer resets the stream that the node has opened. Peers send no RPCs on this stream."""
+        """End the session when the peer resets the stream that the node has opened. No RPCs arrive on this stream."""
         try:
             while True:
                 await session.outbound.muxed_stream.read(READ_BYTES)
@@ -564,7 +564,7 @@ class Node:
             session.end("stream reset by the peer")
 
     async def _await_inbound(self, link: PeerLink, session: PubsubSession) -> None:
-        """Wait until the peer opens a pubsub stream. A bootstrap peer that opens none is disconnected and dialled again.
+        """Wait until the peer opens a pubsub stream. A bootstrap peer that opens none is disconnected, then redialled.
 
         go-libp2p asks for the node's protocols only once per connection, and waits 5 s. If the node was too busy to
         answer, go-libp2p-pubsub opens no stream on this connection.
