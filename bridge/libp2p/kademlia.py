@@ -8,7 +8,7 @@ these faults:
 * It queries any connected peer, even one that is not a DHT server.
 * It ignores the protocol prefix that it is given.
 * It stores up to 50,000 values of 1 MiB for others, and keys and counters without a limit.
-* It answers ADD_PROVIDER, which has no answer. go-libp2p takes this for the answer to its next query on the stream.
+* It answers ADD_PROVIDER. go-libp2p expects no answer, and takes it for the answer to its next query on the stream.
 
 Times are in seconds of the caller's clock.
 """
@@ -105,7 +105,7 @@ class TcpAddress(NamedTuple):
 
 
 def read_address(raw: bytes, peer: bytes) -> TcpAddress | None:
-    """Read a multiaddr of an IP address and a TCP port, with or without /p2p/ of the peer. Return `None` for any other."""
+    """Read a multiaddr of an IP address and a TCP port, with or without /p2p/ of the peer; `None` for any other."""
     if raw[:1] == _IP4:
         size = 4
     elif raw[:1] == _IP6:
@@ -209,13 +209,12 @@ class DhtLimits:
     records: int = 10_000
     of_a_key: int = MAX_PROVIDERS
     of_a_peer: int = 1_000
-    age: float = (
-        24 * 3600.0
-    )  # seconds; go-libp2p drops the addresses of providers after a day, and the record after two
+    age: float = 24 * 3600.0  # seconds; go-libp2p drops the addresses of providers after a day, too
 
 
 class ProviderRecords:
-    """Provider records of other peers: which peer provides which key. At a limit, the oldest record is dropped."""
+    """Provider records of other peers: which peer provides which key. At a limit, the one renewed longest ago is
+    dropped."""
 
     def __init__(self, limits: DhtLimits) -> None:
         self._limits = limits
