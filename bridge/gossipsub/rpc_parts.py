@@ -113,7 +113,6 @@ class _Packer:
         return self._next(size, 0, 0)
 
     def make_room_for_message(self, size: int, data: int) -> RPC | None:
-        """Return the RPC that has room for a message, or `None` if the message is too large for any RPC."""
         if not self._limits.accept(size, data):
             self.left_out += 1
             return None

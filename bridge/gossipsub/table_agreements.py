@@ -308,5 +308,4 @@ def _index_size(index: int) -> int:
 
 
 def _varint_size(value: int) -> int:
-    """Return the size of a varint in bytes."""
     return max(1, (value.bit_length() + 6) // 7)

@@ -1,6 +1,6 @@
 """The gossipsub node: it keeps connections with peers, and a pubsub session with each.
 
-The router decides what to send, and the node does the I/O. `traffic.py` has the way of RPCs between streams and router.
+The router decides what to send, and the node does the I/O. `traffic.py` moves RPCs between streams and router.
 Everything runs in one trio thread; only the sink has other threads.
 """
 
@@ -263,9 +263,9 @@ class Node:
         return peers
 
     async def dial_discovered(self, peer: bytes, address: str, seconds: float) -> str:
-        """Dial a peer that discovery has found. Do not call this twice for a peer at the same time.
+        """Dial a peer that discovery has found. Only one call at a time may dial a peer.
 
-        The peer then counts as discovered, and such peers are at most half of a mesh.
+        The peer then counts as discovered. Discovered peers are at most half of a mesh.
 
         Args:
             address: A multiaddr of the peer.
@@ -450,7 +450,7 @@ class Node:
     # ------------------------------------------------------------------ one peer
 
     async def _serve(self, link: PeerLink) -> None:
-        """Keep a pubsub session with a connected peer. If its streams break but not the connection, open a new one."""
+        """Keep a pubsub session with a connected peer. If streams break but not the connection, start a new session."""
         delay, failures = 0.05, 0
         try:
             with link.scope:

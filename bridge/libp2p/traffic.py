@@ -1,4 +1,4 @@
-"""The way of RPCs between the streams of peers and the router. Each RPC is captured as a frame in the sink.
+"""The path of RPCs between the streams of peers and the router. Each RPC is captured as a frame in the sink.
 
 * In: bytes -> RPCs (kiln.bridge.gossipsub.wire) -> router -> frame.
 * Out: router -> queue of the peer -> frame -> bytes.
