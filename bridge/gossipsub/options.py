@@ -85,25 +85,6 @@ class RouterOptions:
     authors: frozenset[bytes] = frozenset()  # peer ids that sign the node's own messages, besides the node's peer id
     score: ScoreOptions = field(default_factory=ScoreOptions)
 
-    def __post_init__(self) -> None:
-        if not 0 < self.D_low <= self.D <= self.D_high:
-            raise ValueError(
-                f"D_low is {self.D_low}, D is {self.D} and D_high is {self.D_high}. "
-                "Choose values with 0 < D_low <= D <= D_high."
-            )
-        if not 0 <= self.D_score <= self.D:
-            raise ValueError(f"D_score is {self.D_score}, but must be between 0 and D ({self.D})")
-        if self.D_out and not (self.D_out < self.D_low and self.D_out <= self.D // 2):
-            raise ValueError(
-                f"D_out is {self.D_out}, but must be less than D_low ({self.D_low}) and at most D / 2 ({self.D // 2})"
-            )
-        if not 0 < self.mcache_gossip <= self.mcache_len:
-            raise ValueError(
-                f"mcache_gossip is {self.mcache_gossip}, but must be between 1 and mcache_len ({self.mcache_len})"
-            )
-        if self.heartbeat <= 0:
-            raise ValueError(f"the gossipsub heartbeat is {self.heartbeat} s, but must be greater than zero")
-
     def policy_of(self, topic: str) -> Policy:
         """Return the signature policy of a topic: that of the matching pattern, else the default."""
         return match_policy(topic, self.topic_policies) or self.policy

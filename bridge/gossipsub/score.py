@@ -39,18 +39,6 @@ class ScoreOptions:
     graylist_threshold: float = -2500.0  # below: messages and control messages of the peer are ignored
     opportunistic_threshold: float = 1.0  # of the median score in a mesh; below: better peers are grafted
 
-    def __post_init__(self) -> None:
-        if not self.graylist_threshold <= self.publish_threshold <= self.gossip_threshold <= 0:
-            raise ValueError(
-                f"the score thresholds are {self.graylist_threshold} (graylist), {self.publish_threshold} (publish), "
-                f"{self.gossip_threshold} (gossip), but must be graylist <= publish <= gossip <= 0"
-            )
-        if max(self.invalid_weight, self.colocation_weight, self.behaviour_weight) > 0:
-            raise ValueError(
-                f"the score weights are {self.invalid_weight} (P4), {self.colocation_weight} (P6) and "
-                f"{self.behaviour_weight} (P7), but must be zero or negative"
-            )
-
 
 @dataclass(slots=True)
 class Score:

@@ -9,7 +9,7 @@ from libp2p.abc import INetConn, INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
-# Errors that a stream or a connection raises after the peer or the network has broken it.
+# Errors of a stream or a connection that has ended or does not work any more.
 BROKEN: Final = (
     BaseLibp2pError,
     OSError,

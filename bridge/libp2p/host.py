@@ -272,7 +272,7 @@ class Node:
             seconds: Timeout.
 
         Returns:
-            The reason of a failure, or "" if the peer is connected.
+            "" if the peer is connected, else the reason of the failure.
         """
         if peer in self.bootstrap:
             return "it is a bootstrap peer"
@@ -289,10 +289,7 @@ class Node:
             self._remove_link(peer)
 
     async def stream_to(self, peer: bytes, *protocols: str) -> NetStream:
-        """Open a stream to a connected peer, with the first of the protocols that it supports.
-
-        A failure raises one of the exceptions in `kiln.bridge.libp2p.closing.BROKEN`.
-        """
+        """Open a stream to a connected peer, with the first protocol that it supports. Failures raise one of `BROKEN`."""
         connections = self._open_connections(ID(peer))
         if not connections:
             raise trio.ClosedResourceError("no connection")
