@@ -289,7 +289,7 @@ class Node:
             self._remove_link(peer)
 
     async def stream_to(self, peer: bytes, *protocols: str) -> NetStream:
-        """Open a stream to a connected peer, with the first protocol that it supports. Failures raise one of `BROKEN`."""
+        """Open a stream to a connected peer, with the first protocol that it supports; raises `BROKEN` on failure."""
         connections = self._open_connections(ID(peer))
         if not connections:
             raise trio.ClosedResourceError("no connection")

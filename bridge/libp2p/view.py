@@ -26,7 +26,6 @@ class BootstrapState:
     peer: str
     addresses: tuple[str, ...]
     connected: bool
-    attempts: int
     error: str  # of the last attempt, or why a connected peer has no pubsub stream; empty if all is well
 
 
@@ -87,6 +86,5 @@ def describe_bootstrap(targets: Iterable[BootstrapPeer], links: Mapping[bytes, P
             peer=peer_text(peer),
             addresses=tuple(map(str, target.addresses)),
             connected=link is not None,
-            attempts=target.attempts,
             error=target.error if link is None else link.error,
         )
