@@ -135,7 +135,7 @@ class DialBackoff:
         return len(self._failed) + len(self._dialled)
 
     def in_backoff(self, peer: bytes, address: TcpAddress | None, now: float) -> bool:
-        """Return true if a peer must not be dialled at an address now or, without an address, not be used at all."""
+        """Return true if a peer is in back-off at an address or, if `address` is `None`, as a whole."""
         if now < self._failed.get((peer, address), (0, 0.0))[1]:
             return True
         if address is None:
@@ -152,19 +152,19 @@ class DialBackoff:
         self._dialled[address] = (count + 1, since)
 
     def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
-        """Record that a dial of a peer has failed. Without an address: that the peer was of no use once connected."""
+        """Record that a dial of a peer failed or, if `address` is `None`, that the connected peer was of no use."""
         count = self._failed.get((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._longest))
 
     def record_success(self, peer: bytes, address: TcpAddress | None) -> None:
-        """End the back-off of a peer at an address or, without an address, of the peer as a whole."""
+        """End the back-off of a peer at an address or, if `address` is `None`, as a whole."""
         self._failed.pop((peer, address), None)
 
 
 class Discovery:
     """Peer discovery of a node. Create it before the node runs, and `run` it once the node listens.
 
-    Events are counted in the node's counters, as discovery_….
+    It counts events in the node's counters, under names that begin with discovery_.
     """
 
     def __init__(self, node: Node, options: DiscoveryOptions, rng: Random, mesh: int = 6) -> None:
@@ -560,7 +560,7 @@ class Discovery:
     def _remote_scope(self, peer: bytes) -> AddressScope:
         remote = self._node.remote_address(peer)
         if remote is None:
-            raise trio.ClosedResourceError("no connection")
+            raise trio.ClosedResourceError("no connection with the peer")
         scope = address_scope(remote[0])
         return AddressScope.WORLD if scope is None else scope
 
@@ -768,13 +768,13 @@ class _Messages:
 
 
 def _parse_announced(text: str, own: bytes) -> TcpAddress:
-    hint = "Give TCP at an IP address, such as /ip4/192.0.2.1/tcp/4811."
+    hint = "Give an address such as /ip4/192.0.2.1/tcp/4811."
     try:
         address = read_address(Multiaddr(text).to_bytes(), own)
     except ADDRESS_ERRORS as error:
         raise NodeError(f"cannot use discovery.announce address {text!r} ({error}). {hint}") from error
     if address is None:
-        raise NodeError(f"cannot use discovery.announce address {text!r}. {hint}")
+        raise NodeError(f"cannot use discovery.announce address {text!r}: it is not TCP at an IP address. {hint}")
     return address
 
 

@@ -292,7 +292,7 @@ class Node:
         """Open a stream to a connected peer, with the first protocol that it supports; raises `BROKEN` on failure."""
         connections = self._open_connections(ID(peer))
         if not connections:
-            raise trio.ClosedResourceError("no connection")
+            raise trio.ClosedResourceError("no connection with the peer")
         return await self._negotiate(connections[-1], protocols)
 
     async def disconnect(self, peer: bytes) -> None:
@@ -535,7 +535,7 @@ class Node:
         connections = self._open_connections(link.id)
         conn = offered if offered in connections else connections[-1] if connections else None
         if not isinstance(conn, SwarmConn):
-            raise trio.ClosedResourceError("no connection")
+            raise trio.ClosedResourceError("no connection with the peer")
         stream = await self._negotiate(conn, self._options.gossip.protocols)
         return stream, str(stream.get_protocol())
 

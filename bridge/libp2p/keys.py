@@ -73,7 +73,7 @@ def _load(path: Path) -> Ed25519PrivateKey:
             if mode & 0o077:
                 raise KeyFileError(
                     f"cannot use the identity key {path}: it has mode {mode:04o}, so users other than its owner may "
-                    f"have read it. If none did, run chmod 600 {path}. Otherwise move it away to get a new identity."
+                    f"have read it. If no other user did, run chmod 600 {path}. Otherwise move it away to get a new identity."
                 )
             raw = file.read(_FILE_BYTES + 1)
     except FileNotFoundError:
@@ -96,7 +96,7 @@ def _load(path: Path) -> Ed25519PrivateKey:
     key = Ed25519PrivateKey.from_private_bytes(seed)
     if key.public_key().public_bytes_raw() != public:
         raise KeyFileError(
-            f"cannot use the identity key {path}: it is damaged, as private and public key do not match. Restore "
+            f"cannot use the identity key {path}: it is damaged: private and public key do not match. Restore "
             "the file, or move it away to get a new identity."
         )
     return key
