@@ -72,8 +72,8 @@ def _load(path: Path) -> Ed25519PrivateKey:
             mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
                 raise KeyFileError(
-                    f"cannot use the identity key {path}: it has mode {mode:04o}, so users other than its owner may "
-                    f"have read it. If no other user did, run chmod 600 {path}. Otherwise move it away to get a new identity."
+                    f"cannot use the identity key {path}: it has mode {mode:04o}, so other users may have read it. If "
+                    f"none did, run chmod 600 {path}. Otherwise move the file away to get a new identity."
                 )
             raw = file.read(_FILE_BYTES + 1)
     except FileNotFoundError:
