@@ -194,12 +194,12 @@ class Router:
             state.score.colocate(count)
 
     def is_graylisted(self, peer: PeerID) -> bool:
-        """Return true if a peer is connected and its score, without P6, is below the graylist threshold."""
+        """Return true if the score of a connected peer, without P6, is below the graylist threshold."""
         state = self._peers.get(peer)
         return state is not None and state.score.value_without_colocation < self._options.score.graylist_threshold
 
     def has_delivered(self, peer: PeerID) -> bool:
-        """Return true if a peer is connected and was first to deliver a valid message in the last minutes (P2)."""
+        """Return true if a connected peer was the first to deliver a valid message in the last minutes (P2)."""
         return peer in self._peers and self._peers[peer].score.first > 0
 
     def penalize(self, peer: PeerID) -> None:

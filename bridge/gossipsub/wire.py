@@ -1,4 +1,4 @@
-"""Framing of a pubsub stream: an unsigned varint with the length of an RPC precedes the RPC.
+"""Framing of a pubsub stream: each RPC follows its length, which is an unsigned varint.
 
 Source: libp2p specs, pubsub/README.md. Of an RPC over the size limit, the first bytes are kept and the rest is
 skipped (docs/design/contracts.md, `Frame.declared_length`).

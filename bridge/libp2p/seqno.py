@@ -56,7 +56,7 @@ class Seqno:
         return number
 
     def next_bytes(self) -> bytes:
-        """Return the next number in its wire form: 8 bytes, big-endian."""
+        """Return the next number as it is in a message: 8 bytes, big-endian."""
         return self.next().to_bytes(SEQNO_BYTES, "big")
 
     def close(self) -> None:
