@@ -84,26 +84,23 @@ class RowBuffer:
 
         If the rows cannot be converted together, each half is converted separately, down to single rows.
         """
-        rows, self._rows, self._bytes = self._rows, [], 0
-        yield from self._convert(rows)
-
-    def _convert(self, rows: list[Sequence[object]]) -> Iterator[pa.RecordBatch]:
-        if not rows:
-            return
-        try:
-            columns = [
-                pa.array(values, type=field.type)
-                for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)
-            ]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        except _CONVERSION_ERRORS as error:  # a value, or too many bytes in one column
-            if len(rows) > 1:
+        pending = [self._rows] if self._rows else []
+        self._rows, self._bytes = [], 0
+        while pending:
+            rows = pending.pop()
+            try:
+                columns = [
+                    pa.array(values, type=field.type)
+                    for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)
+                ]
+                batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            except _CONVERSION_ERRORS as error:  # a value, or too many bytes in one column
                 half = len(rows) // 2
-                yield from self._convert(rows[:half])
-                yield from self._convert(rows[half:])
-            elif self._refuse is None:
-                raise
+                if half:
+                    pending += (rows[half:], rows[:half])
+                elif self._refuse is None:
+                    raise
+                else:
+                    self._refuse(rows[0], error)
             else:
-                self._refuse(rows[0], error)
-            return
-        yield batch
+                yield batch
