@@ -72,7 +72,6 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.deduplication import DedupSteps
 from kiln.pipelines.runtime.kafka import write_topic
 from kiln.pipelines.runtime.query_context import QueryContext, TableOutput, write_in_order
-from kiln.schemas.kafka.frames import DIRECTIONS
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
 
@@ -205,7 +204,7 @@ class FrameDedup:
             for connection, direction, sequence, partition, offset in zip(
                 *(rows[name].to_pylist() for name in names), strict=True
             ):
-                is_stored = contains(stored.get(build_range_key(connection, DIRECTIONS.index(direction)), []), sequence)
+                is_stored = contains(stored.get(build_range_key(connection, direction), []), sequence)
                 if is_stored:
                     repeated.add((partition, offset))
                 keep.append(not is_stored)

@@ -7,7 +7,7 @@ Records that the core leaves are decoded in Python. The order of the rows is the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -28,17 +28,15 @@ from kiln.pipelines.archive.rows import (
     reject_row,
 )
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage
-from kiln.pipelines.decode.frame_row import FrameRow
 from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.delta.files import DataFile, TableFiles
-from kiln.pipelines.delta.frame_ranges import FrameRangeFilter, build_range_key
+from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key, insert
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native.core import Core, CoreRows, can_decode, take_records
 from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine
 from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, CopyColumns
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.row_packing import UniqueRow
-from kiln.schemas.kafka.frames import DIRECTIONS
 
 _Batches = Iterator[pa.RecordBatch]
 _Faults = list[RejectedMessage]
@@ -159,7 +157,7 @@ class _RecordDecoder:
         self._rejected: _Faults = []
         self._frames = _open_files(lake, "frames", self._rejected)
         self._parts = PartFiles(lake, self._rejected)
-        self._filter = FrameRangeFilter({})
+        self._frame_ranges: FrameRanges = {}
         self._spans: dict[int, tuple[int, int]] = {}
         self._valid_copies = self._differences = 0
         self._items: list[UniqueRow[object]] = []  # from Python, for the next chunk
@@ -167,10 +165,16 @@ class _RecordDecoder:
 
     def decode(self, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
         """Decode a batch of RECORDS."""
-        self._extend_spans(batch)
+        partitions, offsets = batch.column("partition"), batch.column("offset")
+        for partition in pc.unique(partitions).to_pylist():
+            own = offsets.filter(pc.equal(partitions, partition))
+            start, _ = self._spans.get(partition, (own[0].as_py(), 0))
+            self._spans[partition] = start, own[-1].as_py()
         first = 0
         for rows in self._core.archive(batch) if self._core is not None else ():
-            if self._find_difference(rows, batch):
+            if turn_off_at_difference(rows, batch, self._decoder):
+                self._differences += 1
+            if not find_engine().is_native:  # this task, or another one of the worker, has found a difference
                 self._core = None
                 break
             yield from self._merge(rows, batch) if rows.tables else self._decode_in_python(batch, rows.first, rows.end)
@@ -185,7 +189,7 @@ class _RecordDecoder:
         if self._spans:
             result = DecodeResult(
                 spans=self._spans,
-                frame_ranges=self._filter.accepted,
+                frame_ranges=self._frame_ranges,
                 frames=frames,
                 parts=parts,
                 valid_copies=self._valid_copies,
@@ -195,27 +199,16 @@ class _RecordDecoder:
             self._items.append(UniqueRow(DECODE_RESULT, (task,), task.hex(), result, 0))
         yield from self._take_chunk()
 
-    def _extend_spans(self, batch: pa.RecordBatch) -> None:
-        partitions, offsets = batch.column("partition"), batch.column("offset")
-        for partition in pc.unique(partitions).to_pylist():
-            own = offsets.filter(pc.equal(partitions, partition))
-            first, _ = self._spans.get(partition, (own[0].as_py(), 0))
-            self._spans[partition] = first, own[-1].as_py()
-
-    def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
-        """Return true if this task, or another one of this worker, has found the core to be wrong."""
-        if turn_off_at_difference(rows, batch, self._decoder):
-            self._differences += 1
-        return not find_engine().is_native
-
     def _decode_in_python(self, batch: pa.RecordBatch, first: int, end: int) -> Iterator[CopyChunk]:
         """Decode the records from the index `first` to before `end`."""
         records = batch.slice(first, end - first)
         columns = (records.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
         for partition, offset, stamp, value in zip(*columns, strict=True):
             decoded = decode_record(self._decoder, partition, offset, stamp, value)
-            row = decoded.row
-            is_new = row is not None and self._filter.accept_key(*_build_frame_key(row))
+            row, is_new = decoded.row, False
+            if row is not None:
+                ranges = self._frame_ranges.setdefault(build_range_key(row.connection, row.direction), [])
+                is_new = insert(ranges, row.sequence, row.sequence)
             self._items += self._write(decoded, len(value or b""), is_new=is_new)
             if decoded.items:
                 self._bytes += len(value or b"") + ROW_BYTES * len(decoded.items)
@@ -232,7 +225,7 @@ class _RecordDecoder:
         yield from self._take_chunk()
         tables: Mapping[str, pa.RecordBatch] = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
         frame_keys, identities = rows.tables[len(TABLES_OF_CORE) :]
-        keys: Iterable[tuple[int, bytes, int]]
+        keys: list[tuple[int, bytes, int]]
         keys = list(zip(*(frame_keys.column(name).to_pylist() for name in ("row", "key", "sequence")), strict=True))
         core_rows = [row for row, _, _ in keys]
         left = [
@@ -240,9 +233,11 @@ class _RecordDecoder:
             for record in take_records(batch, rows.left)
         ]
         if left:  # each frame is accepted once, in the order of the records
-            python_keys = ((at.row, *_build_frame_key(decoded.row)) for at, decoded in left if decoded.row is not None)
-            keys = sorted([*keys, *python_keys])
-        accepted = {row for row, key, sequence in keys if self._filter.accept_key(key, sequence)}
+            rows_of_frames = ((record.row, decoded.row) for record, decoded in left if decoded.row is not None)
+            keys += [(at, build_range_key(row.connection, row.direction), row.sequence) for at, row in rows_of_frames]
+            keys.sort()
+        ranges = self._frame_ranges
+        accepted = {row for row, key, sequence in keys if insert(ranges.setdefault(key, []), sequence, sequence)}
         self._valid_copies += tables["messages"].num_rows
         self._write_tables(tables, [row in accepted for row in core_rows])
         items: list[UniqueRow[object]] = []
@@ -332,11 +327,6 @@ def count_values(column: pa.Array) -> Iterator[tuple[object, int]]:
     """Count the rows of each value."""
     for counted in pc.value_counts(column).to_pylist():
         yield counted["values"], counted["counts"]
-
-
-def _build_frame_key(row: FrameRow) -> tuple[bytes, int]:
-    """Build the key of `FrameRanges` of a frame, and its sequence."""
-    return build_range_key(row.connection, DIRECTIONS.index(row.direction)), row.sequence
 
 
 def pack_faults(item: RejectedMessage) -> Iterator[UniqueRow[FaultRow]]:

@@ -252,28 +252,31 @@ class DecodedRecord(NamedTuple):
 def decode_record(
     decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None, *, with_row: bool = True
 ) -> DecodedRecord:
-    """Decode one record. If this fails, the record becomes a fault of the stage `archive`, and keeps its row of
-    `frames` if that row was built. `with_row`: build this row."""
+    """Decode one record of `kiln.frames`. Nothing is raised: what cannot be decoded becomes a fault.
+
+    A frame keeps its row of `frames` even if its messages cannot be decoded, and its messages even if its control part
+    cannot be.
+
+    Args:
+        decoder: Decoder of the frame's messages.
+        partition: Kafka partition of the record.
+        offset: Offset of the record.
+        stamp: The broker's timestamp, µs.
+        value: The record's value.
+        with_row: If false, no row of `frames` is built.
+    """
     row: FrameRow | None = None
     try:
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             return DecodedRecord([reject_unreadable(frame, value, partition, offset, stamp)])
         row = build_frame_row(partition, offset, stamp, frame) if with_row else None
-        return decode_parts(decoder, frame, partition, offset, row)
+        rpc = read_control_rpc(frame)  # parsed once for the messages and the control part
+        items = decoder.decode_frame(frame, partition, offset, rpc)
+        copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
         return DecodedRecord([fault], row=row)
-
-
-def decode_parts(
-    decoder: FrameDecoder, frame: Frame, partition: int, offset: int, row: FrameRow | None = None
-) -> DecodedRecord:
-    """Decode a frame into the rows of its parts. Its messages are decoded even if its control part cannot be read.
-    `row`: the frame's row of `frames`, if it has one."""
-    rpc = read_control_rpc(frame)  # parsed once for its messages and its control part
-    items = decoder.decode_frame(frame, partition, offset, rpc)
-    copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
     control = NO_CONTROL_ROWS
     ref, observed_at = MessageRef(partition, offset, None), frame.observed_at // 1000
     try:
@@ -282,8 +285,8 @@ def decode_parts(
         if control.unread:
             read = len(control.subscriptions) + len(control.controls)
             detail = f"{read + control.unread} subscriptions and control entries, of which the first {read} are read"
-            key = build_frame_key(frame)
-            items.append(RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, key))  # frame has bytes
+            key = build_frame_key(frame)  # the table `frames` has the bytes
+            items.append(RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, key))
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
         items.append(reject_failed("archive", error, ref, frame.payload, observed_at, build_frame_key(frame)))
     return DecodedRecord(items, copies, control, row)

@@ -151,10 +151,20 @@ class OutputWriter:
         """Write deduplicated rows."""
         for item in items:
             row = build_row(item.row) if isinstance(item.row, DecodedMessage) else item.row
-            if isinstance(row, RejectedMessage):
+            if isinstance(row, MessageRow):
+                if self._decoder is not None:  # after deduplication: the decoder is the user's, and may be slow
+                    decoded = decode_data(row, self._decoder)
+                    if isinstance(decoded, RejectedMessage):
+                        yield from self._add_faults(decoded)
+                    else:
+                        row = decoded
+                size = len(row.data) + len(row.message_id) + len(row.topic) + len(row.decoded or "")
+                self._messages.add(row, ROW_BYTES + size)
+                self._counts[row.type] += 1
+                if row.verdict == _VALID:
+                    self._valid[str(row.from_peer)] += 1
+            elif isinstance(row, RejectedMessage):
                 yield from self._add_faults(row)
-            elif isinstance(row, MessageRow):
-                yield from self._add_message(row)
             elif isinstance(row, FaultRow):
                 yield from self._add_fault(row)
             elif self._out.add((item.kind, None, msgspec.msgpack.encode(row)), item.size):
@@ -182,19 +192,6 @@ class OutputWriter:
         output = msgspec.msgpack.encode(ArchiveOutput(files, self._counts, faults, tallies))
         self._out.add((ARCHIVE_OUTPUT, None, output))
         yield from self._out.drain()
-
-    def _add_message(self, row: MessageRow) -> _Batches:
-        if self._decoder is not None:  # after deduplication: the decoder is the user's, and may be slow
-            decoded = decode_data(row, self._decoder)
-            if isinstance(decoded, RejectedMessage):
-                yield from self._add_faults(decoded)
-            else:
-                row = decoded
-        size = len(row.data) + len(row.message_id) + len(row.topic) + len(row.decoded or "")
-        self._messages.add(row, ROW_BYTES + size)
-        self._counts[row.type] += 1
-        if row.verdict == _VALID:
-            self._valid[str(row.from_peer)] += 1
 
     def _add_faults(self, fault: RejectedMessage) -> _Batches:
         for _, row in build_fault_rows(fault):

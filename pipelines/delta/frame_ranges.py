@@ -24,9 +24,9 @@ FrameRanges = dict[bytes, Ranges]
 _LAST = 2**63
 
 
-def build_range_key(connection: bytes, direction: int) -> bytes:
-    """Build the key of `FrameRanges` for one direction of one connection."""
-    return connection + bytes((direction,))
+def build_range_key(connection: bytes, direction: str) -> bytes:
+    """Build the key of `FrameRanges` for one direction of a connection, which is IN or OUT."""
+    return connection + bytes((DIRECTIONS.index(direction),))
 
 
 def insert(ranges: Ranges, low: int, high: int) -> bool:
@@ -52,28 +52,6 @@ def contains(ranges: Ranges, sequence: int) -> bool:
     """Return true if a sequence lies in one of the ranges."""
     at = bisect_right(ranges, (sequence, _LAST)) - 1
     return at >= 0 and ranges[at][1] >= sequence
-
-
-class FrameRangeFilter:
-    """Filter that accepts each frame once, and no frame that is in `stored`."""
-
-    def __init__(self, stored: Mapping[bytes, Ranges]) -> None:
-        self._stored = stored
-        self.accepted: FrameRanges = {}
-
-    def accept(self, connection: bytes, direction: int, sequence: int) -> bool:
-        """Accept a frame. A second call for the same frame returns False."""
-        return self.accept_key(build_range_key(connection, direction), sequence)
-
-    def accept_key(self, key: bytes, sequence: int) -> bool:
-        """Accept a frame as `accept` does, by its key in `FrameRanges`."""
-        stored = self._stored.get(key)
-        if stored is not None and contains(stored, sequence):
-            return False
-        accepted = self.accepted.get(key)
-        if accepted is None:
-            accepted = self.accepted[key] = []
-        return insert(accepted, sequence, sequence)
 
 
 def merge(into: FrameRanges, added: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
@@ -192,5 +170,5 @@ def _build_ranges(rows: pa.Table) -> FrameRanges:
             ranges = []
             for sequence in sorted(sides["sequence_list"][index].as_py()):
                 insert(ranges, sequence, sequence)
-        frame_ranges[build_range_key(connection, DIRECTIONS.index(direction))] = ranges
+        frame_ranges[build_range_key(connection, direction)] = ranges
     return frame_ranges
