@@ -1,4 +1,4 @@
-"""Comparison of the rows that the native core and Python build from some sampled records of `kiln.frames`."""
+"""Comparison of the native core with Python: both decode some sampled records of `kiln.frames`."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _ArchiveRows = dict[str, _Values]
 
 
 def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder) -> bool:
-    """Compare the rows that the core built from the sampled records with those that Python builds. At a difference,
-    stop using the core in this process, and return true.
+    """Compare the rows that the core built from the sampled records with the rows that Python builds from them.
+
+    At a difference, stop using the core in this process, and return true.
 
     Args:
         rows: Result of a call of the core.
-        batch: The RECORDS of the call.
+        batch: The Kafka records of the call.
         decoder: Decoder in Python.
     """
     samples = list(take_records(batch, rows.samples))

@@ -20,10 +20,10 @@ from kiln.schemas.wire.message_id import AUTHOR_SEQNO
 from kiln.schemas.wire.topic_table import negotiate_table
 
 MIN_RECORDS: Final = 100
-"""Number of records up to which a task is as fast in Python: the core costs about 3 ms more per task"""
+"""Number of records from which the native core is faster for a task. It costs about 3 ms more per task than Python."""
 
 SAMPLE_ONE_IN = 1_000
-"""One in so many records is also decoded in Python, to compare the results"""
+"""One of so many records is also decoded in Python, to compare the results."""
 
 _RECORD_COLUMNS: Final = pa.schema(
     [
@@ -33,7 +33,7 @@ _RECORD_COLUMNS: Final = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""Columns that the core reads, in the types that it expects without a check"""
+"""Columns of a Kafka record that the core reads. It does not check their types."""
 _ARRAY_BYTES, _SCHEMA_BYTES = 80, 72  # sizes of the structs of the C data interface
 _PANICKED = 1  # in the column `cause` of a record that the core leaves to Python; else 0
 _MAX_TABLES: Final = 1_024  # topic tables that the core learns in one call
@@ -41,11 +41,11 @@ _LEFT_AT_ONCE: Final = 1_000  # records that a result without tables leaves to P
 
 _DEFAULTS: Final = DecodeConfig()
 _CoreFunction = Callable[[int, int, int, int, int], int]
-"""Function of the library: takes the core, a batch, the first record, and memory for arrays and schemas"""
+"""Function of the library. Arguments: the core, a record batch, index of the first record, and memory for results."""
 
 
 class RecordRow(NamedTuple):
-    """A Kafka record, with its row number in a batch of RECORDS."""
+    """A Kafka record, and its index in a record batch."""
 
     row: int
     partition: int
@@ -55,35 +55,37 @@ class RecordRow(NamedTuple):
 
 
 class CoreRows(NamedTuple):
-    """Result of one call of the core: what it decoded of the records in the rows from `first` to before `end`."""
+    """Result of one call of the native core, for the records at the indexes from `first` to before `end`."""
 
     first: int
     end: int
     tables: Sequence[pa.RecordBatch]
-    """record batches that the core built; empty if it left all records to Python"""
+    """tables that the core built from the records; empty if it left all records to Python"""
     left: Sequence[int]
-    """rows of the records that Python must decode"""
+    """indexes of the records that Python must decode"""
     samples: Sequence[int] = ()
-    """rows of the records that Python also decodes, to compare the results"""
+    """indexes of the records that Python also decodes, to compare the results"""
 
 
 def can_decode(config: DecodeConfig, records: int) -> bool:
-    """Return true if the core can decode with this configuration, and is faster than Python for so many records."""
+    """Return true if the native core can decode with this configuration, and is faster than Python for so many
+    records."""
     if not config.native_core or config.decoder or config.message_ids.text != AUTHOR_SEQNO:
         return False
     return is_worth_it(records)
 
 
 def is_worth_it(records: int) -> bool:
-    """Return true if a core is loaded, and is faster than Python for a task of so many records."""
+    """Return true if there is a native core, and it is faster than Python for a task of so many records."""
     return records >= MIN_RECORDS and load_library() is not None
 
 
 class Core:
-    """Decoder of the records of one task."""
+    """A decoder of the native core, for the records of one task."""
 
     def __init__(self, config: DecodeConfig = _DEFAULTS) -> None:
-        """Create the decoder. `can_decode` must be true before. Only for `batch`, `is_worth_it` is enough."""
+        """Create the decoder. Check `can_decode` first. For `batch`, which needs no configuration, check
+        `is_worth_it`."""
         library = load_library()
         assert library is not None
         self._library, self._config = library, config
@@ -94,21 +96,34 @@ class Core:
         self._library.kiln_free(self._core)
 
     def archive(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode a batch of RECORDS for `archive`: TABLES_OF_CORE, keys of frames and identities of messages."""
+        """Decode Kafka records of `kiln.frames` for `archive`.
+
+        The tables of each result are TABLES_OF_CORE, then the keys of frames, then the identities of messages.
+        """
         return self._decode(self._library.kiln_archive, len(TABLES_OF_CORE) + 2, batch)
 
     def updates(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode a batch of RECORDS for `updates`: one table of messages."""
+        """Decode Kafka records of `kiln.frames` for `updates`. Each result has one table, of messages."""
         return self._decode(self._library.kiln_updates, 1, batch)
 
     def batch(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode a batch of RECORDS of `kiln.updates` for `batch`: records, owners of their windows, and epochs."""
+        """Decode Kafka records of `kiln.updates` for `batch`.
+
+        The tables of each result have the records, the owners of their windows, and their epochs.
+        """
         return self._decode(self._library.kiln_batch, 3, batch, are_frames=False)
 
     def _decode(
         self, function: _CoreFunction, tables: int, batch: pa.RecordBatch, *, are_frames: bool = True
     ) -> Iterator[CoreRows]:
-        """Decode a batch of RECORDS by several calls of a function that returns so many tables."""
+        """Decode a record batch by as many calls of a function as it takes.
+
+        Args:
+            function: A function of the library.
+            tables: Number of tables that the function returns.
+            batch: Kafka records.
+            are_frames: True if they are records of `kiln.frames`, which may have topic tables and unchecked signatures.
+        """
         memory = ctypes.create_string_buffer(_ARRAY_BYTES + _SCHEMA_BYTES)
         array = ctypes.addressof(memory)
         batch.select(_RECORD_COLUMNS.names).cast(_RECORD_COLUMNS)._export_to_c(array, array + _ARRAY_BYTES)
@@ -136,11 +151,11 @@ class Core:
             pa.RecordBatch._import_from_c(array, array + _ARRAY_BYTES)  # releases what the core has read
 
     def _call(self, function: _CoreFunction, tables: int, array: int, first: int) -> tuple[int, list[pa.RecordBatch]]:
-        """Call a function for the records of the exported `array` from `first` on, as many as one call takes.
+        """Call a function for the records from the index `first` on, as many as one call takes.
 
         Returns:
-            The end of these records, and the record batches that the core has built; a negative number and no record
-            batches if the core panicked.
+            The index after these records, and the tables that the core built. If the core panicked, a negative number
+            and no tables.
         """
         memory = ctypes.create_string_buffer(tables * (_ARRAY_BYTES + _SCHEMA_BYTES))
         arrays = ctypes.addressof(memory)
@@ -150,13 +165,14 @@ class Core:
         return end, [pa.RecordBatch._import_from_c(*place) for place in places] if end >= 0 else []
 
     def _find_unknown_tables(self, array: int, first: int) -> list[int]:
-        """Find frames of the next call whose topic tables the core does not know."""
+        """Return the indexes of frames, of those in the next call, whose topic tables the core does not know."""
         unknown = (ctypes.c_int32 * _MAX_TABLES)()
         count: int = self._library.kiln_unknown_tables(self._core, array, first, unknown, _MAX_TABLES)
         return list(unknown[: max(count, 0)])
 
     def _learn(self, value: bytes) -> None:
-        """Pass the core the topic table that the hellos of a frame agree on. `value`: the serialized frame."""
+        """Pass to the core the topic table that the two sides of a connection have agreed on. `value`: a frame with
+        their hellos."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             return
@@ -172,7 +188,8 @@ class Core:
         )
 
     def _check_signatures(self, array: int, first: int) -> None:
-        """Check once each signature that the bridge has not checked, and pass the results to the core."""
+        """Check the signatures that the bridge has not checked, and pass the verdicts to the core. A signature is
+        checked only once, however many copies the message has."""
         end, made = self._call(self._library.kiln_unchecked, 1, array, first)
         if end < 0:
             return  # the core panicked: Python decodes these records
@@ -187,7 +204,7 @@ class Core:
 
 
 def take_records(batch: pa.RecordBatch, rows: Sequence[int]) -> Iterator[RecordRow]:
-    """Read the records in some rows of a batch of RECORDS."""
+    """Read the records at some indexes of a record batch."""
     if rows:
         taken = batch.select(_RECORD_COLUMNS.names).take(pa.array(rows, pa.int32()))
         for row, *record in zip(rows, *(column.to_pylist() for column in taken.columns), strict=True):
@@ -195,7 +212,7 @@ def take_records(batch: pa.RecordBatch, rows: Sequence[int]) -> Iterator[RecordR
 
 
 def leave_all(batch: pa.RecordBatch, first: int) -> Iterator[CoreRows]:
-    """Leave the records from row `first` on to Python, at most 1,000 in one result."""
+    """Build results that leave the records from the index `first` on to Python, at most 1,000 in each."""
     for start in range(first, batch.num_rows, _LEFT_AT_ONCE):
         end = min(start + _LEFT_AT_ONCE, batch.num_rows)
         yield CoreRows(start, end, (), range(start, end))
