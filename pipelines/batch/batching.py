@@ -1,4 +1,4 @@
-"""Make records of `kiln.batches` from one partition of `kiln.updates`, without Spark (CIP-123; decision 1)."""
+"""Records of `kiln.batches` from one partition of `kiln.updates`, built without Spark (CIP-123; decision 1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,14 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """T and G in µs, the maximum size of a block in bytes, and the updates that go into batches."""
+    """Options of the batches.
+
+    Attributes:
+        window: T, the length of a window, µs.
+        grace: G, the time in µs that a window stays open after T.
+        block_limit: Maximum size of a block, in bytes.
+        update_filter: Selects the updates that go into batches.
+    """
 
     window: int = 1_000_000
     grace: int = 0
@@ -40,9 +47,15 @@ class BatchOutput(msgspec.Struct, frozen=True):
 def batch_offset_ranges(
     windows: PartitionWindows, partition: int, ranges: Iterable[UpdateRange], limit: int
 ) -> Iterator[BatchOutput]:
-    """Add ranges of one partition, in offset order, to its windows, and emit the batches that come due.
+    """Add ranges of records of one partition to its windows, and yield the Kafka records of the windows that end.
 
-    Updates without a separator go into no batch. Records that cannot be read go to quarantine.
+    An update without a separator goes into no batch. A record that cannot be decoded goes to quarantine.
+
+    Args:
+        windows: Open windows of the partition.
+        partition: Number of the partition.
+        ranges: Decoded records, in the order of their offsets.
+        limit: Maximum size of a block, in bytes.
     """
     for records in ranges:
         for result in windows.add_range(records):
@@ -54,7 +67,7 @@ def batch_offset_ranges(
 
 
 def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
-    """Build the records of `kiln.batches` for one window: more than one if a block would exceed the limit."""
+    """Build the records of `kiln.batches` for a window. There are several if one block would exceed `limit` bytes."""
     key, window = closed
     separator = SeparatorRecord(key.separator_key, key.separator_value)
     for block in write_leaves(window.leaves, limit):
