@@ -1,5 +1,5 @@
-"""Parquet files of a table, written by the task that has the rows. A file becomes part of the table once a commit names
-the file (decision 18)."""
+"""Parquet files of a table, written by the task that has the rows. A file becomes part of the table when a commit adds
+it (decision 18)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kiln.pipelines.delta.lake import Lake, list_stats_columns
 from kiln.schemas.delta.tables import TABLES
 
 FILE_BYTES = 128 << 20
-"""Size in bytes at which a file is closed, and the next one started."""
+"""Size in bytes at which a file is closed, and the next one begun."""
 
 _GROUP_ROWS = 20_000
 """Number of rows in a row group"""
@@ -31,14 +31,15 @@ _REPEATED = frozenset(
         *("verdict", "transport", "stage", "reason"),
     )
 )
-"""Columns whose values repeat over the messages of a frame or the tips of a batch. Arrow stores each value once."""
+"""Columns whose values repeat in many rows. Arrow stores each value of a row group once, in a dictionary."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
-    """One Parquet file of a table. `stats`: JSON, as in the log (PROTOCOL.md, Per-file Statistics)."""
+    """One Parquet file of a table. `stats`: its statistics for Delta's log, as JSON (PROTOCOL.md, Per-file
+    Statistics)."""
 
     table: str
     name: str
@@ -48,18 +49,18 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableFiles:
-    """Writer of one table's rows into as few files as their size allows. For one task; not thread-safe."""
+    """Writer of one table's rows into as few files as the maximum size allows. For one task and one thread."""
 
     def __init__(
         self, lake: Lake, table: str, *, file_bytes: int | None = None, refuse: RejectRow | None = None
     ) -> None:
-        """Prepare the writer, which makes no file before the first row.
+        """Prepare the writer. It creates the first file with the first row.
 
         Args:
             lake: The lake of the table.
             table: Name of the table.
             file_bytes: Size in bytes at which a file is closed; `FILE_BYTES` by default.
-            refuse: Called with each row that the table cannot store; by default `add` or `close` raises.
+            refuse: Called with each row that the table cannot store. By default, `add` or `close` raises the error.
         """
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._folder = lake.folder(table)
@@ -72,12 +73,12 @@ class TableFiles:
         self._closed: list[DataFile] = []
 
     def add(self, row: Sequence[object], size: int = 0) -> None:
-        """Add a row in the table's columns, of about `size` bytes."""
+        """Add a row, with values in the order of the table's columns. `size`: its approximate size, bytes."""
         if self._buffer.add(row, size):
             self._drain()
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
-        """Add a record batch in the table's columns."""
+        """Add a record batch with the table's columns."""
         columns = [
             column if column.type == field.type else column.cast(field.type)
             for column, field in zip(batch.columns, self._schema, strict=True)
@@ -85,14 +86,14 @@ class TableFiles:
         self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def gather(self, batch: pa.RecordBatch) -> None:
-        """Add a record batch in the table's columns. Small record batches are combined into one row group."""
+        """Add a record batch with the table's columns. Small record batches are combined into one row group."""
         if batch.num_rows:
             self._gathered.append(batch)
             if sum(gathered.num_rows for gathered in self._gathered) >= _GROUP_ROWS:
                 self._write_gathered()
 
     def close(self) -> list[DataFile]:
-        """Close and return all files, each complete and on disk; no file if there was no row."""
+        """Close the files, and return all that were written. Each is complete and on disk."""
         self._write_gathered()
         self._drain()
         self._close()
@@ -143,7 +144,7 @@ class _OpenFile(NamedTuple):
     out: Output
     writer: pq.ParquetWriter
     footer: list[pq.FileMetaData]
-    """has the file's metadata once the writer is closed"""
+    """has the metadata of the file once `writer` is closed"""
 
 
 def _open_file(folder: Location, schema: pa.Schema, stats_columns: Sequence[str]) -> _OpenFile:
@@ -165,11 +166,11 @@ def _open_file(folder: Location, schema: pa.Schema, stats_columns: Sequence[str]
 
 
 def _build_stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
-    """Build the statistics of a file for Delta's log from the statistics of its row groups.
+    """Build the statistics of a file for Delta's log (PROTOCOL.md, Per-file Statistics), from those of its row groups.
 
-    A column has no bounds there if all its values are null, if Parquet has left out the bounds of a row group because
-    they are longer than 4 KiB, or if a bound is a time that no reader could parse because its year does not have four
-    digits. Readers then assume that the file may hold any value.
+    They have no bounds of a column in three cases: all its values are null; Parquet has no bounds of a row group,
+    because they exceed 4 KiB; or a bound is a time that no reader could parse, because its year does not have four
+    digits. Readers then assume that the file may have any value.
     """
     least: dict[str, object] = {}
     greatest: dict[str, object] = {}
@@ -197,18 +198,26 @@ def _build_stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
 
 
 def _format_time(at: int) -> str:
-    """Format a time in µs as ISO 8601, as Delta's log has it."""
     return (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def delete_files(lake: Lake, files: Iterable[DataFile]) -> None:
-    """Delete files that no commit names."""
+    """Delete files that belong to no table, because no commit has added them."""
     for file in files:
         (lake.folder(file.table) / file.name).remove()
 
 
 def rewrite_file(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
-    """Rewrite a file with the rows that the mask `keep` selects, if there are any, and delete the old file."""
+    """Rewrite a file with some of its rows, and delete the old file.
+
+    Args:
+        lake: The lake of the file.
+        file: The file.
+        keep: Returns a mask that selects the rows.
+
+    Returns:
+        The new files; none if no row is selected.
+    """
     with (lake.folder(file.table) / file.name).open() as opened:
         table = pq.read_table(opened)
     files = TableFiles(lake, file.table)
