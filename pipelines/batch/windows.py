@@ -18,7 +18,7 @@ import msgspec
 
 from kiln.pipelines.batch.offset_range import NO_UPDATE, UpdateRange, WindowKey
 from kiln.schemas.kafka.epoch_guard import EpochGuard, SavedEpoch
-from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
+from kiln.schemas.wire.batch_block import encode_stream_key
 
 # µs: before and after every time that a record can have
 _NEVER: Final = -(2**63)
@@ -38,15 +38,6 @@ class Window(msgspec.Struct, gc=False):
     """c0 + T + G: log time at which the window ends"""
     accepts_until: int = 0
     """the window accepts updates with an earlier event time: `closes_at`; after its end, a time before all updates"""
-
-    @property
-    def tips(self) -> dict[str, set[bytes]]:
-        """CID bytes of the tips, by StreamID."""
-        return {stream: set(links) for stream, links in list_tips(self.leaves).items()}
-
-    def add(self, stream: str, tip: bytes) -> None:
-        """Add a tip. `stream`: a canonical StreamID."""
-        self.leaves.add(encode_stream_key(stream) + tip)
 
 
 class ClosedWindow(NamedTuple):
