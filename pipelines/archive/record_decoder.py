@@ -54,7 +54,7 @@ _NO_ROWS: Final = pa.RecordBatch.from_arrays([], names=[])
 
 
 class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
-    """Result of one decode task."""
+    """Result of one task of the first stage."""
 
     spans: dict[int, tuple[int, int]]
     """first and last Kafka offset that the task read, by partition"""

@@ -51,7 +51,7 @@ class UpdateFilter(NamedTuple):
     authors: frozenset[str] | None = None
     """peer ids of the authors whose updates are batched; None for all authors"""
     only_verified: bool = False
-    """batch only updates whose separator is confirmed by the stream's genesis"""
+    """true to batch only updates whose separator the genesis of their stream has confirmed"""
 
     def accepts(self, update: UpdateRecord) -> bool:
         return (self.authors is None or update.from_ in self.authors) and (
@@ -84,7 +84,7 @@ class UpdateRange(msgspec.Struct, array_like=True, gc=False):
     leaves: list[bytes]
     """the stream and its tip (see `write_leaves`); for a record that cannot be decoded, its bytes"""
     observed_at: list[int]
-    """capture time, µs"""
+    """capture times, µs"""
     messages: list[bytes]
     """digest of the message (`compute_message_digest`); for a record that cannot be decoded, the error in UTF-8"""
 

@@ -31,7 +31,7 @@ class Window(msgspec.Struct, gc=False):
     opened_at: int
     """t0: event time of the first update"""
     closes_at: int
-    """t0 + T"""
+    """t0 + T: end of the window in event time"""
     leaves: set[bytes] = msgspec.field(default_factory=set)
     """the tips of streams, as `write_leaves` takes them"""
     due: int = 0
@@ -53,7 +53,7 @@ class _SavedWindow(msgspec.Struct, array_like=True, gc=False):
     closes_at: int
     due: int
     leaves: list[bytes]
-    """sorted"""
+    """tips of streams, sorted"""
 
 
 class _State(msgspec.Struct, array_like=True):
@@ -61,7 +61,7 @@ class _State(msgspec.Struct, array_like=True):
 
     log_time: int = 0
     windows: list[_SavedWindow] = []
-    """in the order in which they come due"""
+    """open windows, in the order in which they end"""
     epochs: list[SavedEpoch] = []
 
 

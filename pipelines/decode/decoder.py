@@ -112,7 +112,7 @@ class RejectedMessage(NamedTuple):
 
 
 class DecodedMessage(NamedTuple):
-    """A valid message. Times are µs."""
+    """A valid message of a frame, or an announcement in the BitTorrent DHT. Times are µs."""
 
     ref: MessageRef
     message_id: str

@@ -42,7 +42,7 @@ class Lake:
     """The folder of the Delta tables, on a disk or in an object store. Each table has a folder in it."""
 
     path: str
-    """path or URI"""
+    """path or URI of the folder"""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """storage options of delta-rs, which may contain secrets"""
 

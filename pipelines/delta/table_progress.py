@@ -30,7 +30,7 @@ class RestorePoint(NamedTuple):
     topics: Mapping[str, str]
     """Kafka's ids of the topics in `offsets`, by full topic name"""
     versions: Mapping[str, int]
-    """version to restore, by table"""
+    """version to which a table must be restored, by table"""
     generation: int
     """greatest generation of the query in the logs"""
 
