@@ -17,6 +17,7 @@ from kiln.conf.process.location import Location, Output
 from kiln.pipelines.delta.arrow_rows import RejectRow, RowBuffer, build_arrow_schema
 from kiln.pipelines.delta.lake import Lake, list_stats_columns
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.topics import MAX_TOPIC
 
 FILE_BYTES = 128 << 20
 """Size in bytes at which a file is closed, and the next one begun."""
@@ -32,6 +33,9 @@ _REPEATED = frozenset(
     )
 )
 """Columns whose values repeat in many rows. Arrow stores each value of a row group once, in a dictionary."""
+
+_GREATEST_TEXT = "\U0010ffff" * (MAX_TOPIC + 1)
+"""Upper bound of all texts in the columns with statistics. None of them has more than MAX_TOPIC characters."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
@@ -118,12 +122,12 @@ class TableFiles:
 
     def _close(self) -> None:
         if self._file is not None:
-            name, out, writer, footer = self._file
+            name, out, writer = self._file
             writer.close()
-            size = out.tell()
+            size, footer = out.tell(), writer.writer.metadata
             out.close()
-            stats = _build_stats(footer[0], self._stats_columns)
-            self._closed.append(DataFile(self._table, name, size, footer[0].num_rows, stats))
+            stats = _build_stats(footer, self._stats_columns)
+            self._closed.append(DataFile(self._table, name, size, footer.num_rows, stats))
             self._file = None
 
 
@@ -143,14 +147,11 @@ class _OpenFile(NamedTuple):
     name: str
     out: Output
     writer: pq.ParquetWriter
-    footer: list[pq.FileMetaData]
-    """has the metadata of the file once `writer` is closed"""
 
 
 def _open_file(folder: Location, schema: pa.Schema, stats_columns: Sequence[str]) -> _OpenFile:
     name = f"part-{uuid4()}.snappy.parquet"
     out = (folder / name).create()
-    footer: list[pq.FileMetaData] = []
     # Values of binary columns hardly repeat, so a dictionary would be wasted work.
     repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
     writer = pq.ParquetWriter(
@@ -160,17 +161,17 @@ def _open_file(folder: Location, schema: pa.Schema, stats_columns: Sequence[str]
         use_dictionary=repeating,
         write_statistics=stats_columns,
         store_schema=False,
-        metadata_collector=footer,
     )
-    return _OpenFile(name, out, writer, footer)
+    return _OpenFile(name, out, writer)
 
 
 def _build_stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
     """Build the statistics of a file for Delta's log (PROTOCOL.md, Per-file Statistics), from those of its row groups.
 
-    They have no bounds of a column in three cases: all its values are null; Parquet has no bounds of a row group,
-    because they exceed 4 KiB; or a bound is a time that no reader could parse, because its year does not have four
-    digits. Readers then assume that the file may have any value.
+    A column has no bound if all its values are null, or if the bound is a time that no reader could parse, because its
+    year does not have four digits. Readers then assume that the file may have any value. Parquet has no bounds of more
+    than 4 KiB. For these, the widest possible bounds are used, because delta-rs finds no row of a text column without
+    bounds.
     """
     least: dict[str, object] = {}
     greatest: dict[str, object] = {}
@@ -183,9 +184,11 @@ def _build_stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
         groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
         nulls[name] = sum(group.null_count for group in groups)
         bounded = [group for group in groups if group.num_values]
-        if not bounded or not all(group.has_min_max for group in bounded):
+        if not bounded:
             continue
-        if column.logical_type.type == "TIMESTAMP":
+        if not all(group.has_min_max for group in bounded):  # a text of more than 4 KiB
+            least[name], greatest[name] = "", _GREATEST_TEXT
+        elif column.logical_type.type == "TIMESTAMP":
             low, high = min(group.min_raw for group in bounded), max(group.max_raw for group in bounded)
             if _FIRST <= low <= _LAST:
                 least[name] = _format_time(low)
