@@ -21,15 +21,8 @@ _ArchiveRows = dict[str, _Values]
 
 
 def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder) -> bool:
-    """Compare the rows that the core built from the sampled records with the rows that Python builds from them.
-
-    At a difference, stop using the core in this process, and return true.
-
-    Args:
-        rows: Result of a call of the core.
-        batch: The Kafka records of the call.
-        decoder: Decoder in Python.
-    """
+    """Compare the rows that the core built from the sampled records of a call with the rows that Python builds from
+    them. At a difference, stop using the core in this process, and return true."""
     samples = list(take_records(batch, rows.samples))
     if not samples:
         return False

@@ -167,11 +167,7 @@ class FrameDedup:
         self._stored: StoredFrameRanges | None = None
 
     def drop_stored(self, results: Iterable[DecodeResult], write_id: WriteId) -> _Files:
-        """Return the files of the tasks, without repeated frames and the rows of their parts.
-
-        Args:
-            results: Results of the tasks of this micro-batch.
-            write_id: Ids of the query and the micro-batch.
+        """Drop repeated frames, and the rows of their parts, from the files that the tasks of a micro-batch wrote.
 
         Returns:
             Files of the table `frames`, and files of `copies`, `subscriptions` and `controls`.

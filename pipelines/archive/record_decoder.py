@@ -114,14 +114,7 @@ class CopyChunk:
             )
 
     def restore_order(self, accepted: list[bool]) -> list[bool]:
-        """Bring the answers of the deduplication file for `columns` into the order of the rows.
-
-        Args:
-            accepted: For each row of `columns`, true if it is no repeat.
-
-        Returns:
-            The same values, first for each row of `messages`, then for each of `items`.
-        """
+        """Bring what deduplication returned for `columns` into the order of `messages`, then `items`."""
         if self._order is None:
             return accepted
         restored = [False] * len(accepted)
@@ -268,12 +261,8 @@ class _RecordDecoder:
         return items
 
     def _write_tables(self, tables: Mapping[str, pa.RecordBatch], is_new: list[bool]) -> None:
-        """Write the rows of `frames` and its parts that the core built.
-
-        Args:
-            tables: Rows from the core, by table.
-            is_new: For each row of `frames`, true if the frame is no repeat. Rows of repeated frames are not written.
-        """
+        """Write the rows of `frames` and its parts that the core built. A frame whose value in `is_new` is false is a
+        repeat, and is left out with its parts."""
         frames = tables["frames"]
         parts = {name: tables[name] for name in PARTS}
         if not all(is_new):
@@ -291,13 +280,8 @@ class PartFiles:
     """Writer of the files of `copies`, `subscriptions` and `controls`."""
 
     def __init__(self, lake: Lake, rejected: _Faults | None = None) -> None:
-        """Prepare the files.
-
-        Args:
-            lake: The lake of the files.
-            rejected: List to which the faults of rows that a table cannot store are added. If it is None, `add` or
-                `close` raises the error of such a row.
-        """
+        """Prepare the files. Faults of rows that a table cannot store are added to `rejected`; without it, `add` or
+        `close` raises the error."""
         self._copies, self._subscriptions, self._controls = (_open_files(lake, table, rejected) for table in PARTS)
         self.entries = Counter[str]()
         """number of subscriptions and control entries, by kind"""

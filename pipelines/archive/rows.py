@@ -119,16 +119,9 @@ def read_control_rpc(frame: Frame) -> RPC | None:
 
 
 def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
-    """Build the rows of the subscriptions and control entries of a frame.
+    """Build the rows of the subscriptions and control entries in a frame, whose parsed payload is `rpc`.
 
     The network of a row is the one that its topic names, as in the table `messages`, or else the frame's.
-
-    Args:
-        frame: The frame.
-        rpc: The RPC in the frame's payload.
-        config: How to decode.
-        partition: Kafka partition of the frame.
-        offset: Offset of the frame.
     """
     table = negotiate_table(frame.hello_in, frame.hello_out, config.bundles).table
     part = list_control_entries(rpc, table, config.message_ids.format)
@@ -263,15 +256,7 @@ def decode_record(
     """Decode one record of `kiln.frames`. It raises nothing: what cannot be decoded becomes a fault.
 
     A frame whose messages cannot be decoded keeps its row of `frames`. A frame whose control part cannot be decoded
-    also keeps its messages.
-
-    Args:
-        decoder: Decoder of the frame's messages.
-        partition: Kafka partition of the record.
-        offset: Offset of the record.
-        stamp: The broker's timestamp, µs.
-        value: Value of the record.
-        with_row: If false, no row of `frames` is built.
+    also keeps its messages. `stamp`: the broker's timestamp, µs; `with_row`: false to build no row of `frames`.
     """
     row: FrameRow | None = None
     try:

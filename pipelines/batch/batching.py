@@ -23,14 +23,8 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """Options of the batches.
-
-    Attributes:
-        window: T, the length of a window, µs.
-        grace: G, the time in µs that a window stays open after T.
-        block_limit: Maximum size of a block, in bytes.
-        update_filter: Selects the updates that go into batches.
-    """
+    """Options of the batches: T (`window`) and G (`grace`) in µs, the maximum size of a block in bytes, and the updates
+    that go into batches."""
 
     window: int = 1_000_000
     grace: int = 0
@@ -47,15 +41,11 @@ class BatchOutput(msgspec.Struct, frozen=True):
 def batch_offset_ranges(
     windows: PartitionWindows, partition: int, ranges: Iterable[UpdateRange], limit: int
 ) -> Iterator[BatchOutput]:
-    """Add ranges of records of one partition to its windows, and yield the Kafka records of the windows that end.
+    """Add decoded records of one partition, in the order of their offsets, to its windows. Yield the Kafka records of
+    the windows that end.
 
-    An update without a separator goes into no batch. A record that cannot be decoded goes to quarantine.
-
-    Args:
-        windows: Open windows of the partition.
-        partition: Number of the partition.
-        ranges: Decoded records, in the order of their offsets.
-        limit: Maximum size of a block, in bytes.
+    An update without a separator goes into no batch. A record that cannot be decoded goes to quarantine. `limit`:
+    maximum size of a block, bytes.
     """
     for records in ranges:
         for result in windows.add_range(records):

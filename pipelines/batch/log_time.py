@@ -28,12 +28,10 @@ class LogTimeFile:
     with the same log time."""
 
     def __init__(self, path: Location, read_initial: Callable[[], dict[int, int]] = dict) -> None:
-        """Read the file.
+        """Read the file, which is in the folder of the query's checkpoint.
 
-        Args:
-            path: The file, in the folder of the query's checkpoint.
-            read_initial: Returns log time by partition if there is no file; by default the query has read no records
-                before.
+        `read_initial`: called if there is no file, for the log time by partition; by default there is none, because the
+        query has read no records.
         """
         self._path = path
         self._saved = (
@@ -45,12 +43,8 @@ class LogTimeFile:
         return self._saved.before if self._saved.batch_id == batch_id else self._saved.after
 
     def advance(self, batch_id: int, stamps: LogTimes) -> None:
-        """Save log time after a micro-batch. Log time never goes back.
-
-        Args:
-            batch_id: Number of the micro-batch.
-            stamps: Greatest timestamp of the micro-batch's records, by partition, µs.
-        """
+        """Save log time after a micro-batch, which never goes back. `stamps`: greatest timestamp of the micro-batch's
+        records by partition, µs."""
         before = dict(self.read_start(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in stamps.items()}
         self._saved = _SavedTimes(batch_id, before, after)

@@ -113,13 +113,9 @@ def read_offset_range(
     values: Sequence[bytes | None],
     update_filter: UpdateFilter = ALL,
 ) -> UpdateRange:
-    """Decode records of one partition. The native core decodes records in the same way (native/src/batch.rs).
+    """Decode records of one partition, in any order. `stamps`: broker timestamps, µs.
 
-    Args:
-        offsets: Offsets of the records, in any order.
-        stamps: Broker timestamps of the records, µs.
-        values: Values of the records.
-        update_filter: Selects the updates that go into batches.
+    The native core decodes most records in the same way (native/src/batch.rs).
     """
     if any(one > following for one, following in pairwise(offsets)):
         order = sorted(range(len(offsets)), key=offsets.__getitem__)

@@ -34,12 +34,7 @@ class BatchProcessor(StatefulProcessor):
     once per micro-batch."""
 
     def __init__(self, batching: BatchConfig, prefix: str = "") -> None:
-        """Create the processor.
-
-        Args:
-            batching: Options of the batches.
-            prefix: Prefix of the names of Kafka topics.
-        """
+        """Create the processor. `prefix`: prefix of the names of Kafka topics."""
         self._batching = batching
         self._prefix = prefix
 

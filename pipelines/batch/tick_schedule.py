@@ -51,12 +51,8 @@ class TickSchedule:
     _rest: _WindowEnd | None = None  # after the newest other record
 
     def is_due(self, end_offset: int, now: int) -> bool:
-        """Return true if the partition needs a tick.
-
-        Args:
-            end_offset: Offset after the last record of the partition.
-            now: Time by the caller's clock, ms.
-        """
+        """Return true if the partition, whose last record is before `end_offset`, needs a tick. `now`: ms, by the
+        caller's clock."""
         return self.stamp == 0 or end_offset > self._last + 1 or self.next_at <= now
 
     @property

@@ -65,7 +65,8 @@ class DecodeBreaker:
 
     An author counts as broken after `streak` failed messages in a row, if a message of the author was decoded before.
     The breaker trips when at least `authors` authors are broken, and these are more than half of all recent authors of
-    decoded messages. So no single peer can stop the query, and no crowd of new peers that send only invalid messages.
+    decoded messages. So neither a single peer nor a crowd of new peers that send only invalid messages can stop the
+    query.
     """
 
     authors: int = 3

@@ -86,18 +86,10 @@ class MessageCopy(NamedTuple):
 
 
 class RejectedMessage(NamedTuple):
-    """A message or a whole frame that goes to quarantine.
+    """A message or a whole frame that goes to quarantine. `observed_at`: µs.
 
-    Attributes:
-        ref: Position in `kiln.frames`.
-        stage: Stage that rejected it.
-        reason: Reason, from `kiln.schemas.faults`.
-        detail: Description of the fault.
-        data: Bytes for quarantine.
-        observed_at: Capture time, µs.
-        frame: Identity of the frame (`build_frame_key`); empty if the record is not a Frame.
-        author: Signer of the message if the signature is valid, else "".
-        copy: The copy, if it is a gossip message.
+    `frame`: identity of the frame (`build_frame_key`), empty if the record is not a Frame. `author`: signer of the
+    message if the signature is valid, else "". `copy`: set only for a gossip message.
     """
 
     ref: MessageRef
@@ -165,14 +157,8 @@ def decode(
     """Decode one record of `kiln.frames` into its messages, valid or rejected, in their order, and faults of the frame.
 
     A received frame yields all its messages; a datagram of the BitTorrent DHT has one. A frame that Kiln sent yields
-    the BATCH_UPDATEs that Kiln publishes in it.
-
-    Args:
-        value: Value of the record.
-        partition: Kafka partition of the record.
-        offset: Offset of the record.
-        stamp: The broker's timestamp, µs. It is the time of a record that is not a Frame.
-        config: How to decode.
+    the BATCH_UPDATEs that Kiln publishes in it. `stamp`: the broker's timestamp, µs, which is the time of a record that
+    is not a Frame.
     """
     return FrameDecoder(config).decode(value, partition, offset, stamp)
 
@@ -352,12 +338,8 @@ _Key = tuple[bytes, int, str, Origin, TopicTable]
 
 
 class _Verified(NamedTuple):
-    """A decoded message without what its copies differ in, which the cache stores.
-
-    Attributes:
-        item: The message, without position, peer, time and bytes.
-        cost: CPU time of one copy, in nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST).
-    """
+    """A decoded message without what its copies differ in: position, peer, time and bytes. `cost`: CPU time of one
+    copy, in nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST)."""
 
     item: DecodedMessage | RejectedMessage
     cost: int

@@ -17,13 +17,9 @@ def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tup
     content, is identified by its bytes, but only within a span of time, because the same bytes may be sent again on
     purpose: an unsigned QUERY is always the same.
 
-    Time is divided into spans of one `horizon` in two ways, half a span apart. So such a message has two digests.
+    Time is divided into spans of one `horizon` (µs) in two ways, half a span apart. So such a message has two digests.
     Copies less than half a span apart share at least one of them, and a repeat after a whole horizon shares none.
-
-    Args:
-        decoded: The message.
-        scope: Prefix in the digests, so that messages of different scopes share none.
-        horizon: Deduplication horizon of unsigned messages, µs.
+    Messages of different `scope` share no digest.
     """
     signed = decoded.verdict is Verdict.VALID
     return compute_column_identities(decoded.network, decoded.message_id, signed, decoded.observed_at, scope, horizon)

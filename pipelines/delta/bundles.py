@@ -33,12 +33,7 @@ def read_bundles(lake: Lake) -> BundleSet:
 
 
 def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
-    """Add the given bundles that the table lacks.
-
-    Args:
-        lake: The lake of the table.
-        given: Bundles of the settings.
-        now: Value of the column `first_seen` of new bundles.
+    """Add the given bundles that the table lacks. `now`: value of `first_seen` in the new rows.
 
     Returns:
         All bundles: the given ones first, then the others in the table.

@@ -37,13 +37,7 @@ class DeltaRsCommits:
     def commit(
         self, table: str, files: Sequence[DataFile], write_id: WriteId, progress: BatchProgress | None = None
     ) -> bool:
-        """Append files to a table in one commit.
-
-        Args:
-            table: Name of the table.
-            files: The files.
-            write_id: Identity of the write.
-            progress: Progress of the query, which the commit stores.
+        """Append files to a table in one commit, which also stores the progress of the query.
 
         Returns:
             False if the table already has this write. The files are then not added to the table.

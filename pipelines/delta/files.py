@@ -211,16 +211,7 @@ def delete_files(lake: Lake, files: Iterable[DataFile]) -> None:
 
 
 def rewrite_file(lake: Lake, file: DataFile, keep: Callable[[pa.Table], pa.ChunkedArray | pa.Array]) -> list[DataFile]:
-    """Rewrite a file with some of its rows, and delete the old file.
-
-    Args:
-        lake: The lake of the file.
-        file: The file.
-        keep: Returns a mask that selects the rows.
-
-    Returns:
-        The new files; none if no row is selected.
-    """
+    """Rewrite a file with the rows that the mask `keep` selects, if there are any, and delete the old file."""
     with (lake.folder(file.table) / file.name).open() as opened:
         table = pq.read_table(opened)
     files = TableFiles(lake, file.table)

@@ -21,16 +21,11 @@ class CommitTime(NamedTuple):
 
 
 def find_commit_at(table: Location, at: int) -> CommitTime | None:
-    """Find the newest commit of a table that was made at a time or before.
+    """Find the newest commit of a table that was made at a time (ms since the epoch) or before. `table`: folder of the
+    table.
 
-    A commit that states no time counts as made at the time of the next commit.
-
-    Args:
-        table: Folder of the table.
-        at: The time, ms since the epoch.
-
-    Returns:
-        The commit, or None if the log has no commit as old as this.
+    A commit that states no time counts as made at the time of the next commit. Returns None if the log has no commit as
+    old as this.
     """
     for version in reversed(list_commits(table)):
         time = get_commit_time(read_commit(table, version))

@@ -63,15 +63,9 @@ class _History:
 
 
 def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None:
-    """Find the newest micro-batch that all tables of a query have. If a restore was interrupted, the result is the
-    same.
+    """Find the newest micro-batch that all tables of a query have. It can be called again after an interrupted restore.
 
-    Args:
-        lake: The lake.
-        tables: Names of all tables of the query. Their logs have no torn commit.
-
-    Returns:
-        None if the tables have no rows of the query.
+    The logs of the tables must have no torn commit. Returns None if the tables have no rows of the query.
 
     Raises:
         RestoreError: The logs do not go back far enough, files are missing, or another writer has changed a table.

@@ -20,12 +20,8 @@ class TimeBounds(NamedTuple):
     high: int | None = None
 
     def select_files(self, files: pa.Table) -> pa.ChunkedArray:
-        """Build a mask over files that is true for each file that may have a row in the range. A file without
-        statistics may have such a row.
-
-        Args:
-            files: Files and their statistics, as delta-rs lists them.
-        """
+        """Build a mask over files, as delta-rs lists them: true for a file that may have a row in the range. A file
+        without statistics may have such a row."""
         least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
         mask = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
         if self.low is not None:

@@ -116,14 +116,9 @@ class Core:
     def _decode(
         self, function: _CoreFunction, tables: int, batch: pa.RecordBatch, *, are_frames: bool = True
     ) -> Iterator[CoreRows]:
-        """Decode a record batch by as many calls of a function as it takes.
-
-        Args:
-            function: A function of the library.
-            tables: Number of tables that the function returns.
-            batch: Kafka records.
-            are_frames: True if they are records of `kiln.frames`, which may have topic tables and unchecked signatures.
-        """
+        """Decode a record batch by as many calls of a function as it takes. `tables`: number of tables that the
+        function returns; `are_frames`: true for records of `kiln.frames`, which may have topic tables and unchecked
+        signatures."""
         memory = ctypes.create_string_buffer(_ARRAY_BYTES + _SCHEMA_BYTES)
         array = ctypes.addressof(memory)
         batch.select(_RECORD_COLUMNS.names).cast(_RECORD_COLUMNS)._export_to_c(array, array + _ARRAY_BYTES)

@@ -187,16 +187,8 @@ def compute_digest(*parts: object) -> bytes:
 
 
 def read_record(topic: str, partition: int, offset: int, now: int, key: bytes, value: bytes) -> list[IdentifiedRow]:
-    """Build the rows of a Kafka record. A record that cannot be decoded becomes a row of `quarantine`.
-
-    Args:
-        topic: Topic of the record, without prefix.
-        partition: Partition of the record.
-        offset: Offset of the record.
-        now: Log time of the partition, µs.
-        key: Key of the record.
-        value: Value of the record.
-    """
+    """Build the rows of a Kafka record. A record that cannot be decoded becomes a row of `quarantine`. `now`: log time
+    of the record's partition, µs."""
     try:
         return list(_READERS[topic](partition, offset, now, key, value))
     except (*UNREADABLE, BlockError) as error:

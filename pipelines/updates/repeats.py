@@ -63,13 +63,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnnouncementCopy(Protocol):
-    """A copy of a row, of which only one is emitted.
-
-    Attributes:
-        identity: Digest of a row that is no announcement.
-        announcement: Announcement of an update; None for any other row.
-        position: Position in Kafka, unique for each copy.
-    """
+    """A copy of a row, of which only one is emitted. `identity`: digest of a row that is no announcement; `position`:
+    unique for each copy."""
 
     @property
     def identity(self) -> bytes: ...

@@ -160,14 +160,7 @@ class RowBuilder:
     """Builder of the rows of messages, for one task."""
 
     def __init__(self, config: DecodeConfig, separating: SeparatorConfig, streams: StreamStates, epoch: Epoch) -> None:
-        """Create the builder.
-
-        Args:
-            config: How to decode.
-            separating: How to find separators.
-            streams: Streams whose geneses were verified.
-            epoch: Epoch for the updates (decision 7).
-        """
+        """Create the builder. `epoch`: epoch for the updates (decision 7)."""
         self._horizon = config.unsigned_horizon
         self._separating = separating
         self._streams = streams
@@ -289,11 +282,9 @@ def _build_faults(item: DecodedMessage, error: Exception) -> Iterator[UpdateRow]
 def _build_announcement(
     update: UpdateRecord, group: bytes, *, is_lasting: bool, may_wait: bool, has_waited: bool
 ) -> Announcement:
-    """Build the announcement of an UPDATE.
+    """Build the announcement of an UPDATE. `group`: digest of the update's stream.
 
     Args:
-        update: The update.
-        group: Digest of the update's stream.
         is_lasting: True if copies of the message are recognised for as long as digests are stored.
         may_wait: True if updates without separator wait for the genesis of their stream.
         has_waited: True if the tip waited, and became an update when the genesis arrived.

@@ -56,13 +56,8 @@ _UNKNOWN: Final = SeparatorRecord("-", "-")
 
 
 class SeparatedUpdate(NamedTuple):
-    """Separator of an update.
-
-    Attributes:
-        separator: The separator; None if it is not known, or if the genesis names none.
-        source: Source of the separator; None if it is not known.
-        contradicted: Claim in the message that the genesis contradicts, if any.
-    """
+    """The separator of an update, its source, and the claim that the genesis contradicts, if any. Without source, the
+    separator is not known."""
 
     separator: Separator | None
     source: SeparatorSource | None
@@ -119,13 +114,8 @@ _REMEMBERED: Final = 10_000  # cached answers of a worker
 
 @dataclass(frozen=True)
 class StreamsTopic:
-    """The topic with the verified separators.
-
-    Attributes:
-        topic: Full name of the topic.
-        servers: Kafka brokers.
-        options: Options of kafka-python, as names and values.
-    """
+    """The topic with the verified separators: its full name, the brokers, and options of kafka-python as names and
+    values."""
 
     topic: str
     servers: tuple[str, ...]
@@ -156,14 +146,9 @@ class StreamsFile:
         return dict(self._file.execute("SELECT partition, next_offset FROM offsets"))
 
     def add(self, values: Iterable[bytes | None], offsets: Mapping[int, int]) -> None:
-        """Add records of the topic, and the offsets after them, in one transaction.
+        """Add records of the topic, in the order of their offsets, and the offsets after them, in one transaction.
 
-        The rows are sorted before they are inserted, so that inserts into the same page follow each other. Otherwise
-        each insert would rewrite a page.
-
-        Args:
-            values: Values of the records, in the order of their offsets.
-            offsets: Offset after the last of these records, by partition.
+        The rows are sorted before they are inserted, because otherwise each insert would rewrite another page.
         """
         with self._transaction():
             self._file.executemany("INSERT INTO temp.new_streams VALUES (?, ?)", self._rows(values))
@@ -172,12 +157,8 @@ class StreamsFile:
             self._file.executemany("INSERT OR REPLACE INTO offsets VALUES (?, ?)", offsets.items())
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """Return the separator that the genesis of a stream names, or None if it names none.
-
-        Args:
-            stream: Network and StreamID.
-            default: Result if the stream is not in the file.
-        """
+        """Return the separator that the genesis of a stream (network, StreamID) names, or None if it names none.
+        `default`: result if the stream is not in the file."""
         row = self._file.execute(_LOOK_UP, (_digest(*stream),)).fetchone()
         if row is None:
             return default
@@ -277,12 +258,8 @@ class KnownStreams:
         self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """Return the separator that the verified genesis of a stream names, or None if it names none.
-
-        Args:
-            stream: Network and StreamID.
-            default: Result if no genesis of the stream was verified.
-        """
+        """Return the separator that the verified genesis of a stream (network, StreamID) names, or None if it names
+        none. `default`: result if no genesis of the stream was verified."""
         answer = self._answers.get(stream)
         if answer is None:
             separator = self._file.get(stream, _UNKNOWN)

@@ -96,12 +96,8 @@ class MessageReader:
     """Decoder of the messages of one task."""
 
     def __init__(self, config: DecodeConfig, count_difference: Callable[[int], None]) -> None:
-        """Create the decoder.
-
-        Args:
-            config: How to decode.
-            count_difference: Called with the number of records that the native core and Python decoded differently.
-        """
+        """Create the decoder. `count_difference`: called with the number of records that the native core and Python
+        decoded differently."""
         self._config = config
         self._count_difference = count_difference
         self._decoder = FrameDecoder(config)
@@ -114,12 +110,8 @@ class MessageReader:
         self._finished.add(key)
 
     def read(self, batch: pa.RecordBatch) -> _RecordMessages:
-        """Decode the messages of a record batch of `kiln.frames`.
-
-        Yields:
-            Each message and its key; the key is None if Python decoded the record. The native core returns only UPDATE
-            and BATCH_UPDATE messages.
-        """
+        """Decode the messages of a record batch of `kiln.frames`, each with its key, which is None if Python decoded
+        the record. The native core returns only UPDATE and BATCH_UPDATE messages."""
         if not self._is_started:
             self._is_started = True
             self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None
@@ -158,11 +150,7 @@ class MessageReader:
     def _read_new(
         self, messages: pa.RecordBatch, batch: pa.RecordBatch, keys: list[CopyKey]
     ) -> dict[int, DecodedMessage]:
-        """Build the first message of each key that is not finished.
-
-        Returns:
-            Messages by row of `messages`.
-        """
+        """Build the first message of each key that is not finished, by its row in `messages`."""
         first: dict[CopyKey, int] = {}
         for at, key in enumerate(keys):
             if key not in self._finished:
@@ -179,10 +167,7 @@ class MessageReader:
 
     def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
         """Compare the samples of a call of the core with what Python decodes, and turn the core off at a difference.
-
-        Returns:
-            True if the core is off, because of this task or another one of the worker.
-        """
+        Return true if the core is off, because of this task or another one of the worker."""
         if rows.samples:
             messages = rows.tables[0]
             from_core: dict[int, list[tuple[DecodedMessage, bytes]]] = {row: [] for row in rows.samples}
@@ -296,11 +281,8 @@ class UpdateProcessor(StatefulProcessor):
     """
 
     def __init__(self, retention: int) -> None:
-        """Create the processor.
-
-        Args:
-            retention: Retention of a digest, µs. It is up to twice as long after the query was down.
-        """
+        """Create the processor. `retention`: retention of a digest, µs; up to twice as long after the query was
+        down."""
         self._retention = retention
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -392,9 +374,6 @@ def build_steps(
     has the columns ROWS_DDL.
 
     Args:
-        deduplication: Deduplication of the query.
-        config: How to decode.
-        separating: How to find separators.
         prefix: Prefix of the Kafka topics in the rows.
         first_epoch: Epoch of the first micro-batch; None for the query's own.
         count_difference: Called with the number of records that the native core and Python decoded differently.
@@ -428,14 +407,7 @@ def build_copies(
     """Decode the records of a task, and build the rows of their valid messages, each row once per Kafka partition.
 
     A row is built from its first copy in the partition. A repeated micro-batch has this copy again, even if Spark
-    divides the micro-batch into other tasks (decision 10).
-
-    Args:
-        batches: Kafka records.
-        config: How to decode.
-        separating: How to find separators.
-        epoch: Epoch for the updates.
-        count_difference: Called with the number of records that the native core and Python decoded differently.
+    divides the micro-batch into other tasks (decision 10). `epoch`: epoch for the updates.
     """
     emitted: set[tuple[bytes, int]] = set()
     reader = MessageReader(config, count_difference)
