@@ -438,7 +438,7 @@ def test_a_table_goes_back_within_a_short_log(long: Lake) -> None:
 def test_a_table_does_not_go_back_further_than_its_log(long: Lake) -> None:
     cared(long, at=now() + 13 * HOUR)
     lack(long, 20)
-    with pytest.raises(RestoreError, match="the log of the table begins after that version"):
+    with pytest.raises(RestoreError, match="maintenance has removed that version from the log"):
         find_restore_point(long, [TABLE, "tips", "streams"])
 
 
