@@ -140,7 +140,8 @@ def _job_name(name: str) -> JobName:
     for query in QUERIES:
         if query == name:
             return query
-    raise UsageError(f"there is no query {name}{suggest_key(name, QUERIES)}. Pass one of {', '.join(QUERIES)}")
+    hint = suggest_key(name, QUERIES) or f". Pass one of {', '.join(QUERIES)}"
+    raise UsageError(f"there is no query {name}{hint}")
 
 
 @commands.command()

@@ -86,7 +86,7 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
     assert encode_outcome(outcome) == said
     lacking = replace(outcome, lost=["kiln.frames, partition 0: all 9 records were removed"])
     assert describe_outcome(lacking) == (
-        "run november is done: 7 batches, 2,000 updates; missing from its source at the start: kiln.frames, partition "
-        "0: all 9 records were removed"
+        "run november is done: 7 batches, 2,000 updates; records that Kafka had removed before the run are missing: "
+        "kiln.frames, partition 0: all 9 records were removed"
     )
     assert encode_outcome(lacking) == {**said, "gone": list(lacking.lost)}

@@ -234,7 +234,10 @@ def test_what_is_served(monitor: Monitor) -> None:
     ("changed", "reason"),
     [
         (replace(SNAPSHOT, broker="the broker does not answer"), "the broker does not answer"),
-        (replace(SNAPSHOT, bridge=BridgeInRun(None)), "the bridge does not report its status"),
+        (
+            replace(SNAPSHOT, bridge=BridgeInRun(None)),
+            "the bridge does not report its status. See its log, for kiln run logs/bridge.log",
+        ),
     ],
 )
 def test_why_a_run_is_not_ready(monitor: Monitor, changed: Snapshot, reason: str) -> None:

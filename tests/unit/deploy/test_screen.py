@@ -199,7 +199,7 @@ def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
     counts = {"quarantined": 9, "contradicts_genesis": 8}
     bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=FetcherStatus("fetching", 0, 0, counts, claimed=5)))
     (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
-    assert "given up 1  claimed 5" in shown, "a false claim is given up by nobody"
+    assert "given up 1  claims to check 5" in shown, "a false claim is given up by nobody"
 
 
 def test_the_bridge_is_shown_as_it_tells_of_itself() -> None:
