@@ -338,7 +338,7 @@ def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
     Args:
         deleted: Description of the deleted records, by query.
     """
-    fine = "every query has read its topics from the first record"
+    fine = "Kafka had deleted no record before a query first read its topic"
     return judge("first records", "; ".join(deleted.values()), DELETED_ADVICE, fine, "warn")
 
 
