@@ -146,7 +146,7 @@ def _explain_file_error(error: OSError) -> bool:
     if error.filename is not None:
         _complain(f"{error.filename}: {error.strerror}")
     elif error.errno in _WRITE_ERRORS:
-        _complain(f"cannot write the output: {error.strerror}")
+        _complain(f"cannot write the output: {error.strerror}. Redirect it to another file")
         discard_output()
     else:
         return False

@@ -90,7 +90,7 @@ def run(
     as_of: Annotated[
         str | None,
         typer.Option(
-            "--as-of", metavar="TIME", help="Use only separators that were verified before this time. Default: now."
+            "--as-of", metavar="TIME", help="Use only separators that were verified by this time. Default: now."
         ),
     ] = None,
     engine: Annotated[
@@ -381,7 +381,7 @@ def _render_table_diff(diff: TableDiff) -> RenderableType:
     lines = [Text(f"\n{diff.table}", "bold")]
     for group in diff.groups[:_MAX_GROUPS]:
         name = "" if group.separator is None else f" {printable(group.separator)}"
-        counts = f"{group.only_live:,} only live, {group.only_run:,} only run, {group.same:,} same"
+        counts = f"{group.only_live:,} rows only live, {group.only_run:,} only in the run, {group.same:,} equal"
         lines.append(Text(f"  {group.day}{name}: {counts}"))
     if len(diff.groups) > _MAX_GROUPS:
         lines.append(Text(f"  … {len(diff.groups) - _MAX_GROUPS:,} more days and separators; --json lists all", "dim"))
@@ -405,7 +405,8 @@ def describe_difference(difference: RowDifference) -> str:
         return f"{key}: {columns}"
     row = difference.live if difference.live is not None else difference.run
     values = ", ".join(f"{name} {format_cell(value)}" for name, value in (row or {}).items() if value is not None)
-    return f"{key}: only {'live' if difference.run is None else 'the run'} has it{f' ({values})' if values else ''}"
+    owner = "the live table" if difference.run is None else "the run"
+    return f"{key}: only {owner} has it" + (f" ({values})" if values else "")
 
 
 def _encode_time(micros: int) -> object:

@@ -25,7 +25,8 @@ def interests(
         ),
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option("--remove", metavar="X", help="Entry of the list to stop following. Repeatable.")
+        list[str] | None,
+        typer.Option("--remove", metavar="X", help="Separator or topic to stop following. Repeatable."),
     ] = None,
     as_json: JsonOption = False,
     state: StateOption = None,

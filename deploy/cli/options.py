@@ -203,7 +203,7 @@ def notes() -> Console:
 def note_once(console: Console) -> Callable[[str], None]:
     """Return a function that prints a message, unless an earlier one had the same text before its colon.
 
-    So messages that report progress after the colon, such as `fetching jars: 3 of 20`, take one line in total.
+    So messages that report progress after the colon, such as `jars: fetched 3 of 20`, take one line in total.
     """
     printed: set[str] = set()
 

@@ -48,7 +48,7 @@ def quality(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="DURATION", help="Only rows that are newer than this, such as 1h."),
+        typer.Option("--since", metavar="DURATION", help="Only rows newer than this age, such as 1h."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every quality.interval until Ctrl-C.")] = False,
     recent: Annotated[
@@ -131,7 +131,7 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
         table_results = list(group)
         failures = [result for result in table_results if not result.success]
         if not failures:
-            lines.append(Text(f"ok    {table}: {len(table_results)} expectations", "green"))
+            lines.append(Text(f"ok    {table}: {len(table_results)} expectations passed", "green"))
             continue
         lines.append(Text(f"{table}: {len(failures)} of {len(table_results)} expectations failed", "bold"))
         for result in failures:
@@ -148,8 +148,8 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
         if result.pending:
             rows = "1 row" if result.pending == 1 else f"{result.pending:,} rows"
             words = (
-                f"{result.check.table}: {result.check.name} has not checked {rows} yet, because rows of another table "
-                "that it compares them with may still arrive"
+                f"{result.check.table}: {result.check.name} has not checked {rows} yet. It waits for the rows of "
+                "another table to which they refer"
             )
             lines.append(Text(printable(words), "yellow"))
     return Group(*lines, "", last)

@@ -263,7 +263,7 @@ def quarantine_replay(
                     producer.send_record(record.cid.encode(), encode(build_retry(record, number)))
             out.print(f"{reason}: requested {len(missing):,} missing blocks again; the bridge fetches them")
         elif not unreadable:
-            out.print(f"{reason}: nothing to request: all missing blocks have arrived in the meantime")
+            out.print(f"{reason}: no block is missing any more, so none is requested")
         if unreadable:
             out.print(
                 f"{reason}: {unreadable:,} rows stay in quarantine, because this version of Kiln cannot read them"

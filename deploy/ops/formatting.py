@@ -49,7 +49,7 @@ def format_clock(value: timedelta) -> str:
 def shorten(text: str, width: int) -> str:
     """Shorten a text to `width` characters by replacing its middle with `…`. Control characters are escaped.
 
-    Ids of one kind have the same beginning, so more of the end is kept.
+    Ids of one kind begin with the same characters, so most of the kept characters are from the end.
     """
     text = printable(text)
     if len(text) <= width:

@@ -57,7 +57,7 @@ def why_not_ready(facts: MonitorInputs | None) -> list[str]:
         return ["starting"]
     snapshot = facts.snapshot
     bridge = snapshot.bridge
-    reasons = [f"{line.name} {line.phase}" for line in snapshot.queries if line.phase not in RUNS]
+    reasons = [f"the query {line.name} is {line.phase}" for line in snapshot.queries if line.phase not in RUNS]
     if snapshot.broker:
         reasons.append(snapshot.broker)
     if bridge is not None and bridge.status is None:

@@ -151,7 +151,7 @@ class QuarantineRows:
             return
         known = [row[0] for row in self._db.execute(f"SELECT DISTINCT {column} FROM every ORDER BY 1").fetchall()]
         if value not in known:
-            hint = suggest_key(value, known) or f". Each {column} in quarantine: {', '.join(known) or 'none'}"
+            hint = suggest_key(value, known) or f". Quarantine has: {', '.join(known) or 'no record'}"
             raise KilnError(f"no record in quarantine has the {column} {value!r}{hint}")
 
     def _pick(self, wanted: QuarantineFilter) -> None:

@@ -122,7 +122,7 @@ class QuarantineReplay:
                 row[0]
                 for row in self._connection.execute("SELECT DISTINCT reason FROM quarantine ORDER BY 1").fetchall()
             ]
-            hint = suggest_key(self._reason, known) or f". Each reason in quarantine: {', '.join(known) or 'none'}"
+            hint = suggest_key(self._reason, known) or f". Quarantine has: {', '.join(known) or 'no record'}"
             raise KilnError(f"no record in quarantine has the reason {self._reason!r}{hint}")
         if not positions:
             raise KilnError(
@@ -166,11 +166,7 @@ class QuarantineReplay:
             yield select_messages(frame, self._chosen[at])
 
     def _find_present(self, messages: set[str]) -> set[_Digest]:
-        """Compute the digests of those of these messages that are in the table `messages`.
-
-        Args:
-            messages: Message ids.
-        """
+        """Return the digests of the messages with these ids that the table `messages` already has."""
         if not self._messages or not messages:
             return set()
         self._connection.register("wanted_ids", pa.table({"message_id": pa.array(sorted(messages), pa.string())}))

@@ -94,7 +94,7 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class WireSavings:
-    """Bytes that topic indices save: an index in an RPC stands for the name of a topic."""
+    """Bytes saved by topic indices, which are numbers that replace topic names in RPCs."""
 
     name: str
     """topic or peer id"""

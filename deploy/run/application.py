@@ -41,7 +41,7 @@ _LOG = logging.getLogger("kiln.deploy.run")
 _CHECK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
 _JVM_ERRORS = (Py4JError, ConnectionError)
-"""Exceptions of calls to Spark's JVM if the JVM is ending."""
+"""Exceptions that calls to Spark's JVM raise if the JVM has ended."""
 _DYING = 5.0
 """Seconds to wait for the end of a JVM that does not answer."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between the end of the JVM and the next start
@@ -210,7 +210,7 @@ class _Run:
             error = self._run_queries(stop)
         finally:
             self._view.say("stopping")
-            log_event(_LOG, "run stops")
+            log_event(_LOG, "run is stopping")
             self._live.mute()
             for child in self._children:
                 child.stop()
@@ -259,7 +259,7 @@ class _Run:
                 self._restart_spark(str(jvm_error), stop)
 
     def _restart_spark(self, problem: str, stop: threading.Event) -> None:
-        log_event(_LOG, "JVM ended", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
+        log_event(_LOG, "Spark's JVM ended, it is restarted", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
         self._view.say(f"{problem}. Kiln starts the JVM again")
         self._stop_queries()
         stop.wait(pause_after(self._jvm_ends, _SHORTEST_PAUSE, _LONGEST_PAUSE))
@@ -331,7 +331,7 @@ class _Run:
         return self._duration is not None and now - self._started >= self._duration.total_seconds()
 
     def _start_drain(self, now: float) -> None:
-        log_event(_LOG, "run drains")
+        log_event(_LOG, "capture ended, queries read the remaining records")
         self._drain_started = now
         self._snapshots.mode = "draining"
         self._view.say(

@@ -74,7 +74,8 @@ def format_line(snapshot: Snapshot) -> str:
     parts = [
         format_clock(snapshot.elapsed),
         f"frames {format_count(snapshot.frames)} ({format_rate(snapshot.frames_rate)}/s)",
-        f"messages {format_count(sum(snapshot.messages.values()))}" + (f" x{copies:.1f}" if copies else ""),
+        f"messages {format_count(sum(snapshot.messages.values()))}"
+        + (f" ({copies:.1f} copies each)" if copies else ""),
         *_format_batches(snapshot),
         f"quarantine {format_count(sum(snapshot.quarantine.values()))}",
         f"lag: {', '.join(lags) or 'none'}",
@@ -89,9 +90,9 @@ def _format_batches(snapshot: Snapshot) -> list[str]:
     if not snapshot.is_ceramic:
         return []
     return [
-        f"open {format_count(snapshot.open_separators)}",
+        f"open windows {format_count(snapshot.open_separators)}",
         f"batches {format_count(snapshot.batches)}",
-        f"delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
+        f"batch delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
     ]
 
 
@@ -101,11 +102,11 @@ def _format_bridge(snapshot: Snapshot) -> list[str]:
         return []
     status = bridge.status or _EMPTY_STATUS
     received = f" ({_describe_receivers(bridge)})" if bridge.received else ""
-    traffic = f"in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
+    traffic = f"frames in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
     duplicates = compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies)
     words = [
         f"peers {len(status.peers)} topics {len(status.topics)} mesh {format_range(status.mesh.values())} {traffic}",
-        f"control {format_rate(sum(snapshot.control_rates.values()))}/s"
+        f"control entries {format_rate(sum(snapshot.control_rates.values()))}/s"
         + ("" if duplicates is None else f" duplicates {duplicates:.0%}"),
         *([f"published {format_count(status.publisher.published)}{received}"] if snapshot.is_ceramic else []),
     ]
@@ -113,7 +114,8 @@ def _format_bridge(snapshot: Snapshot) -> list[str]:
         words.append(f"BEP 50 announced {format_count(status.bep50.publisher.published)}")
     fetcher = _active_fetcher(status)
     if fetcher is not None:
-        words.append(f"wanted {format_count(fetcher.waiting)} blocks {format_count(fetcher.counts.get('blocks', 0))}")
+        blocks = format_count(fetcher.counts.get("blocks", 0))
+        words.append(f"blocks fetched {blocks}, records waiting for blocks {format_count(fetcher.waiting)}")
     return words
 
 
@@ -170,7 +172,7 @@ def _render_parts(snapshot: Snapshot, width: int, height: int) -> list[Renderabl
         *([*network, *gap] if network else []),
         *([*_render_batches(snapshot, width, batches), *gap] if snapshot.is_ceramic else []),
         *_render_queries(snapshot, width),
-        *_render_errors(errors, width),
+        *([_render_title("errors", width), *(Text(error, "red") for error in errors)] if errors else []),
     ]
 
 
@@ -294,14 +296,9 @@ def _render_bridge(snapshot: Snapshot, width: int, rows: int) -> list[Renderable
     if bridge is None:
         return []
     status = bridge.status or _EMPTY_STATUS
-    is_full = status.spool.full
-    state = (
-        "starting"
-        if bridge.status is None
-        else "not reading: the spool is full (see the runbook)"
-        if is_full
-        else "listening"
-    )
+    state = "not reading: the spool is full (see the runbook)" if status.spool.full else "listening"
+    if bridge.status is None:
+        state = "starting"
     figures = [
         ("in", format_count(status.frames_in)),
         ("out", format_count(status.frames_out)),
@@ -427,10 +424,6 @@ def _wrap_errors(errors: Sequence[str], width: int, rows: int) -> list[str]:
         if len(lines) >= rows:
             break
     return lines
-
-
-def _render_errors(lines: Sequence[str], width: int) -> list[RenderableType]:
-    return [_render_title("errors", width), *(Text(text, "red") for text in lines)] if lines else []
 
 
 LINE_EVERY = timedelta(seconds=5)

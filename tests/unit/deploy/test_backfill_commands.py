@@ -40,7 +40,7 @@ def test_diff_swap_and_diff_again(lake: Lake, capsys: pytest.CaptureFixture[str]
     found = json.loads(capsys.readouterr().out)
     assert [found["batches"][name] for name in ("same", "only_live", "only_run")] == [2, 1, 0]
     assert run_command(["backfill", "diff", "r"]) == 1
-    assert "2026-01-01 model/k1: 10 only live, 0 only run, 20 same" in capsys.readouterr().out
+    assert "2026-01-01 model/k1: 10 rows only live, 0 only in the run, 20 equal" in capsys.readouterr().out
     assert run_command(["backfill", "swap", "r"]) == 0
     assert run_command(["backfill", "diff", "r"]) == 0
     assert "the run equals the live tables" in capsys.readouterr().out

@@ -297,12 +297,15 @@ def run_in(shell: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+FULL = "cannot write the output: No space left on device. Redirect it to another file"
+
+
 @pytest.mark.parametrize(
     ("shell", "said"),
     [
-        ("$KILN config show >/dev/full", "cannot write the output: No space left on device"),
-        ("$KILN sql --csv 'select * from range(10000)' >/dev/full", "cannot write the output: No space left on device"),
-        ("$KILN sql 'select 1' >/dev/full", "cannot write the output: No space left on device"),
+        ("$KILN config show >/dev/full", FULL),
+        ("$KILN sql --csv 'select * from range(10000)' >/dev/full", FULL),
+        ("$KILN sql 'select 1' >/dev/full", FULL),
         ("$KILN config show >&-", "stdout is closed. Redirect it to a file, such as >/dev/null"),
         ("$KILN generate /dev/full --for 1s", "/dev/full: No space left on device"),
         ("$KILN generate ${KILN_STATE}.gz --for 1s --ledger /dev/full", "/dev/full: No space left on device"),
