@@ -82,12 +82,8 @@ def maintain(
 
 
 def _render_tables(tables: Sequence[MaintenanceResult], *, done: bool) -> Group:
-    """Render a row for each table, with values as `before → after`, and the errors below the rows.
-
-    Args:
-        tables: Results of maintenance, or predictions for --dry-run.
-        done: False for predictions. Their steps are listed below the rows.
-    """
+    """Render a row for each table, with values as `before → after`, and errors below. If `done` is false, the results
+    are predictions, whose steps are listed too."""
     from rich.console import Group
     from rich.filesize import decimal
     from rich.table import Table

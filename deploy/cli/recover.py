@@ -64,12 +64,7 @@ def recover(
 
 
 def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
-    """Encode damages as a JSON array of objects, whose `done` is true if the damage was repaired.
-
-    Args:
-        damages: All detected damages.
-        left: The damages that were not repaired.
-    """
+    """Encode damages as a JSON array of objects. `left` has those that were not repaired."""
     unrepaired = {damage.query: damage for damage in left}
     return json.dumps(
         [
@@ -88,12 +83,7 @@ def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
 
 
 def render_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> Text:
-    """Render damages with their remedies, and the command to run next.
-
-    Args:
-        damages: All detected damages.
-        left: The damages that were not repaired.
-    """
+    """Render damages with their remedies, and the command to run next. `left` has those that were not repaired."""
     from rich.text import Text
 
     if not damages:

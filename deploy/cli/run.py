@@ -169,15 +169,8 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
 
 
 def command_line(program: str, settings: Settings) -> str:
-    """Format a `kiln sql` command line that works in the user's shell.
-
-    It begins with the path of the program if `kiln` is not on PATH. It has `--state` unless the state folder is the
-    default or comes from KILN_STATE.
-
-    Args:
-        program: Path of the running program.
-        settings: The settings.
-    """
+    """Format a `kiln sql` command line for the user's shell: with the path of `program` if `kiln` is not on PATH, and
+    with `--state` unless the state folder is the default or comes from KILN_STATE."""
     name = "kiln" if shutil.which("kiln") else os.path.relpath(program)
     default = Path("state").absolute()
     state = (

@@ -147,15 +147,9 @@ def _export(lake: Lake, target: Path, since: str | None, tables: str | None, as_
 def _open_engine(
     stack: ExitStack, settings: Settings, lake: Lake, as_of: AsOf | None, most: int | None, *, on_spark: bool
 ) -> Callable[[str], Answer]:
-    """Return a function that runs a query and returns its result.
+    """Return a function that runs a query in DuckDB, or in a Spark session, which `stack` stops at its end.
 
-    Args:
-        stack: Its end stops the Spark session, if `on_spark` is true.
-        settings: The settings.
-        lake: The lake to query.
-        as_of: Version or time of the tables; `None` for the newest.
-        most: Number of rows that are shown; `None` for all. Spark fetches only one row more.
-        on_spark: True for Spark, false for DuckDB.
+    The Spark session returns at most `most` + 1 rows. One more than is shown tells that rows are missing.
     """
     if not on_spark:
         from kiln.deploy.query.ask import query_lake

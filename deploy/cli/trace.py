@@ -116,12 +116,10 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
 
 
 def _compact(answer: StepAnswer, *, whole_ids: bool) -> tuple[StepAnswer, dict[str, object]]:
-    """Make the rows of a step narrow enough for a terminal.
-
-    Long ids are shortened, partition, offset and index become one column, and columns without values are left out.
+    """Make the rows of a step narrower: shorten ids, join partition, offset and index, and omit empty columns.
 
     Returns:
-        The rows without the columns whose value is the same in all of them, and these columns with their values.
+        The rows, and the columns that were removed from them because all rows have the same value.
     """
     from kiln.deploy.query.trace import StepAnswer
 

@@ -309,13 +309,8 @@ def _read(read: Callable[[], _T], otherwise: _T) -> _T:
 
 
 def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -> DoctorCheck:
-    """Check that a port is free, or that a process of this Kiln uses it.
-
-    Args:
-        listener: The port.
-        broker_runs: True if the embedded broker runs.
-        kilns: Ids of the processes that hold a lock of the state folder.
-    """
+    """Check that a port is free, or that this Kiln uses it: its broker, or a process that holds a lock of the state
+    folder. `kilns` has the ids of these processes."""
     error = check_port_free(listener.port, listener.host, udp=listener.udp)
     if error is None or listener.is_of_broker:
         holder = None if error is None or broker_runs else find_port_holder(listener.port)

@@ -58,15 +58,7 @@ class Listener(NamedTuple):
 
 
 def judge(name: str, problem: str, advice: str, fine: str, level: Level = "fail") -> DoctorCheck:
-    """Build the result of a check, which passes if `problem` is empty.
-
-    Args:
-        name: Name of the check.
-        problem: Description of the problem.
-        advice: Remedy for the problem.
-        fine: Description without a problem.
-        level: Level of the result if there is a problem.
-    """
+    """Build the result of a check: "ok" and the text `fine`, or `level` and `advice` if there is a problem."""
     return DoctorCheck(name, level, problem, advice) if problem else DoctorCheck(name, "ok", fine)
 
 
@@ -286,12 +278,7 @@ def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -
 
 
 def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> DoctorCheck:
-    """Check that each table of the lake can be opened and read.
-
-    Args:
-        tables: State of each table, with the problem of a table that cannot be opened.
-        faults: Descriptions of tables that can be opened, but not read.
-    """
+    """Check that each table of the lake can be opened and read. `faults` describes tables that cannot be read."""
     problems = [table.problem for table in tables if table.problem]
     advice = (
         "run kiln recover, which lists the possible repairs"
@@ -304,12 +291,7 @@ def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> Doc
 
 
 def check_store(uri: str, problem: str) -> DoctorCheck:
-    """Check that commits to the object store of the lake are safe.
-
-    Args:
-        uri: Location of the lake.
-        problem: Reason why they are not; empty if they are.
-    """
+    """Check that commits to the object store of the lake are safe. If they are not, `problem` has the reason."""
     advice = "see docs/object-store.md: lake.uri and lake.storage_options, permissions, and supported stores"
     text = (
         f"{uri}: supports conditional writes, which Kiln uses to commit. Do not write these tables with Spark: Delta's "
@@ -333,11 +315,8 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
 
 
 def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
-    """Check that Kafka had not deleted records of a topic before a query first read it.
-
-    Args:
-        deleted: Description of the deleted records, by query.
-    """
+    """Check that Kafka had not deleted records of a topic before a query first read it. `deleted` describes the records
+    by query."""
     fine = "Kafka had deleted no record before a query first read its topic"
     return judge("first records", "; ".join(deleted.values()), DELETED_ADVICE, fine, "warn")
 

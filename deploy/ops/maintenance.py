@@ -50,13 +50,7 @@ def preview_maintenance(settings: Settings) -> list[MaintenanceResult]:
 
 
 def build_policy(settings: Settings, table: str, runs: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
-    """Build the maintenance policy of a table.
-
-    Args:
-        settings: The settings.
-        table: Name of the table.
-        runs: Backfill runs. Versions of the table that unfinished ones still read are not vacuumed.
-    """
+    """Build the maintenance policy of a table, which keeps the versions that unfinished backfill runs still read."""
     options, retention = settings.maintenance, settings.lake.retention.get(table)
     pinned = min((run.live_versions[table] for run in runs if table in run.live_versions), default=None)
     retention_micros = None if retention is None else micros(retention)

@@ -110,8 +110,8 @@ class QuarantineRows:
         Args:
             lake: The lake.
             wanted: The filter.
-            authors: True to read `author` and `remote_peer` from the table `frames`, which takes time. A filter with an
-                author always does this.
+            authors: True to read `author` and `remote_peer` from the table `frames`, which takes time. They are also
+                read if the filter has an author.
 
         Raises:
             KilnError: The table does not exist, or has no row of this stage or reason.
@@ -222,15 +222,8 @@ class QuarantineRows:
 
 
 def _read_senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
-    """Read the author and the sending peer of messages of a frame.
-
-    Args:
-        frame: The frame.
-        positions: Positions of the messages in the frame; `None` for the frame as a whole, which has no author.
-
-    Yields:
-        Position, author (`None` if there is none) and sending peer.
-    """
+    """Read position, author and sending peer of messages of a frame. The position `None` stands for the whole frame,
+    which has no author."""
     sender = frame.remote_peer.hex() if frame.protocol == BEP50 else peer_text(frame.remote_peer)
     messages = list_messages(frame)
     for position in positions:
@@ -361,14 +354,8 @@ class DropResult(NamedTuple):
 
 
 def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: datetime) -> DropResult:
-    """Remove the rows that a filter accepts from the table `quarantine`.
-
-    Args:
-        lake: The lake.
-        wanted: The filter.
-        why: Justification, recorded in `quarantine_dropped`.
-        drop_id: New id of this drop, recorded with each row.
-        now: Current time.
+    """Remove the rows that a filter accepts from the table `quarantine`, and record them with `drop_id`, time and `why`
+    in the table `quarantine_dropped`.
 
     Raises:
         KilnError: No row has the stage or reason of the filter, a table cannot be written, or other processes keep
@@ -406,17 +393,8 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
 def _record_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], drop: dict[str, object]
 ) -> int:
-    """Append rows to `quarantine_dropped`, except those that an interrupted drop has recorded.
-
-    Args:
-        lake: The lake.
-        files: Data files of `quarantine` that have the rows.
-        places: Row numbers by file.
-        drop: Columns that all records of this drop share.
-
-    Returns:
-        The number of rows that an interrupted drop has recorded.
-    """
+    """Append rows to `quarantine_dropped`, with the columns of `drop`. Rows that an interrupted drop has recorded are
+    skipped; return their number."""
     lake.create([_RECORD])
     schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
     rows = [
@@ -459,13 +437,7 @@ def _read_rows(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, obj
 def _write_remaining_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]
 ) -> list[DataFile]:
-    """Write the rows of these files that stay to new files, without a commit.
-
-    Args:
-        lake: The lake.
-        files: Data files of `quarantine`.
-        places: Numbers of the rows to leave out, by file.
-    """
+    """Write the rows of these files, except those in `places`, to new files, and commit nothing."""
     out = TableFiles(lake, "quarantine")
     schema = build_arrow_schema(TABLES["quarantine"].columns, strict=True)
     try:

@@ -77,11 +77,6 @@ class QuarantineReplay:
     def __init__(self, lake: Lake, reason: str, how: DecodeConfig) -> None:
         """Read the positions of the rejected messages.
 
-        Args:
-            lake: The lake.
-            reason: Reason of the rejection.
-            how: Configuration of the decoder.
-
         Raises:
             KilnError: No record in quarantine has this reason, or no such record can be replayed.
             LakeError: A table cannot be opened.
@@ -240,13 +235,8 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
 
 
 def build_retry(record: WantedRecord, number: int) -> WantedRecord:
-    """Build another request for a block, with a new epoch. The fetcher ignores a request with an epoch that it has seen
-    (docs/design/07-exactly-once.md).
-
-    Args:
-        record: The first request.
-        number: Number of the new epoch, such as the time in µs.
-    """
+    """Build another request for a block, with the new epoch `number`. The fetcher would ignore a request with an epoch
+    that it has seen (docs/design/07-exactly-once.md)."""
     if record.update is None:
         return record
     return structs.replace(record, update=structs.replace(record.update, epoch=Epoch(RETRY, number)))

@@ -40,11 +40,7 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, ...]]:
     """Compute the deduplication digests of all messages in the table, by which `archive` recognises later copies.
-
-    Args:
-        lake: The lake.
-        horizon: Time for which copies of unsigned messages are recognised (`dedupe.unsigned_ttl`), in µs.
-    """
+    `horizon` is `dedupe.unsigned_ttl` in µs."""
     columns = ["network", "message_id", "verdict", "observed_at"]
     for batch in read_rows(lake.open("messages"), columns):
         times = batch.column("observed_at").cast(pa.int64()).to_pylist()
@@ -128,11 +124,7 @@ class Recovery:
         return [damage for damage in damages if damage.query == query] or [undamaged] * undamaged.is_restorable
 
     def repair(self, damages: Sequence[Damage], now: int) -> list[Damage]:
-        """Repair the damages that `find` returned.
-
-        Args:
-            damages: The damages.
-            now: Current time, in µs.
+        """Repair damages that `find` returned. `now` is the current time in µs.
 
         Returns:
             The damages that remain. If a repair failed, `remedy` has the error.
@@ -175,12 +167,8 @@ class Recovery:
         recover_tables(self._location, query, self._topics.get(query, {}), read_identities, now, durable=durable)
 
     def _find_state_start(self, ends: log.Offsets, now: int) -> log.Offsets:
-        """Find the offsets at which `updates` must start reading to rebuild its deduplication state.
-
-        Args:
-            ends: Offsets up to which `updates` has read.
-            now: Current time, in µs.
-        """
+        """Find the offsets from which `updates` must read again to rebuild its deduplication state. It has read up to
+        `ends`."""
         kafka = self._settings.broker
         try:
             with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:

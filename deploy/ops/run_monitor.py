@@ -41,14 +41,7 @@ class Monitor(Exporter):
     """HTTP exporter that serves the newest snapshot. The main loop of the run passes each snapshot to `see`."""
 
     def __init__(self, listen: tuple[str, int] | None, lake: Lake, version: str, hosts: Iterable[str] = ()) -> None:
-        """Create the monitor.
-
-        Args:
-            listen: As for `Exporter`.
-            lake: The lake, whose tables are read every 15 seconds.
-            version: Version of Kiln.
-            hosts: As for `Exporter`.
-        """
+        """Create the monitor of a run; `listen` and `hosts` are as for `Exporter`."""
         self._lake = lake
         self._version = version
         self._newest: tuple[Snapshot, float] | None = None
@@ -200,12 +193,7 @@ class RunHistory:
         self._points: deque[HistoryPoint] = deque(maxlen=_POINTS)
 
     def see(self, snapshot: Snapshot, now: float) -> None:
-        """Add the values of a snapshot, unless the last ones are less than five seconds old.
-
-        Args:
-            snapshot: The snapshot.
-            now: Monotonic time, in seconds.
-        """
+        """Add the values of a snapshot, unless the last ones are less than five seconds old (`now`: monotonic time)."""
         if self._points and now - self._points[-1].at < _EVERY:
             return
         lags = [line.lag_seconds for line in snapshot.queries if line.lag_seconds is not None]

@@ -185,13 +185,7 @@ def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | 
 
 
 def read_query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
-    """Read the progress of a query, and compute its lag.
-
-    Args:
-        name: The query.
-        folder: Its checkpoint.
-        topics: Topics of the broker, by name; empty if it does not answer.
-    """
+    """Read the progress of a query from its checkpoint, and compute its lag. `topics` are the broker's, by name."""
     try:
         status, noted = read_checkpoint(folder), read_topic_ids(folder)
     except (CheckpointError, OSError, msgspec.DecodeError) as error:

@@ -20,14 +20,8 @@ from kiln.pipelines.backfill.terms import RunTerms
 def run_backfill(
     settings: Settings, terms: RunTerms, say: Callable[[str], None], report: Callable[[RunProgress], None]
 ) -> RunOutcome:
-    """Start or resume a backfill run in a Spark session of its own. For the source `kafka`, use or start the broker.
-
-    Args:
-        settings: The settings.
-        terms: Name, time range and source of the run.
-        say: Called with messages, such as "starting Spark".
-        report: Called with the progress.
-    """
+    """Start or resume a backfill run in a Spark session of its own. If the run reads from Kafka, the embedded broker is
+    started if necessary. `say` prints a message, and `report` shows progress."""
 
     @contextmanager
     def open_spark() -> Iterator[SparkSession]:
