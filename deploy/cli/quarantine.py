@@ -216,11 +216,12 @@ def quarantine_replay(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write quarantined messages that Kiln now accepts to Kafka.
+    """Replay quarantined messages that Kiln accepts by now.
 
-    Use this after you removed the cause, such as an unknown topic bundle. Then process the messages with kiln run
-    --catch-up. Their batches are not published. Messages that the tables already have are skipped, so you can repeat
-    the command. For records of stage fetch, the command requests the missing blocks again from a running bridge.
+    Use this after you removed the cause, such as an unknown topic bundle. The command writes the messages to Kafka.
+    Then process them with kiln run --catch-up. Their batches are not published. Messages that the tables already have
+    are skipped, so you can repeat the command. For records of stage fetch, the command requests the missing blocks
+    again from a running bridge.
     """
     require_extras("spark")
     settings = settings_of(config, state)
