@@ -186,7 +186,7 @@ def check_memory(available: int, wanted: int) -> DoctorCheck:
 
 def check_open_files(limit: int) -> DoctorCheck:
     """Check how many files and sockets a process may open. Spark's JVM and a bridge with many peers need many."""
-    text = f"a process may open {limit:,}"
+    text = f"a process may open at most {limit:,} files and sockets"
     problem = text if limit < _OPEN_FILES else ""
     return judge("open files", problem, "raise the limit in the shell that starts Kiln: ulimit -n 4096", text, "warn")
 

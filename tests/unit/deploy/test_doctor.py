@@ -524,5 +524,5 @@ def test_the_screen_says_what_to_do_and_how_it_stands() -> None:
 def test_a_low_limit_of_open_files_is_a_warning() -> None:
     assert check_open_files(1_024).level == "ok"
     low = check_open_files(256)
-    assert (low.level, low.found) == ("warn", "at most 256 a process")
+    assert (low.level, low.found) == ("warn", "a process may open at most 256 files and sockets")
     assert "ulimit -n 4096" in low.what_to_do
