@@ -32,7 +32,7 @@ def interests(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List or change the separators or topics that the bridge follows."""
+    """List or change the topics or separators that Kiln follows."""
     settings = settings_of(config, state)
     from kiln.bridge.app.interests import open_interests
     from kiln.schemas.printable import printable
