@@ -25,7 +25,7 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
         ((*RANGE, "--source", "kafak"), "kafak: no such file or folder; did you mean kafka?"),
         ((*RANGE, "--source", "kafka", "a.log"), "--source kafka a.log: expected frames, kafka, or files"),
         ((*RANGE, "--source", "nothing.log"), "nothing.log: no such file or folder"),
-        ((*RANGE, "--window", "0s"), "--window 0s: must be greater than zero"),
+        ((*RANGE, "--window", "0s"), "--window 0s: the duration must be greater than zero"),
         ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
         ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
     ],
@@ -86,7 +86,7 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
     assert encode_outcome(outcome) == said
     lacking = replace(outcome, lost=["kiln.frames, partition 0: all 9 records were removed"])
     assert describe_outcome(lacking) == (
-        "run november is done: 7 batches, 2,000 updates; missing from its source at the start: kiln.frames, partition "
-        "0: all 9 records were removed"
+        "run november is done: 7 batches, 2,000 updates; records that Kafka had removed before the run are missing: "
+        "kiln.frames, partition 0: all 9 records were removed"
     )
     assert encode_outcome(lacking) == {**said, "gone": list(lacking.lost)}

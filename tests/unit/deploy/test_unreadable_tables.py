@@ -133,7 +133,7 @@ def test_the_doctor_reads_every_table(state: Path, lake: Lake) -> None:
     name = lose_file(lake)
     settings = Settings(state=state, kafka=Kafka(bootstrap="127.0.0.1:1"))
     (check,) = (each for each in run_checks(settings) if each.name == "lake")
-    assert (check.level, check.what_to_do) == ("fail", "see the runbook, A table cannot be read")
+    assert (check.level, check.what_to_do) == ("fail", 'see "A table cannot be read" in docs/RUNBOOK.md')
     assert name in check.found
 
 
