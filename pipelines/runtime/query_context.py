@@ -1,4 +1,4 @@
-"""Resources that a streaming query needs to start, the writer of its Delta tables, and its function for foreachBatch."""
+"""Resources that a streaming query needs to start, its writer of Delta tables, and its function for foreachBatch."""
 
 from __future__ import annotations
 
