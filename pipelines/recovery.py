@@ -511,7 +511,7 @@ _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() f
 
 
 def _examine_log_of(lake: Lake, table: str) -> Damage | None:
-    """Examine a table that no query writes. A damaged newest commit loses nothing: its writer never reported success."""
+    """Examine a table that no query writes. Its damaged newest commit can be removed, as its writer had not ended."""
     location = locate_log(lake.folder(table))
     if not location.exists():
         return None
@@ -561,7 +561,8 @@ def _describe_torn(files: Sequence[Path], logs: Mapping[str, TableLog] | None = 
     named = [name for log in (logs or {}).values() for name in log.files]
     missing = f" ({', '.join(named[:3])})" if named else ""
     are = "is" if len(files) == 1 else "are"
-    return f"{_list_names(files)} {are} empty or truncated, as after a power cut, or inconsistent with other files{missing}"
+    names = _list_names(files)
+    return f"{names} {are} empty or truncated, as after a power cut, or inconsistent with other files{missing}"
 
 
 def _list_names(files: Sequence[Path]) -> str:

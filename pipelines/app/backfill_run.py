@@ -162,8 +162,8 @@ def save_input(settings: Settings, terms: RunTerms) -> RunTerms:
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise StoppedError(
-            f"backfill run {terms.name} was stopped before it began. Its saved input is deleted. Start it again with the "
-            "same input"
+            f"backfill run {terms.name} was stopped before it began. Its saved input is deleted. To start it, type the "
+            "same command again"
         )
 
     previous = signal.signal(signal.SIGTERM, stop)

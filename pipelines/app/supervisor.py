@@ -76,7 +76,7 @@ class _QueryRun:
 
 
 class RestartsExhaustedError(RuntimeError):
-    """A query must not continue: it failed more often in a row than `jobs.max_restarts`, or it would write wrong data."""
+    """A query must not continue: it failed too often in a row (`jobs.max_restarts`), or it would write wrong data."""
 
 
 def build_damage_location(settings: Settings) -> DamageLocation:
@@ -332,9 +332,9 @@ class Supervisor:
         why = error.partition(f"{_BREAKER_ERROR}: ")[2] or error
         at = datetime.fromtimestamp(self._clock() / 1e6, UTC)
         problem = (
-            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. If this Kiln cannot decode a valid format, install "
-            "one that can. If the messages are invalid, raise breaker.consecutive_failures. Then start Kiln again: "
-            f"{name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
+            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. If this Kiln cannot decode a valid format, "
+            "install one that can. If the messages are invalid, raise breaker.consecutive_failures. Then start Kiln "
+            f"again: {name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
         )
         log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=why)
         for other, run in self._runs.items():

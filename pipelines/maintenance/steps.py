@@ -26,7 +26,7 @@ from kiln.pipelines.delta.delta_rs import commit_replacement
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake, locate_log
 from kiln.pipelines.maintenance import plan
-from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile
+from kiln.pipelines.maintenance.plan import MaintenancePolicy, RewriteFiles, TableFile
 from kiln.pipelines.maintenance.state import TableState, describe_unsupported, read_removed_files, read_state
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
