@@ -428,11 +428,14 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
         except DedupStoreError as error:
             return str(error)
         if marked.batch < done:
-            return f"{path} ends with micro-batch {marked.batch}, and its checkpoint with micro-batch {done}"
+            return (
+                f"the deduplication file {path} ends with micro-batch {marked.batch}, and its checkpoint with "
+                f"micro-batch {done}"
+            )
         return find_missing_digests(folder)
     if has_dedup_state(folder) or checkpoint.ends(done) == checkpoint.first_offsets:
         return ""  # a query creates the file with its first records
-    return f"{path} is missing"
+    return f"the deduplication file {path} is missing"
 
 
 def _examine(location: DamageLocation, name: str) -> Damage | None:
@@ -440,7 +443,10 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     logs = _read_table_logs(lake, name)
     within = [_log_entry_path(lake, table, version) for table, log in logs.items() for version in log.within]
     if within:
-        problem = f"{_list_names(within)} is damaged, or names a missing file, and later commits are intact"
+        problem = (
+            f"the commit {_list_names(within)} is damaged, or contains a file that is missing, and later commits are "
+            "intact"
+        )
         return Damage(name, problem, _NOTHING_TO_RESTORE, tuple(within))
     if not checkpoint.path.exists():
         return _examine_missing_checkpoint(name, checkpoint, lake, logs)
@@ -453,7 +459,7 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     sound = claimed if folder is None else find_sound_end(folder)  # a power cut tears nothing in an object store
     if folder is not None and sound is None:
         damaged = list_torn_files(folder, None)
-        problem = f"no micro-batch of {checkpoint.path} is intact. Damaged: {_list_names(damaged)}"
+        problem = f"no micro-batch in the checkpoint {checkpoint.path} is intact. Damaged files: {_list_names(damaged)}"
         return Damage(name, problem, _RESTORE_OR_RESTART, tuple(damaged))
     return _examine_end(name, checkpoint, claimed, sound or claimed, lake, logs)
 
@@ -613,7 +619,6 @@ def _list_torn_logs(lake: Lake, logs: Mapping[str, TableLog]) -> list[Path]:
 
 
 def _log_entry_path(lake: Lake, table: str, version: int) -> Path:
-    """Return the path of a commit in the log of a table on disk."""
     return Path(locate_commit(lake.folder(table), version).uri)
 
 

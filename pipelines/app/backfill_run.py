@@ -279,7 +279,7 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
     if list(texts) == ["kafka"]:
         return "kafka", ()
     if {"frames", "kafka"} & set(texts):
-        raise ValueError("cannot mix sources: pass --source frames, --source kafka, or only files")
+        raise ValueError("one kind of --source: frames, kafka, or files")
     return "files", tuple(map(Path, texts))
 
 
@@ -468,8 +468,8 @@ def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str
     if not start:
         return ""
     if oldest is None:
-        return f"all {start:,} records were removed"
+        return f"Kafka has removed all {start:,} records"
     if oldest * 1000 <= span.low:
         return ""
     at = datetime.fromtimestamp(oldest / 1000, UTC)
-    return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC were removed"
+    return f"Kafka has removed {start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC"

@@ -158,7 +158,6 @@ def _run_query(name: JobName, settings: Settings) -> int:
 
 
 def _create_topic_ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
-    """Create the reader of the topics' end offsets; `None` if no broker answers."""
     try:
         return TopicEnds(kafka.client_options(), topics)
     except KafkaError:

@@ -218,7 +218,13 @@ class Supervisor:
             self._runs[name] = _QueryRun(self._start(name))
             if is_new and (problem := describe_deleted_records(name, checkpoint.deleted_records)):
                 self.warnings.append(f"{problem}. To prevent this, {DELETED_ADVICE}")
-                log_event(_LOG, "records deleted before the first start", logging.WARNING, query=name, why=problem)
+                log_event(
+                    _LOG,
+                    "Kafka had deleted records before the query first ran",
+                    logging.WARNING,
+                    query=name,
+                    why=problem,
+                )
 
     def _start(self, name: JobName) -> StreamingQuery:
         log_event(_LOG, "query starts", query=name)
@@ -227,11 +233,10 @@ class Supervisor:
             query = launch(name, self._spark, self._settings, self._listener, self._report)
             self._save_topic_ids(name)
         except (DecodingBrokenError, BundleError, KilnError) as error:
-            raise RestartsExhaustedError(f"{name} stopped: {error}") from error
+            raise RestartsExhaustedError(f"the query {name} stopped: {error}") from error
         return query
 
     def _save_topic_ids(self, name: JobName) -> None:
-        """Save Kafka's ids of the query's topics in its checkpoint, if Spark has created the checkpoint."""
         checkpoint = Checkpoint(self._settings.checkpoints_root / name)
         if checkpoint.exists:
             save_topic_ids(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
@@ -316,8 +321,15 @@ class Supervisor:
             return
         restarts = self._settings.jobs.max_restarts * (_WORKER_RESTARTS if _WORKER_ERROR in run.error else 1)
         if any(fatal_error in run.error for fatal_error in _FATAL_ERRORS) or run.failures > restarts:
-            raise RestartsExhaustedError(f"{name} stopped: {run.error}")
-        log_event(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
+            raise RestartsExhaustedError(f"the query {name} stopped: {run.error}")
+        log_event(
+            _LOG,
+            "query failed, and will be restarted",
+            logging.WARNING,
+            query=name,
+            why=run.error,
+            in_a_row=run.failures,
+        )
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def _trip(self, name: JobName, error: str) -> None:
@@ -336,14 +348,18 @@ class Supervisor:
             "install one that can. If the messages are invalid, raise breaker.consecutive_failures. Then start Kiln "
             f"again: {name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
         )
-        log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=why)
+        log_event(_LOG, "breaker tripped, because messages no longer decode", logging.ERROR, query=name, why=why)
         for other, run in self._runs.items():
             if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None
-                run.error = problem if other == name else f"{other} is stopped, because the breaker of {name} tripped"
+                run.error = (
+                    problem
+                    if other == name
+                    else f"the query {other} is stopped, because the breaker of the query {name} tripped"
+                )
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
-            raise RestartsExhaustedError(f"{name} stopped: {problem}")
+            raise RestartsExhaustedError(f"the query {name} stopped: {problem}")
 
     @property
     def failures(self) -> dict[str, str]:
@@ -381,7 +397,10 @@ class Supervisor:
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
         if self._missing:
-            errors["topics"] = f"topics that the queries need are missing: {', '.join(self._missing)}. Start Kiln again"
+            errors["topics"] = (
+                f"Kafka lacks topics that the queries need: {', '.join(self._missing)}. Start Kiln again: its bridge "
+                "creates them"
+            )
         if self.ticker is not None and self.ticker.error:
             errors["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:

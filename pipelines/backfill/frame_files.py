@@ -80,7 +80,6 @@ def plan_tasks(files: Sequence[PlainFile], at_least: int, span: TimeRange, netwo
 
 
 def _may_overlap(file: pq.ParquetFile, group: int, span: TimeRange) -> bool:
-    """Return true unless the statistics of a row group show that it has no row in the time range."""
     column = file.schema_arrow.get_field_index("observed_at")
     limits = file.metadata.row_group(group).column(column).statistics
     is_micros = file.schema_arrow.field(column).type == _SCHEMA.field("observed_at").type

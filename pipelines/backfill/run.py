@@ -253,7 +253,6 @@ class _ChunkRunner:
         self._rows_written = self._frames = 0
 
     def run_to_end(self) -> RunOutcome:
-        """Execute all chunks of the run that are not done yet."""
         self._lake.create(RUN_TABLES)
         self._beyond.create(BEYOND_TABLES)
         if self._terms.source != "frames":
@@ -287,7 +286,6 @@ class _ChunkRunner:
         return reduce(DataFrame.unionByName, rows) if rows else create_empty(spark, table)
 
     def _read_versions(self) -> dict[str, int]:
-        """Read the current version of each table of the run."""
         return {name: self._lake.open(name).version() for name in RUN_TABLES} | {
             f"beyond/{name}": self._beyond.open(name).version() for name in BEYOND_TABLES
         }

@@ -95,7 +95,7 @@ def diff_run(lake: Lake, run: BackfillRun, report: Callable[[str], None]) -> lis
                 continue  # the run read the live table
             if not comparison.run_lake.has(table):
                 continue  # a run of an earlier Kiln has no table that was added since
-            report(f"{table}: comparing")
+            report(f"comparing table {table}")
             diffs.append(compare_table(comparison, extent))
         return diffs
 

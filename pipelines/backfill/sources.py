@@ -345,7 +345,6 @@ def _list_files(path: Path) -> Iterator[Path]:
 
 
 def _identify(path: str) -> Iterator[CaptureFile]:
-    """Identify the format of a file, or of each file in an archive."""
     with _open(path) as raw, _translate_archive_errors(path):
         if not is_archive(raw):
             capture_format = detect_format(raw)

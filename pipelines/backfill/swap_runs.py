@@ -205,7 +205,7 @@ class _RunSwap:
         for _ in range(_TRIES):
             if self._file_swap.has_step(table, mark):
                 return False
-            self._say(f"{table}: {'adding' if table in _ONLY_ADDED else 'swapping'}")
+            self._say(f"{'adding rows to' if table in _ONLY_ADDED else 'replacing rows of'} table {table}")
             snapshot = self._comparison.open(self._comparison.lake, table)
             self._comparison.create_views(table)
             removed, queries = self._plan(step, table, snapshot)

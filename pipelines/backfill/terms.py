@@ -138,7 +138,7 @@ _TERM_NAMES: Final = {
     "source": "source",
     "files": "list of files",
     "network": "network",
-    "window_us": "T in µs",
+    "window_us": "window length in µs",
     "grace_us": "grace in µs",
     "as_of": "--as-of in µs",
 }

@@ -103,7 +103,7 @@ def describe_deleted_records(query: str, deleted: Mapping[str, int]) -> str:
         deleted: Number of such records, by topic.
     """
     topics = " and ".join(f"the first {count:,} records of {topic}" for topic, count in sorted(deleted.items()))
-    return topics and f"Kafka had deleted {topics} before {query} first ran: they are missing in its tables"
+    return topics and f"Kafka had deleted {topics} before the query {query} first ran, so the tables lack these records"
 
 
 DELETED_ADVICE = (
@@ -397,7 +397,6 @@ class DurableCheckpoint:
     """A checkpoint whose new files are synced to disk, because Spark does not sync them. For one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Open the checkpoint in the folder `path`."""
         self._path = path
         self._synced: set[_FileVersion] = set()
         self._folders: set[str] = set()

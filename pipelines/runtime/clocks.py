@@ -73,7 +73,7 @@ def get_task_property(name: str, meaning: str) -> str:
     context = TaskContext.get()
     text = context.getLocalProperty(name) if context is not None else None
     if text is None:
-        raise RuntimeError(f"the driver did not set {meaning}")
+        raise RuntimeError(f"cannot run this Spark task: its driver did not set {meaning}")
     return text
 
 

@@ -126,7 +126,6 @@ class DedupStore:
     """
 
     def __init__(self, config: DedupStoreConfig) -> None:
-        """Open the file, or create it if it does not exist."""
         self._span = config.span
         self._path = Path(config.path)
         with self._wrap_errors():
@@ -256,7 +255,7 @@ class DedupStore:
         try:
             yield
         except sqlite3.Error as error:
-            raise DedupStoreError(f"{self._path}: {error}") from error
+            raise DedupStoreError(f"cannot use the deduplication file {self._path}: {error}") from error
 
 
 _TABLES = """
@@ -407,9 +406,12 @@ def read_marked_epoch(checkpoint: Path) -> Epoch:
         with closing(sqlite3.connect(path)) as file:
             marked = file.execute(_SELECT_EPOCH).fetchone()
     except sqlite3.Error as error:
-        raise DedupStoreError(f"{path}: {error}") from error
+        raise DedupStoreError(f"cannot use the deduplication file {path}: {error}") from error
     if marked is None:
-        raise DedupStoreError(f"{path} is damaged: it does not name the newest micro-batch whose digests it contains")
+        raise DedupStoreError(
+            f"the deduplication file {path} is damaged: it does not name the newest micro-batch whose digests it "
+            "contains"
+        )
     return Epoch(str(marked[0]), int(marked[1]))
 
 
@@ -436,12 +438,14 @@ def _count_missing_digests(path: Path, state: tuple[tuple[int, int, int], ...]) 
         with closing(sqlite3.connect(path)) as file:
             (found,) = file.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
-                return f"{path} is damaged ({found.splitlines()[-1]})"
+                return f"the deduplication file {path} is damaged ({found.splitlines()[-1]})"
             (digests,) = file.execute("SELECT count(*) FROM digests").fetchone()
             (marked, _) = file.execute(_SELECT_SIZE).fetchone()
     except sqlite3.Error as error:
-        return f"{path}: {error}"
-    return f"{path} is incomplete: it contains {digests:,} of its {marked:,} digests" if digests < marked else ""
+        return f"cannot use the deduplication file {path}: {error}"
+    if digests < marked:
+        return f"the deduplication file {path} is incomplete: it contains {digests:,} of its {marked:,} digests"
+    return ""
 
 
 def release_positions(checkpoint: Path, lost: Mapping[int, range]) -> None:
@@ -473,4 +477,4 @@ def release_positions(checkpoint: Path, lost: Mapping[int, range]) -> None:
             file.execute("UPDATE digests SET position = '' WHERE position != ''")
             file.execute("UPDATE progress SET digest_count = digest_count - ?", (forgotten,))
     except sqlite3.Error as error:
-        raise DedupStoreError(f"{path}: {error}") from error
+        raise DedupStoreError(f"cannot use the deduplication file {path}: {error}") from error

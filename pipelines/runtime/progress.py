@@ -164,5 +164,4 @@ def _parse_time(time: str | None) -> int:
 
 
 def _divide(records: int, milliseconds: int) -> float:
-    """Compute records per second; 0 if the duration is 0."""
     return records * 1000 / milliseconds if milliseconds > 0 else 0.0

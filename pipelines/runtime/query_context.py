@@ -42,7 +42,6 @@ class TableWriter:
     """Writer that commits the micro-batches of one query to its Delta tables. For one thread."""
 
     def __init__(self, lake: Lake, commits: DeltaRsCommits, checkpoint: Checkpoint) -> None:
-        """Create the writer. `checkpoint`: the query's checkpoint."""
         self._lake = lake
         self._commits = commits
         self._checkpoint = checkpoint

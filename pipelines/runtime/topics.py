@@ -214,8 +214,7 @@ class TopicEnds:
         return self.ends
 
     def _connect(self) -> None:
-        """Replace the consumer, because kafka-python's consumer does not notice partitions that are added later."""
-        if self._consumer is not None:
+        if self._consumer is not None:  # kafka-python's consumer does not notice partitions that are added later
             self._consumer.close()
             self._consumer = None
         parts = self._known_parts

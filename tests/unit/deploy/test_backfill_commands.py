@@ -156,7 +156,7 @@ def test_a_table_that_cannot_be_read_is_named(lake: Lake, capsys: pytest.Capture
     for path in Path(lake.locate_run("r").table("updates")).glob("*.parquet"):
         path.write_bytes(b"no table")
     assert run_command(["backfill", "diff", "r"]) == 1
-    assert "or those of run r, cannot be read" in " ".join(capsys.readouterr().err.split())
+    assert "or those of backfill run r: " in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_range_is_of_the_run(lake: Lake, state: Path) -> None:
