@@ -210,7 +210,7 @@ def test_what_is_done_stays_as_it_is_and_other_terms_are_refused(world: World) -
     assert before == {table: world.lake.locate_run("once").open(table).version() for table in before}
     with pytest.raises(
         RunError,
-        match="there is already a backfill run once with other options: its window length in µs is 1000000, not 5000000",
+        match="a backfill run once with other options: its window length in µs is 1000000, not 5000000",
     ):
         world.run("once", window=timedelta(seconds=5))
     with pytest.raises(RunError, match="it has another time range"):

@@ -193,7 +193,7 @@ def test_frames_alone_are_added_once_and_the_swap_goes_on_from_there(lake: Lake)
     assert {table for table in after if after[table] != before[table]} == {"frames"}
     assert swap_run(lake, run, exchange, lambda: TO + 10, lambda words: None, replace=True)
     assert lake.open("frames").version() == after["frames"]
-    with pytest.raises(SwapError, match="has no frames to add. Omit --only-frames"):
+    with pytest.raises(SwapError, match=r"has no frames to add\. Omit --only-frames"):
         add_frames(lake, begin(lake, "own"), exchange, lambda words: None)
 
 

@@ -267,7 +267,9 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     monkeypatch.setattr(Lake, "has_rows", lambda self, table: table == "messages")
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    words = r"^archive cannot start: the checkpoint .*/archive does not exist, but the tables messages in .* Run kiln recover"
+    words = (
+        r"^archive cannot start: the checkpoint .*/archive does not exist, but the tables messages .* Run kiln recover"
+    )
     with pytest.raises(RestartsExhaustedError, match=words):
         Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
     (settings.state / "checkpoints" / "archive").mkdir(parents=True)
