@@ -138,7 +138,7 @@ def repair(
     progress: ProgressReport | None = None,
     topics: Mapping[str, Mapping[str, TopicState]] | None = None,
 ) -> list[str]:
-    """Repair damage that moving files away repairs, without asking the user. The arguments are those of `examine`.
+    """Repair all damage that can be repaired by moving files away. The arguments are those of `examine`.
 
     Returns:
         A description of each repair.
@@ -373,7 +373,7 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
 
 
 def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
-    """Change the remedy of damage to `recover_tables` if the query's tables can be restored."""
+    """Propose `recover_tables` as the repair if the query's tables can be restored. Else return `damage` unchanged."""
     name = damage.query
     if not QUERIES[name].tables or _find_obstacle(location, name) or damage.remedy == _NOTHING_TO_RESTORE:
         return damage
@@ -517,7 +517,7 @@ _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() f
 
 
 def _examine_log_of(lake: Lake, table: str) -> Damage | None:
-    """Examine a table that no query writes. Its damaged newest commit can be removed, as its writer had not ended."""
+    """Examine a table that no query writes. A damaged newest commit can go: its writer has not reported success yet."""
     location = locate_log(lake.folder(table))
     if not location.exists():
         return None

@@ -437,7 +437,7 @@ class Supervisor:
 
     @property
     def leaves_windows_open(self) -> bool:
-        """True if windows are longer than a minute. A run that catches up does not wait for them; the next run does."""
+        """True if windows are longer than a minute. `kiln run --catch-up` ends without waiting for their end."""
         batch = self._settings.batch
         return "batch" in self._names and batch.window + batch.grace > _WINDOW_PATIENCE
 

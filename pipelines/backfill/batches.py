@@ -67,7 +67,7 @@ def mark_live_batches(batches: DataFrame) -> DataFrame:
 
 
 def select_piece(rows: DataFrame, number: int, pieces: int) -> DataFrame:
-    """Select the rows of one piece, if the separators are divided into `pieces` pieces."""
+    """Select the rows of piece `number`, if the separators are divided into `pieces` pieces."""
     return rows if pieces == 1 else rows.where(F.pmod(F.xxhash64(*_SEPARATOR_COLUMNS), F.lit(pieces)) == number)
 
 
@@ -81,7 +81,7 @@ def build_batches(rows: DataFrame, batching: BatchConfig, span: TimeRange, lake:
         lake: Lake to which the tasks write.
 
     Returns:
-        STAGE_OUTPUTS with the files.
+        Results of the tasks (STAGE_OUTPUTS).
     """
     order: list[Column] = [F.col(name) for name in (*_SEPARATOR_COLUMNS, "at", "rank", "partition", "offset")]
     by_owner = rows.repartition(*order[:4]).sortWithinPartitions(*order)

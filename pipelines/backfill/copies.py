@@ -104,7 +104,7 @@ class RunTarget:
 
 
 def decode_files(spark: SparkSession, reading: FrameTasks, config: DecodeConfig, target: RunTarget) -> DataFrame:
-    """Decode files of the table `frames` into MERGED_ROWS with the valid copies of messages.
+    """Decode files of the table `frames` into copies of messages, for the shuffle by message (MERGED_ROWS).
 
     Each task reads its own slices of the files. It writes the rows of other tables, such as `copies`, to files.
     """
@@ -118,7 +118,7 @@ def decode_files(spark: SparkSession, reading: FrameTasks, config: DecodeConfig,
 
 
 def decode_rows(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
-    """Decode rows of the table `frames` that Spark has read, with the result of `decode_files`."""
+    """Decode rows of the table `frames` that Spark has read. The result has the form of `decode_files`."""
     times = {"observed_at", "kafka_timestamp"}
     names = [column.name for column in TABLES["frames"].columns]
     columns = [F.unix_micros(name).alias(name) if name in times else F.col(name) for name in names]
@@ -144,7 +144,11 @@ class CopyDecoder:
         self._held_bytes = 0
 
     def decode(self, batch: pa.RecordBatch) -> _Batches:
-        """Decode rows of `frames`, with the columns in the table's order and times in µs. Yields MERGED_ROWS."""
+        """Decode rows of `frames`, whose columns are in the table's order, with times in µs.
+
+        Yields:
+            Copies for the shuffle (MERGED_ROWS).
+        """
         self._frames += batch.num_rows
         uses_core = can_decode(self._config, batch.num_rows)
         if uses_core and self._core is None:
@@ -159,7 +163,7 @@ class CopyDecoder:
             yield from self._emit_held()
 
     def finish(self) -> _Batches:
-        """Close the files, and yield the MERGED_ROWS that are left, with the result of the task."""
+        """Close the files, and yield the copies that are left and the result of the task (MERGED_ROWS)."""
         yield from self._emit_held()
         files = self._parts.close() + self._faults.close()
         yield from self._out.finish(StageOutput(files, frames=self._frames))
@@ -223,7 +227,7 @@ class CopyDecoder:
                 self._parts.add(decoded)
 
     def _hold(self, item: DecodedMessage) -> RejectedMessage | None:
-        """Keep a copy for `_emit_held`, or return its fault."""
+        """Store a copy for the output of the task, or return the fault of a copy that cannot become a row."""
         try:
             row = build_message_row(item)
             held = _HeldCopies(row)
@@ -234,7 +238,7 @@ class CopyDecoder:
         return None
 
     def _hold_rows(self, messages: pa.RecordBatch) -> None:
-        """Keep the copies that the native core has decoded, given as rows of `messages`, for `_emit_held`."""
+        """Store the copies that the native core has decoded, as rows of `messages`, for the output of the task."""
         at = messages.column("observed_at").cast(pa.int64())
         messages = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
         contents = list(_list_rows(messages, _CONTENT))

@@ -70,9 +70,9 @@ class FirstCopySelector(Generic[T]):
         return True
 
     def list_fallbacks(self) -> Iterable[T]:
-        """Return the copies to keep instead of copies of the live table that were not offered.
+        """Return the copies that replace copies of the live table that were not offered: decoding now rejects those.
 
-        Decoding now rejects these. The replacement is the first copy close to it in time.
+        The replacement is the first offered copy that is close in time.
         """
         return self._fallbacks.values()
 
@@ -158,6 +158,6 @@ class StreamHistory:
         return is_new
 
     def _find_newest(self, times: list[int], at: int) -> int | None:
-        """Find the newest of sorted times that differs from `at` by less than the horizon."""
+        """Find, in sorted times, the newest one that differs from `at` by less than the horizon."""
         index = bisect_left(times, at + self._horizon) - 1
         return times[index] if index >= 0 and times[index] > at - self._horizon else None

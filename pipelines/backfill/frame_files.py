@@ -25,7 +25,7 @@ _TIMES: Final = {"observed_at", "kafka_timestamp"}
 
 
 class _FileSlice(NamedTuple):
-    """One of the `parts` parts into which the row groups of a Parquet file are divided, numbered from 0."""
+    """A part of a Parquet file: its row groups are divided into `parts` parts, numbered from 0."""
 
     file: Location
     number: int

@@ -63,9 +63,9 @@ class FrameFilter:
 
 
 def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget) -> DataFrame:
-    """Convert records of `kiln.frames` (partition, offset, stamp, value) to MERGED_ROWS.
+    """Read the frames in records of `kiln.frames` (partition, offset, stamp, value), for the shuffle (MERGED_ROWS).
 
-    Records that are no valid Frame go to the run's `quarantine`.
+    Records that are no valid Frame go to the run's table `quarantine`.
     """
     source = records.select("partition", "offset", "stamp", "value")
     return source.mapInArrow(_read_kafka_partition(wanted, target), MERGED_ROWS)
@@ -74,10 +74,10 @@ def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget
 def read_file_frames(
     spark: SparkSession, parts: Sequence[FilePart], wanted: FrameFilter, target: RunTarget
 ) -> DataFrame:
-    """Read the frames in parts of files as MERGED_ROWS.
+    """Read the frames in parts of files, for the shuffle (MERGED_ROWS).
 
-    Unreadable lines and frames go to the run's `quarantine`, with file and line. A task reads neighbouring parts, so
-    that it opens an archive only once.
+    Unreadable lines and frames go to the run's table `quarantine`, with file and line. A task reads neighbouring parts,
+    so that it opens an archive only once.
     """
     tasks = min(len(parts), 2 * spark.sparkContext.defaultParallelism)
     edges = [number * len(parts) // tasks for number in range(tasks + 1)]
@@ -87,13 +87,13 @@ def read_file_frames(
 
 
 def mark_run_frames(frames: DataFrame) -> DataFrame:
-    """Convert rows of the run's table `frames` to MERGED_ROWS, as marks of frames that the run already has."""
+    """Convert the frames that the run has written before for the shuffle, so that they are not written again."""
     name = F.concat(F.lower(F.hex("connection")), F.col("direction"))
     return select_merged(frames, network=F.lit(""), name=name, rank=F.lit(RUN_FRAME), at=F.col("sequence"))
 
 
 def write_frames(rows: DataFrame, target: RunTarget) -> DataFrame:
-    """Write each new frame in grouped MERGED_ROWS once to files of the table `frames`, and return STAGE_OUTPUTS."""
+    """Write each new frame once to files of the table `frames`, after the shuffle. Returns the results of the tasks."""
     return rows.mapInArrow(_write_partition(target), STAGE_OUTPUTS)
 
 

@@ -50,7 +50,7 @@ OUTPUT_RANK: Final = 0
 
 
 class MergedRow(NamedTuple):
-    """A row with the schema MERGED_ROWS. `at` is a time in µs, except for frames, where it is a sequence number."""
+    """A row of the shuffle (MERGED_ROWS). `at` is a time in µs, except for frames, where it is a sequence number."""
 
     network: str
     name: str
@@ -71,7 +71,7 @@ class OutsideFrames(msgspec.Struct, frozen=True, array_like=True):
     last_at: int = 0
 
     def merge(self, other: OutsideFrames) -> OutsideFrames:
-        """Return the sum of both."""
+        """Return the frames of both objects together."""
         if not self.frames or not other.frames:
             return self if self.frames else other
         first_at, last_at = min(self.first_at, other.first_at), max(self.last_at, other.last_at)
@@ -95,12 +95,12 @@ STAGE_OUTPUTS: Final = "data binary"
 
 
 def encode_outputs(*outputs: StageOutput) -> pa.RecordBatch:
-    """Encode results of tasks as a record batch with the schema STAGE_OUTPUTS."""
+    """Encode results of tasks as a record batch (STAGE_OUTPUTS)."""
     return pa.RecordBatch.from_pydict({"data": pa.array(map(msgspec.msgpack.encode, outputs), pa.binary())})
 
 
 class MergedRowBuffer:
-    """Buffer in which a task collects MERGED_ROWS into record batches."""
+    """Buffer in which a task collects rows for the shuffle (MERGED_ROWS) into record batches."""
 
     def __init__(self) -> None:
         self._buffer = RowBuffer(MERGED_SCHEMA)
@@ -121,14 +121,14 @@ class MergedRowBuffer:
 
 
 def select_merged(rows: DataFrame, **columns: Column) -> DataFrame:
-    """Build MERGED_ROWS from a DataFrame. Columns that are not given are 0, or empty for `data`."""
+    """Build rows for the shuffle (MERGED_ROWS). Columns that are not given are 0, or empty for `data`."""
     zeros = dict.fromkeys(("partition", "offset", "position", "note"), F.lit(0))
     given = {**zeros, "data": F.lit(b""), **columns}
     return rows.select(*(given[name].cast(kind).alias(name) for name, kind in _TYPES.items()))
 
 
 def group_rows(rows: DataFrame) -> DataFrame:
-    """Shuffle MERGED_ROWS so that each group (network and name) is in one task, sorted."""
+    """Shuffle rows (MERGED_ROWS) so that each group, with equal network and name, is in one task, sorted."""
     columns = [F.col(name) for name in _ORDER]
     # Spark compares 8 bytes first, and message ids of one author begin alike, so their hash comes first
     return rows.repartition(*columns[:2]).sortWithinPartitions(F.xxhash64(*columns[:2]), *columns)
@@ -146,9 +146,9 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[MergedRow]:
 
 
 def semi_join(marks: DataFrame, rows: DataFrame) -> DataFrame:
-    """Select the marks whose group (network and name) has a row in `rows`.
+    """Select the rows of `marks` whose group (network and name) also has a row in `rows`.
 
-    The marks cover days of history, and `rows` only one chunk of a run. So a task gets no more marks than it needs.
+    `marks` covers days of history, and `rows` only one chunk of a run. So a task gets only the marks that it needs.
     """
     group = F.xxhash64("network", "name")
     ids = rows.where(F.col("rank") != OUTPUT_RANK).select(group.alias("id")).distinct()

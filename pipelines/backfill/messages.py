@@ -105,9 +105,10 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
 def select_messages(
     rows: DataFrame, chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
 ) -> DataFrame:
-    """Select the copies that become rows of `messages`, from MERGED_ROWS that are grouped by message.
+    """Select the copies that become rows of `messages`, after the shuffle by message.
 
-    The tasks write these rows to files. They return the candidates for updates as MERGED_ROWS, with the stream as name.
+    The tasks write these rows to files. They return the candidates for updates, for the shuffle by stream
+    (MERGED_ROWS).
     """
     return rows.mapInArrow(_select_partition(chunk, config, signed_horizon, target), MERGED_ROWS)
 
@@ -116,7 +117,7 @@ def select_messages(
 
 
 def mark_messages(messages: DataFrame, rank: int) -> DataFrame:
-    """Convert rows of `messages` to MERGED_ROWS. `rank`: RUN_MESSAGE or LIVE_MESSAGE."""
+    """Convert known rows of `messages` for the shuffle by message. `rank`: RUN_MESSAGE or LIVE_MESSAGE."""
     position = F.coalesce(F.col("message_index"), F.lit(0))
     return _mark_rows(
         messages, rank, partition=F.col("kafka_partition"), offset=F.col("kafka_offset"), position=position
@@ -124,7 +125,7 @@ def mark_messages(messages: DataFrame, rank: int) -> DataFrame:
 
 
 def mark_updates(updates: DataFrame, rank: int) -> DataFrame:
-    """Convert rows of `updates` to MERGED_ROWS by message. `rank`: RUN_UPDATE or LIVE_UPDATE."""
+    """Convert known rows of `updates` for the shuffle by message. `rank`: RUN_UPDATE or LIVE_UPDATE."""
     note = F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))
     log_time = F.encode(F.unix_micros("log_time").cast("string"), "UTF-8")
     return _mark_rows(

@@ -1,9 +1,8 @@
-"""Logs of js-ceramic: gives a message in a line of its publisher the seqno that other nodes logged when they received
-it.
+"""Completion of logs of js-ceramic: adds the missing seqno to messages in the log of the node that published them.
 
-A line about a published message has no seqno. Without one, it would count as another message than the received one. The
-lines of publisher and receiver have the same author, topic and content, apart from fields that only one of them may
-have, such as `model`. A node may publish the same content again, so the nearest line in time is used.
+Only the nodes that received a message have its seqno in their logs. Without it, the published message would count as
+another message than the received one. Both lines have the same author, topic and content, apart from fields that only
+one of them may have, such as `model`. A node may publish the same content again, so the line nearest in time is used.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def has_log_lines(frames: DataFrame) -> bool:
 
 
 def set_seqnos(frames: DataFrame, near: DataFrame) -> DataFrame:
-    """Insert the seqno into the messages of published lines, if a line of another node contains it.
+    """Add the seqno to the message in each line about a published message, if the log of a receiving node has it.
 
     Args:
         frames: Rows of the table `frames`.
@@ -68,9 +67,9 @@ def _is_log_line() -> Column:
 
 
 def _find_nearest() -> Column:
-    """Build a column with the seqno of the received line that has the same content and is nearest in time.
+    """Build a column with the seqno of the nearest line in time about a received message with the same content.
 
-    It is null if there is no such line within MAX_GAP.
+    It is null if there is no such line within 5 s.
     """
     received = F.when(F.col("seqno").isNotNull(), F.struct("at", "seqno"))
     by_content = Window.partitionBy("content").rowsBetween(Window.unboundedPreceding, Window.currentRow)

@@ -1,8 +1,9 @@
 """Execution of a backfill run, chunk by chunk: commits the rows of each chunk to the run's tables, and logs its
 progress.
 
-A stopped or killed run resumes with the chunk that was interrupted. A chunk reads the run's own tables as of the end of
-the previous chunk, and the live tables as of the start of the run. So a chunk that is repeated gives the same rows.
+The steps of a run are reading (of Kafka or files), decoding, and batching; each is divided into chunks. A stopped or
+killed run resumes with the chunk that was interrupted. A chunk reads the run's own tables as of the end of the previous
+chunk, and the live tables as of the start of the run. So a chunk that is repeated gives the same rows.
 """
 
 from __future__ import annotations
@@ -521,12 +522,12 @@ def build_stopped_error(name: str) -> StoppedError:
 
 @contextmanager
 def _group_with_marks(rows: DataFrame, *marks: DataFrame, has_few_marks: bool) -> Iterator[DataFrame]:
-    """Shuffle new rows together with marks, so that each group is in one task.
+    """Shuffle the rows of a chunk together with known rows of the same messages or streams.
 
     Args:
-        rows: The new rows (MERGED_ROWS).
-        marks: Rows for what is known already (MERGED_ROWS).
-        has_few_marks: True to shuffle all marks. Otherwise, only marks of the groups in `rows` are shuffled.
+        rows: Rows of the chunk (MERGED_ROWS).
+        marks: Known rows (MERGED_ROWS).
+        has_few_marks: True to shuffle all `marks`. Otherwise, only those of groups in `rows` are shuffled.
     """
     merged = reduce(DataFrame.unionByName, marks)
     if not has_few_marks:

@@ -53,31 +53,32 @@ ANNOUNCEMENT = 4
 
 
 def mark_known_streams(streams: DataFrame) -> DataFrame:
-    """Convert rows of the live table `streams` to MERGED_ROWS by stream."""
+    """Convert rows of the live table `streams` for the shuffle by stream (MERGED_ROWS)."""
     return _mark_rows(streams, KNOWN_STREAM, F.lit(0), "separator_key", "separator_value")
 
 
 def mark_updates(updates: DataFrame, rank: int) -> DataFrame:
-    """Convert rows of `updates` to MERGED_ROWS by stream. `rank`: RUN_UPDATE or LIVE_UPDATE."""
+    """Convert known rows of `updates` for the shuffle by stream. `rank`: RUN_UPDATE or LIVE_UPDATE."""
     event_time = F.unix_micros(F.least("observed_at", "log_time"))
     return _mark_rows(updates, rank, event_time, "origin", "tip", "separator_key", "separator_value")
 
 
 def mark_announcements(messages: DataFrame, before: int) -> DataFrame:
-    """Convert rows of `messages` to MERGED_ROWS: UPDATEs with an author that were captured before a time, µs."""
+    """Convert UPDATE messages with an author, captured before a time (µs), for the shuffle by stream (MERGED_ROWS)."""
     is_announced = (F.col("type") == "UPDATE") & F.col("from_peer").isNotNull()
     rows = messages.where(is_announced & (F.col("observed_at") < F.timestamp_micros(F.lit(before))))
     return _mark_rows(rows, ANNOUNCEMENT, F.unix_micros("observed_at"), "origin", "tip", "from_peer")
 
 
 def _mark_rows(rows: DataFrame, rank: int, at: Column, *columns: str) -> DataFrame:
-    """Convert rows to MERGED_ROWS by stream. `columns`: columns that go into `data`, one per line, without nulls."""
+    """Convert rows for the shuffle by stream. `columns`: columns that go into `data`, one per line, without nulls."""
     data = F.encode(F.concat_ws("\n", *columns), "UTF-8")
     return select_merged(rows, network=F.col("network"), name=F.col("stream"), rank=F.lit(rank), at=at, data=data)
 
 
 def write_updates(rows: DataFrame, separating: SeparatorConfig, signed_horizon: int, target: RunTarget) -> DataFrame:
-    """Write rows of `updates`, `tips` and `quarantine` to files, from MERGED_ROWS that are grouped by stream.
+    """Select the new updates after the shuffle by stream, and write rows of `updates`, `tips` and `quarantine` to
+    files.
 
     An update whose genesis would have to be fetched first is omitted, as in the live tables.
 
@@ -88,7 +89,7 @@ def write_updates(rows: DataFrame, separating: SeparatorConfig, signed_horizon: 
         target: Lakes to which the tasks write.
 
     Returns:
-        STAGE_OUTPUTS with the results of the tasks of all stages.
+        Results of the tasks of all stages (STAGE_OUTPUTS).
     """
     return rows.mapInArrow(_write_partition(separating, signed_horizon, target), STAGE_OUTPUTS)
 

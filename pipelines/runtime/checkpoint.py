@@ -316,7 +316,7 @@ def list_torn_files(checkpoint: Path, end: LastIntactMicroBatch | None) -> list[
 
     Args:
         checkpoint: Folder of the checkpoint.
-        end: The newest intact micro-batch, from which files are checked; `None` to check all files.
+        end: The newest intact micro-batch. Files of earlier ones are not checked; `None` to check all files.
     """
     least = -1 if end is None else end.batch_id
     logs = [

@@ -119,7 +119,7 @@ class DedupRule(NamedTuple, Generic[_Copy]):
 
 
 class DedupStore:
-    """SQLite file with the digests of accepted copies. Several tasks may have the file open.
+    """SQLite file with digests of the messages or rows that a query has accepted. Several tasks may have it open.
 
     A digest takes about 40 bytes of disk. Memory use and lookup time do not depend on the number of digests. Every
     method raises `DedupStoreError` if the file cannot be read or written.
@@ -212,7 +212,7 @@ class DedupStore:
         return stored, expired
 
     def mark(self, epoch: Epoch, now: int) -> None:
-        """Record that a task has stored all digests of its part of a micro-batch. `now`: time of the latter, µs."""
+        """Record that a task has stored all digests of its part of a micro-batch. `now`: the micro-batch's time, µs."""
         with self._transaction():
             self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 
@@ -226,7 +226,7 @@ class DedupStore:
             self._file.execute(_ADD_COUNT, (added,))
 
     def _forget(self, now: int, added: int) -> None:
-        """Delete the expired ones among some of the digests; each call continues where the last one ended.
+        """Check a part of the digests, and delete the expired ones. Each call continues where the previous call ended.
 
         `added` is the number of new digests. Eight times as many are checked, so the file stays small.
         """

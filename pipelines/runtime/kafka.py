@@ -200,10 +200,10 @@ def pack_task(task: ArrowTask) -> bytes:
 
 
 def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
-    """Load the offsets at which a query's first micro-batch begins from the checkpoint.
+    """Load, from its checkpoint, the offsets at which a query's first micro-batch begins.
 
-    At the query's first start, they are the oldest offsets in Kafka, and are saved in the checkpoint. When Spark
-    repeats the first micro-batch, the oldest offsets may have changed because of retention.
+    At the query's first start, they are the oldest offsets in Kafka, and are saved in the checkpoint: retention may
+    have changed the oldest offsets when Spark repeats the first micro-batch.
     """
     saved = checkpoint.first_offsets
     if saved is not None:
@@ -295,8 +295,7 @@ class KafkaReader(DataSourceStreamReader):
         return task(read_ranges(partition.ranges, self._source.options, self._source.prefix))
 
     def _list_ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
-        """List the offset ranges of a micro-batch. A partition that `start` lacks is new, and begins at its oldest
-        record."""
+        """List the offset ranges of a micro-batch. A partition that `start` lacks begins at its oldest record."""
         new = [
             TopicPartition(topic, int(part))
             for topic, parts in end.items()

@@ -1,7 +1,7 @@
 """Table versions that the quality checks may cover: all queries have processed the rows of these versions.
 
-A check compares rows of several tables, so it must wait until every query has written the rows that follow from a row.
-Each checkpoint has the offsets of the newest micro-batches, and the times at which Spark planned them:
+A check compares rows of several tables. So a row can be checked only after every query has written the rows that result
+from it. The checkpoints show this, because they have the offsets of micro-batches and the times of their planning:
 
 - A query writes its output to Kafka before Spark plans its next micro-batch.
 - Spark reads the end offsets of the topics first, and the planning time after that. So if a micro-batch of `sink` read
@@ -122,7 +122,7 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
 
 
 def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
-    """Find the newest micro-batch whose output was written by a time (ms), because its successor was planned before."""
+    """Find the newest micro-batch whose successor was planned before a time (ms): its output was written by then."""
     return max((earlier for earlier, following in pairwise(batches) if following.planned_at < at), default=_NOTHING)
 
 

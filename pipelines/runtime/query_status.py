@@ -89,7 +89,7 @@ def build_query_state(
         ends: End offsets of the topics that the query reads.
         restarts: Number of restarts.
         error: Last failure, while the query is down; else empty.
-        tripped: True if the query is stopped because too many messages do not decode.
+        tripped: True if the query is stopped because messages no longer decode.
     """
     down: QueryPhase = "tripped" if tripped else "restarting"
     if progress is None or not (progress.read or progress.idle):

@@ -37,7 +37,7 @@ def read_table_writes(checkpoint: Location) -> Mapping[str, Sequence[int]]:
 
 
 class TableWrite(NamedTuple):
-    """A write to a table by Delta's application id, and the newest finished micro-batch that it committed."""
+    """The newest finished micro-batch that a query has committed to a table under a Delta application id."""
 
     table: str
     app_id: str

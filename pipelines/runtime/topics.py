@@ -134,11 +134,9 @@ def find_mismatches(
         states: States of the topics that the query reads, by name.
 
     Returns:
-        The mismatches by topic name. Offset at which the query can continue:
-
-            - The topic was created again: its oldest record.
-            - The topic has lost its newest records, for example with a broker's disk: the end of the topic, or its
-              oldest record if the topic's id is not known.
+        The mismatches by topic name, with the offsets at which the query can continue. In a topic that was created
+            again, this is the oldest record. In a topic that has lost its newest records, for example with a broker's
+            disk, it is the end of the topic, or the oldest record if the topic's id is not known.
     """
     mismatches: dict[str, OffsetMismatch] = {}
     for topic, state in states.items():
