@@ -55,6 +55,7 @@ _WORKER_RESTARTS = 4  # restarts, as a multiple of those after other failures: t
 _FRAMES_TOPIC = "frames"
 """Topic that the decoding queries read"""
 _HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
+_STOP_PATIENCE = 45.0  # s for the micro-batches of all queries to end before the queries are stopped
 _WINDOW_PATIENCE = timedelta(minutes=1)  # log time for which a run that catches up waits for the last windows
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
@@ -82,15 +83,6 @@ class RestartsExhaustedError(RuntimeError):
 def build_damage_location(settings: Settings) -> DamageLocation:
     """Build the locations that `kiln.pipelines.recovery` examines, from the settings."""
     return DamageLocation(settings.state, settings.checkpoints_root, Lake.from_location(settings.lake_root))
-
-
-def has_progress_marker(settings: Settings) -> bool:
-    """Return true if the query `updates` may have committed its progress to Kafka, because it has a checkpoint.
-
-    If `kiln recover` was interrupted, the checkpoint may be in the folder `updates.new`.
-    """
-    root = settings.checkpoints_root
-    return Checkpoint(root / "updates").exists or Checkpoint(root / "updates.new").exists
 
 
 def read_progress_report(settings: Settings) -> ProgressReport | None:
@@ -190,11 +182,11 @@ class Supervisor:
         except SecondDriverError as error:
             raise RestartsExhaustedError(str(error)) from error
         try:
-            progress = (
-                read_progress_report(self._settings)
-                if "updates" in self._names and has_progress_marker(self._settings)
-                else None
+            # an interrupted `kiln recover` may leave a checkpoint `updates.new` and no `updates`
+            started = any(
+                Checkpoint(self._settings.checkpoints_root / name).exists for name in ("updates", "updates.new")
             )
+            progress = read_progress_report(self._settings) if "updates" in self._names and started else None
             reads = read_topics(self._settings, self._topics, self._names)
             self.repairs = repair(build_damage_location(self._settings), self._names, progress, reads)
         except DamageError as error:
@@ -470,15 +462,14 @@ class Supervisor:
                 unread[name] = lag
         return unread
 
-    def stop(self, patience: float = 45.0) -> None:
+    def stop(self) -> None:
         """Stop every query, if possible between two micro-batches.
 
-        After `patience` seconds, a query is stopped during a micro-batch. It repeats this micro-batch at its next
-        start, so nothing is lost.
+        After 45 s, a query is stopped during a micro-batch, which it repeats at its next start. So nothing is lost.
         """
         if self.ticker is not None:
             self.ticker.stop()
-        deadline = self._now() + patience
+        deadline = self._now() + _STOP_PATIENCE
         try:
             for run in self._runs.values():
                 self._stop(run, deadline - self._now())

@@ -176,7 +176,8 @@ class CopyDecoder:
             try:
                 shared = _list_shared(row)
                 if shared not in heads:
-                    heads[shared] = _serialize_shared(row)
+                    head = row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")
+                    heads[shared] = parse_frame_row(head).SerializeToString()
                 own = Frame(
                     observed_at=row.observed_at * 1000,
                     sequence=row.sequence,
@@ -293,10 +294,6 @@ def read_copy(row: msgspec.Raw, copy: CopyColumns) -> MessageRow:
     """Build the row of `messages` for a copy. `row`: packed row of a copy with equal content."""
     equal = _MESSAGE_DECODER.decode(row)
     return equal if _list_own(equal) == copy else equal._replace(**copy._asdict())
-
-
-def _serialize_shared(row: FrameRow) -> bytes:
-    return parse_frame_row(row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")).SerializeToString()
 
 
 def build_quarantine_row(ref: MessageRef, record: QuarantineRecord) -> QuarantineRow:

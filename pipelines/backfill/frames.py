@@ -129,7 +129,11 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
                     items = reader.read(file, FileSource(part.digest, part.network, part.heard_at), part.part)
                     for number, item in enumerate(items):
                         if isinstance(item, UnreadableItem):
-                            _add_fault(faults, _reject_item(item, part.name, part.heard_at // 1000), of_frame=False)
+                            detail = f"{part.name}, line {item.line}: {item.detail}"
+                            rejection = RejectedMessage(
+                                MessageRef(0, 0, None), HISTORY, item.reason, detail, item.data, part.heard_at // 1000
+                            )
+                            _add_fault(faults, rejection, of_frame=False)
                             continue
                         frames += 1
                         fault = find_frame_fault(item)
@@ -153,11 +157,6 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
         yield from out.finish(StageOutput(faults.close(), frames=frames, outside=outside))
 
     return rows
-
-
-def _reject_item(item: UnreadableItem, name: str, at: int) -> RejectedMessage:
-    detail = f"{name}, line {item.line}: {item.detail}"
-    return RejectedMessage(MessageRef(0, 0, None), HISTORY, item.reason, detail, item.data, at)
 
 
 def _add_fault(faults: TableFiles, fault: RejectedMessage, *, of_frame: bool = True) -> None:

@@ -29,7 +29,6 @@ from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.sink.rows import TipsRow, UpdatesRow
 from kiln.pipelines.updates.separators import (
-    KnownSeparators,
     SeparatedUpdate,
     SeparatorConfig,
     build_claims,
@@ -128,7 +127,10 @@ def _write_partition(
                         tip_times.setdefault(tip, []).append(row.at)
                     continue
                 message = decoder.decode(row.data)
-                copy, result = message.row, _resolve_separator(message.row, stream, known, separating)
+                copy = message.row
+                topic = parse_topic(copy.topic)
+                claims = build_claims(None if topic is None else topic.separator, copy.model)
+                result = resolve_separator(claims, stream, known, separating)
                 if result.source is None and separating.fetch and message.live is None:
                     continue
                 separator = result.separator
@@ -152,14 +154,6 @@ def _write_partition(
 
 def _split_separator(text: str) -> Separator:
     return Separator(*text.rsplit("\n", 1))  # a key may have line breaks, a value has none
-
-
-def _resolve_separator(
-    copy: MessageRow, stream: tuple[str, str], known: KnownSeparators, separating: SeparatorConfig
-) -> SeparatedUpdate:
-    topic = parse_topic(copy.topic)
-    claims = build_claims(None if topic is None else topic.separator, copy.model)
-    return resolve_separator(claims, stream, known, separating)
 
 
 def _build_row(copy: MessageRow, result: SeparatedUpdate, stamp: LiveUpdate) -> UpdatesRow:
