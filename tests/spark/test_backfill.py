@@ -185,7 +185,7 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
         calls.append(1)
         return len(calls) == 3
 
-    with pytest.raises(StoppedError, match=r"^run again was stopped\. .* to continue$"):
+    with pytest.raises(StoppedError, match=r"^backfill run again was stopped\. .* to continue$"):
         world.run("again", stopped=stop_at_third, chunk=400)
     found = find_run(world.lake, "again")
     assert found is not None

@@ -49,7 +49,7 @@ def test_a_name_that_no_run_can_have(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_no_run_is_taken_for_the_live_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`kiln backfill diff live` compares live and the run."""
     assert run_command(["backfill", "run", "--run", "live", "--state", str(tmp_path), *RANGE]) == USAGE
-    assert "no run can be named 'live': it stands for the live tables" in capsys.readouterr().err
+    assert "a backfill run cannot have the name 'live', which stands for the live tables" in capsys.readouterr().err
     assert not (tmp_path / "lake").exists()
 
 

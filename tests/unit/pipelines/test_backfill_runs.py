@@ -117,7 +117,9 @@ def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_pat
     no_spark = cast(SparkSession, None)
     means = RunResources(no_spark, lake, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
     for _ in range(2):  # the id is kept with the run
-        with pytest.raises(RunError, match=r"^run a-run cannot continue: .* is another, .*kiln backfill drop a-run"):
+        with pytest.raises(
+            RunError, match=r"^backfill run a-run cannot continue: .* is another, .*backfill drop a-run"
+        ):
             run(terms, means, lambda: inputs)
     for _ in range(2):  # it reads on; a broker before Kafka 2.8 tells no id
         with pytest.raises(AttributeError, match="NoneType"):

@@ -252,7 +252,7 @@ def test_the_files_of_a_large_archive_are_found_with_progress_and_a_bound(
     (tmp_path / "logs.zip").write_bytes(many_logs(9, "zip"))
     shown: list[str] = []
     find_captures([str(tmp_path)], shown.append)
-    assert shown == [f"{tmp_path}: {seen} files seen, {seen} of them of a known format" for seen in (4, 8)]
+    assert shown == [f"{tmp_path}: {seen} files found, {seen} of them have a known format" for seen in (4, 8)]
     steps: list[int] = []
     split_captures(find_captures([str(tmp_path)])[0], "n", steps.append)
     assert steps == list(range(1, 10))
@@ -418,7 +418,7 @@ def test_a_stream_that_the_disk_cannot_hold_leaves_nothing_behind(
 
 
 def test_an_empty_folder_and_an_encrypted_archive_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there are no files in it"):
+    with pytest.raises(InputError, match="it contains no files"):
         find_captures([str(tmp_path)])
     raw = bytearray(ARCHIVES["zip"](b"hello"))
     for start in (b"PK\x03\x04", b"PK\x01\x02"):

@@ -210,8 +210,8 @@ def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, si
     state.begin(4)
     put_back(older, table)
     end = f"ends with micro-batch {since - 1}" if since else "has no micro-batch of this query"
-    words = rf"the table tips in .* is older than the checkpoint of sink in .*: it {end}, and sink has written micro-"
-    words += "batch 3"
+    words = rf"the table tips in .* is older than the checkpoint of sink in .*: the table {end}, and sink has written "
+    words += "micro-batch 3"
     with pytest.raises(DamageError, match=f"^sink cannot start: {words}"):
         repair(state.place, ["sink"])
     with pytest.raises(OlderTableError, match=f"^{words}.* Restore the newest copy of the table"):
@@ -220,7 +220,7 @@ def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, si
     assert not damage.is_restorable, "the deduplication state is in Spark's"
     shutil.rmtree(table)
     state.lake.create((TABLE,))
-    assert "it has no micro-batch of this query" in examine(state.place, ["sink"])[0].problem
+    assert "the table has no micro-batch of this query" in examine(state.place, ["sink"])[0].problem
 
 
 def test_a_table_without_rows_in_the_newest_micro_batches_is_not_old(tmp_path: Path) -> None:

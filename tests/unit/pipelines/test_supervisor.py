@@ -234,11 +234,14 @@ def test_a_trip_holds_what_decodes_and_nothing_else_until_the_next_start(
     world.supervisor.check()
     assert world.supervisor.held_queries == {"archive", "updates"}
     assert {name for name, query in running.items() if query.isActive} == {"sink"}
-    assert world.supervisor.errors["updates"] == "stopped, because the breaker of archive tripped"
+    assert (
+        world.supervisor.errors["updates"]
+        == "the query updates is stopped, because the breaker of the query archive tripped"
+    )
     world.now += 3_600
     world.supervisor.check()
     assert len(world.queries) == 3  # none started again
-    assert "their format is new. Fix the build" in world.supervisor.errors["archive"]
+    assert "their format is new. If this Kiln cannot decode" in world.supervisor.errors["archive"]
     again = World(settings, monkeypatch, names).supervisor
     again.start()
     assert again.held_queries == set()
@@ -299,9 +302,9 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
         with pytest.raises(RestartsExhaustedError) as caught:
             start()
         assert str(caught.value) == (
-            f"archive cannot start: the checkpoint of archive in {checkpoint} is older than the table {table}: it ends "
-            f"with micro-batch {begun}, and the table has micro-batch 4. The query would skip the records in "
-            "between. Run kiln recover, which lists the repairs"
+            f"archive cannot start: the checkpoint of archive in {checkpoint} is older than the table {table}: the "
+            f"checkpoint ends with micro-batch {begun}, and the table has micro-batch 4. The query would skip the "
+            "records in between. Run kiln recover, which lists the repairs"
         )
     (checkpoint / "offsets" / "4").write_text("v1\n{}\n{}")  # begun, and committed to this table before the crash
     start()
