@@ -45,7 +45,7 @@ class MaintenancePolicy:
     keep: int
     """time for which a version stays readable after the next version was committed"""
     readers: int = _HOUR
-    """the same time if the log has too many entries"""
+    """time for which a version stays readable if the log has too many entries"""
     unnamed: int = _DAY
     """age from which a file that no commit contains is deleted"""
     retention: int | None = None
@@ -67,7 +67,7 @@ class TableFile:
     """oldest time in the column by which rows expire, or `None` if it is not known; `modified` if there is no such
     column"""
     greatest: int | None = None
-    """newest time in that column, likewise"""
+    """newest time in that column, or `None` if it is not known; `modified` if there is no such column"""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ own Kafka source (KafkaSourceInitialOffsetWriter)."""
 _FIRST_OFFSETS_HEAD = "\0v1\n"
 
 REPLACED_EPOCH_FILE = "replaced-epoch"
-"""Kiln's file in a checkpoint that `kiln recover` made: see `Checkpoint.replaced_epoch`. JSON"""
+"""Kiln's JSON file in a checkpoint that `kiln recover` made, with the value of `Checkpoint.replaced_epoch`"""
 
 GENERATION_FILE = "generation"
 """Kiln's file in a checkpoint: how often `kiln recover` has replaced the checkpoint of the query"""

@@ -367,7 +367,7 @@ class DedupStoreState(NamedTuple):
     rows: int = 0
     """number of digests"""
     size: int = 0
-    """bytes"""
+    """size of the file, bytes"""
     at: int = 0
     """newest micro-batch time that the query has stored, µs"""
 

@@ -51,7 +51,7 @@ class QueryProgress:
     watermark: int = 0
     """Spark's watermark, in µs; 0 if there is none"""
     dedup_time: int = 0
-    """newest time that the query's deduplication file has used, in µs; 0 if there is no such file"""
+    """newest micro-batch time in the query's deduplication file, in µs; 0 if there is no such file"""
     idle: bool = False
     """true if the last poll found no records"""
 

@@ -42,7 +42,7 @@ class QueryState:
     lag_seconds: float | None = None
     """age in seconds of the oldest record that the query has not read"""
     records: int = 0
-    """number of records read in this run"""
+    """number of records read since this process started"""
     state_rows: int = 0
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)

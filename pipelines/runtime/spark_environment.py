@@ -20,7 +20,7 @@ from kiln.conf.process.extras import format_install_command
 
 _PREFIXES: Final = ("HADOOP_", "PYSPARK_", "SPARK_", "YARN_")
 _MASTER: Final = "MASTER"
-"""Spark's master, for PySpark"""
+"""variable from which PySpark reads Spark's master"""
 
 
 def is_local(master: str) -> bool:
