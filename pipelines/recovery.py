@@ -111,7 +111,6 @@ def examine(
     """Examine the checkpoints and tables of queries, and the tables that no query writes.
 
     Args:
-        location: Folders to examine.
         names: Queries to examine.
         progress: Progress that `updates` has committed to Kafka, or `None` if it is not known.
         topics: By query, the topics that it reads, by name with prefix; `None` if they are not known.
@@ -179,8 +178,6 @@ def recover_tables(
     Kafka again. A call that was interrupted can be repeated.
 
     Args:
-        location: State folder, checkpoints and lake.
-        name: The query.
         topics: The topics that the query reads, by name with prefix.
         read_identities: Reads the digests of the rows in the tables, for the deduplication file.
         now: Time from which the retention of these digests counts, µs.
@@ -279,7 +276,6 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     interrupted can be repeated.
 
     Args:
-        location: State folder, checkpoints and lake.
         damage: The damage. `advance_from` is the progress after which the query continues.
         since: Offsets at which the first micro-batch begins. It ends at `advance_from`.
         now: The time, µs.
@@ -475,11 +471,8 @@ def _examine_end(
     """Compare the newest micro-batch of a checkpoint with its intact files, and with the query's tables.
 
     Args:
-        name: The query.
-        checkpoint: The query's checkpoint.
         claimed: The newest micro-batch according to the names of the checkpoint's files.
         sound: The newest micro-batch whose files are intact.
-        lake: The lake with the tables.
         logs: Logs of the query's tables.
     """
     torn_tables = {table for table, log in logs.items() if log.torn}
@@ -551,7 +544,6 @@ def _can_continue(name: str, claimed: LastIntactMicroBatch, sound: LastIntactMic
     same records always give the same batches (decision 1).
 
     Args:
-        name: The query.
         claimed: The newest micro-batch according to the names of the checkpoint's files.
         sound: The newest micro-batch whose files are intact.
         newest_write: The newest micro-batch in a table; -1 if there is none.

@@ -86,8 +86,6 @@ def build_terms(
     """Build the terms of a backfill run from the settings and the options of the command.
 
     Args:
-        settings: The settings.
-        name: Name of the run.
         low: Begin of the time range, µs.
         high: End of the time range (exclusive), µs.
         source: Source of the frames.
@@ -126,8 +124,6 @@ def execute(
     """Execute a backfill run, or resume it if it was interrupted. A lock allows only one process per run.
 
     Args:
-        settings: The settings.
-        terms: Terms of the run.
         open_spark: Starts Spark. It is not called if the run is done or cannot begin.
         say: Receives messages for the user.
         report: Receives the progress of the run.
@@ -194,9 +190,6 @@ def backfill(
     """Execute a backfill run in a Spark session, or the rest of an interrupted run.
 
     Args:
-        spark: The session.
-        settings: The settings.
-        terms: Terms of the run.
         is_stopped: Returns true as soon as the run must stop.
         report: Receives the progress.
 
@@ -463,7 +456,6 @@ def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str
     Args:
         start: First offset of the partition.
         oldest: The broker's timestamp of the first record, ms; `None` if the partition has no records.
-        span: The time range.
     """
     if not start:
         return ""

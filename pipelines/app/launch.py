@@ -122,7 +122,6 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
     It contains the topic bundles of the settings, and those of earlier settings from the table `bundles`.
 
     Args:
-        settings: The settings.
         remember: If true, also save the bundles of the settings in the table.
 
     Raises:

@@ -122,9 +122,6 @@ class Supervisor:
         """Prepare the queries.
 
         Args:
-            spark: The session.
-            settings: The settings.
-            names: Names of the queries.
             report: Receives the counts that queries report after each micro-batch.
             now: Monotonic clock, s.
             clock: Returns the time, µs.

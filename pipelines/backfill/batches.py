@@ -77,7 +77,6 @@ def build_batches(rows: DataFrame, batching: BatchConfig, span: TimeRange, lake:
     Args:
         rows: Rows of `select_batchable` and `mark_live_batches`.
         batching: Configuration of the windows and batches.
-        span: The time range.
         lake: Lake to which the tasks write.
 
     Returns:

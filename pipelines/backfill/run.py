@@ -172,7 +172,6 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
     """Execute a backfill run, or the rest of an interrupted one.
 
     Args:
-        terms: Terms of the run.
         resources: Services that the run uses.
         inputs: Reads the inputs. It is called only if the run has not begun yet.
 

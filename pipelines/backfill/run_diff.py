@@ -81,8 +81,6 @@ def diff_run(lake: Lake, run: BackfillRun, report: Callable[[str], None]) -> lis
     """Compare a backfill run with the live tables in the run's time range.
 
     Args:
-        lake: The live lake.
-        run: The run.
         report: Receives a line of text for each table.
 
     Raises:

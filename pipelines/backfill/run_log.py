@@ -240,8 +240,6 @@ def claim_swap(
     """Claim the right to swap a backfill run into the live tables. Of two concurrent claims, only one succeeds.
 
     Args:
-        lake: The live lake.
-        run: The run.
         by: Machine and state folder. A lock in the state folder excludes other processes that use it.
         happened_at: Time of the claim, µs.
         versions: Current versions of the live tables, by table.

@@ -107,7 +107,6 @@ def lock_run(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
 
     Args:
         state: The state folder, which has the locks.
-        name: Name of the run.
         swap: True to lock also against swaps of other runs.
 
     Raises:
@@ -121,8 +120,6 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
     """Delete the tables of a backfill run, and append this to the log of runs. The caller holds the run's lock.
 
     Args:
-        lake: The live lake.
-        name: Name of the run.
         now: Returns the time, µs.
 
     Returns:

@@ -32,10 +32,8 @@ class FileSwap:
         """Replace data files of a table in one commit.
 
         Args:
-            table: Name of the table.
             opened: The table at the version for which the step was planned. Rows that were appended later stay.
             removed: Paths of the files to remove, as in the log.
-            files: Files to add.
             mark: Identifies the step, so that it is committed once (Delta's PROTOCOL.md, Transaction Identifiers).
 
         Returns:

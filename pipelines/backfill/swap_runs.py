@@ -53,8 +53,6 @@ def swap_run(
     """Replace the live rows in a backfill run's time range with the run's rows, or resume an interrupted swap.
 
     Args:
-        lake: The live lake.
-        run: The run.
         file_swap: Commits the steps.
         now: Returns the time, µs.
         say: Receives a line of text for each step.

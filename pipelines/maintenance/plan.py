@@ -148,7 +148,6 @@ def choose_log_start(
     Args:
         entries: Commits in the log, sorted by version.
         checkpoints: Versions with a checkpoint, one of which is chosen.
-        rules: The policy of the table.
         now: The time, µs.
 
     Returns:

@@ -123,9 +123,6 @@ def maintain_table(
     """Execute the maintenance of a table: expire rows, compact files, vacuum, and trim the log.
 
     Args:
-        lake: The lake with the table.
-        table: Name of the table.
-        rules: The policy of the table.
         now: The time, µs.
         report: Receives a line of text before each step.
         durable: True to sync each commit to disk before the next step.
@@ -293,8 +290,6 @@ def replace_files(
     """Replace data files of a table in one commit.
 
     Args:
-        lake: The lake with the table.
-        table: Name of the table.
         opened: The table at a version with the old files. Afterwards, it is at the version of the new commit.
         old: Files to remove from the table.
         new: Files to add.
@@ -354,8 +349,6 @@ def rewrite_files(lake: Lake, table: str, names: Sequence[str], before: int | No
     """Rewrite data files of a table into new, sorted files, which are not committed yet.
 
     Args:
-        lake: The lake with the table.
-        table: Name of the table.
         names: Files to rewrite.
         before: Rows older than this time (µs) are dropped; `None` to drop none.
         target: Approximate size of a new file, bytes.

@@ -99,7 +99,6 @@ def describe_deleted_records(query: str, deleted: Mapping[str, int]) -> str:
     """Describe records that Kafka had deleted before a query first ran; empty if there are none.
 
     Args:
-        query: Name of the query.
         deleted: Number of such records, by topic.
     """
     topics = " and ".join(f"the first {count:,} records of {topic}" for topic, count in sorted(deleted.items()))

@@ -62,7 +62,6 @@ def get_task_property(name: str, meaning: str) -> str:
     """Return a local property of Spark that the driver has set for the tasks of a micro-batch.
 
     Args:
-        name: Name of the property.
         meaning: Description of the property, for the error.
 
     Raises:
@@ -116,7 +115,6 @@ def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> st
     """Describe what happens, and what to do, if the broker's clock is behind the newest timestamp of a topic.
 
     Args:
-        topic: Name of the topic.
         now: The broker's time, µs.
         newest: The newest timestamp in the topic, µs.
         since: Time since which the clock has been behind, µs; `None` if that is not known.
@@ -133,7 +131,6 @@ def describe_watermark_lag(queries: Iterable[str], now: int, newest: int, since:
     """Describe what happens, and what to do, if this machine's clock is behind the watermark of queries.
 
     Args:
-        queries: Names of the queries.
         now: The machine's time, µs.
         newest: The newest time that a query has used, µs.
         since: Time since which the clock has been behind, µs; `None` if that is not known.

@@ -154,7 +154,6 @@ class DedupStore:
         of Spark. So a copy that is rejected because of its second digest still counts as seen for its first digest.
 
         Args:
-            copies: The copies to check.
             now: Time of the micro-batch, µs.
         """
         columns = CopyColumns(*_split_identities(copies), [copy.position for copy in copies])

@@ -62,8 +62,6 @@ def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offse
     The read fails if Kafka's retention has removed a record of a range.
 
     Args:
-        spark: The session.
-        broker: Address and options of Kafka.
         topic: Name of the topic, without prefix.
         first: First offsets, by topic name with prefix and by partition.
         end: End offsets (exclusive) of the same partitions.
@@ -168,10 +166,8 @@ def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask,
     has not read, the query fails instead of skipping the record.
 
     Args:
-        session: The query's session.
         source: The topics, and the sizes of micro-batches and tasks.
         task: Builds the rows of the source from record batches with the schema `kafka_ranges.RECORDS`.
-        checkpoint: The query's checkpoint.
 
     Returns:
         Name of the format in this session.

@@ -72,7 +72,6 @@ def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> 
     """Find, for each table, the newest version whose rows all queries have processed.
 
     Args:
-        lake: The lake with the tables.
         checkpoints: Folder with one checkpoint for each query.
         sink_limit: Maximum number of records that a micro-batch of `sink` reads; 0 for no limit.
 

@@ -149,8 +149,6 @@ class QueryContext:
         """Register the Kafka topics of a query as a streaming source of its session.
 
         Args:
-            query: Name of the query.
-            session: The query's session.
             task: Builds the rows of the source from record batches of Kafka records (`kafka_ranges.RECORDS`).
             small: Number of records below which one task reads a micro-batch, because each task has a startup cost.
             tasks: Maximum number of tasks; 0: one per partition.

@@ -48,7 +48,6 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
     """List the writes that a query's tables must contain.
 
     Args:
-        checkpoint: The query's checkpoint.
         done: Number of the newest finished micro-batch. Spark repeats a later one, so a table may lack it.
     """
     for app_id, batches in read_table_writes(checkpoint.path).items():
@@ -64,9 +63,6 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
     Tables that cannot be opened are skipped: their readers report the error.
 
     Args:
-        lake: The lake with the tables.
-        query: Name of the query.
-        checkpoint: The checkpoint of the query.
         done: Number of the newest finished micro-batch.
         torn: Tables to skip, because a power cut has damaged their newest commits.
 
@@ -100,7 +96,6 @@ def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
     """Find tables that are older than their query's checkpoint.
 
     Args:
-        lake: The lake with the tables.
         checkpoints: Folder of the queries' checkpoints. A query without checkpoint is skipped.
 
     Returns:
