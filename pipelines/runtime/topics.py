@@ -208,7 +208,7 @@ class TopicEnds:
             self.ends = ends
             self.error = ""
         except KafkaError as error:
-            self.error = f"cannot read the end offsets of topics from Kafka: {error}. Check that the broker runs"
+            self.error = f"the broker does not answer: {error}. Check that it runs"
         return self.ends
 
     def _connect(self) -> None:
