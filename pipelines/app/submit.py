@@ -136,7 +136,9 @@ def _run_query(name: JobName, settings: Settings) -> int:
                     error=supervisor.errors.get(name, ""),
                     tripped=False,
                 )
-                broker_error = ends.error if ends is not None else f"the broker does not answer: {settings.broker.servers}"
+                broker_error = (
+                    ends.error if ends is not None else f"the broker does not answer: {settings.broker.servers}"
+                )
                 job.observe(line, [*supervisor.errors.values(), *([broker_error] if broker_error else [])])
                 if check % _REPORT_EVERY == 0:
                     print(json.dumps(_build_report(supervisor, name)), flush=True)
