@@ -58,7 +58,7 @@ def test_drop_deletes_what_was_saved_for_a_run_that_never_began(
     assert "run z had not begun: deleted the input that was saved for it" in capsys.readouterr().err
     assert not streams.exists()
     assert run_command(["backfill", "drop", "z"]) == 1
-    assert "there is no run z" in capsys.readouterr().err
+    assert "there is no backfill run z" in capsys.readouterr().err
 
 
 def test_list_shows_every_state(lake: Lake, state: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_a_run_that_somebody_works_on_is_not_dropped_or_swapped(
 def test_mistakes_are_told_in_words(state: Path, lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("diff", "swap", "drop"):
         assert run_command(["backfill", command, "other"]) == 1
-        assert "there is no run other in" in capsys.readouterr().err
+        assert "there is no backfill run other in" in capsys.readouterr().err
         assert run_command(["backfill", command, "../x"]) == 2
     begin(lake, "half", done=False)
     assert run_command(["backfill", "swap", "half"]) == 1
@@ -158,7 +158,7 @@ def test_a_table_that_cannot_be_read_is_named(lake: Lake, capsys: pytest.Capture
     for path in Path(lake.locate_run("r").table("updates")).glob("*.parquet"):
         path.write_bytes(b"no table")
     assert run_command(["backfill", "diff", "r"]) == 1
-    assert "or those of run r, cannot be read" in " ".join(capsys.readouterr().err.split())
+    assert "or those of backfill run r: " in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_range_is_of_the_run(lake: Lake, state: Path) -> None:

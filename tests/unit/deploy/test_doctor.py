@@ -135,7 +135,7 @@ def test_a_file_that_is_no_offset_log_is_refused(text: str) -> None:
 def test_a_bad_checkpoint_is_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, batches=1, commits=1)
     (tmp_path / "offsets" / "0").write_text("v7\n")
-    with pytest.raises(CheckpointError, match="offsets/0: version 'v7'"):
+    with pytest.raises(CheckpointError, match="offsets/0: Spark's offset log has the version 'v7'"):
         read_checkpoint(parse_location(tmp_path))
 
 
