@@ -319,10 +319,8 @@ def _written(folder: Path, texts: list[bytes]) -> list[Path]:
     [
         (b"", "it is empty"),
         (b"hello\n", "it is text, and its first line is 'hello'"),
-        (ARCHIVES["zip"](b"hello
-"), "none of its 1 files has a known format. For example, logs/ceramic.log.gz in "),
-        (ARCHIVES["zip"](b"hello
-" * 99)[:80], "the archive is damaged: File is not a zip file. Extract the files"),
+        (ARCHIVES["zip"](b"hello\n"), "none of its 1 files has a known format. For example, logs/ceramic.log.gz in "),
+        (ARCHIVES["zip"](b"hello\n" * 99)[:80], "the archive is damaged: File is not a zip file. Extract the files"),
         (gzip.compress(gzip.decompress(ARCHIVES["tar.gz"](b"hello\n" * 9999))[:4000]), "the archive is cut off."),
     ],
     ids=["empty", "text", "zip of text", "cut zip", "cut tar"],
