@@ -1,22 +1,30 @@
 """Query `archive`: from Kafka's topic `kiln.frames` to Delta, and faults to the topic `kiln.quarantine`.
 
 Each frame becomes a row of `frames` with its exact bytes. Each copy of a message in it becomes a row of `copies`, each
-subscription a row of `subscriptions`, and each control entry a row of `controls`. The first valid copy of a message
-becomes the row of `messages`. Bytes that are no message are faults.
+subscription a row of `subscriptions`, and each control entry a row of `controls`. One valid copy of each message
+becomes the row of `messages`; which one is not defined. Bytes that are no message are faults.
 
     on one machine   source: decode, accept each message once, write files ─ foreachBatch: faults to Kafka, commits
-    on a cluster     source: decode, write files of the first four tables ─ dropDuplicatesWithinWatermark
-                     ─ foreachBatch: write files of `messages`, faults to Kafka, commits
+    on a cluster     source: decode, write files of `frames`, `copies`, `subscriptions` and `controls`
+                     ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files of `messages`, faults to Kafka, commits
+
+The source is Kiln's own Python data source (`pipelines/runtime/kafka.py`), whose tasks read Kafka and decode. Rows of
+tables go from the tasks into files. What reaches foreachBatch are the faults, and for each task a `DecodeResult` (files
+of the four tables above) and an `ArchiveOutput` (files of `messages`). The column `kind` tells them apart.
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read.
+that the query has not read. A micro-batch starts every 10 s (`jobs.archive.trigger`), or when the one before it is
+done.
 
 A message is accepted unless a message with the same digest was accepted within `dedupe.signed_ttl`. On one machine, a
 file next to the checkpoint stores the digests, each with the position of the accepted copy (partition, offset, index in
-the frame). On a cluster, Spark's state stores the digests. Digests expire by the driver's clock; its time is saved in
-the checkpoint and never goes back. A bridge that was killed may send a frame again. `FrameDedup` recognises the frame
-by its connection, direction and sequence number, and keeps its rows out of all tables but `messages`.
+the frame). On a cluster, Spark's state stores the digests. Digests expire by the driver's clock when it is set for a
+micro-batch, and are kept for twice `dedupe.signed_ttl`. After a restart, the clock is not earlier than the newest time
+in the checkpoint. A copy that comes after its digest has expired is accepted again.
+
+A bridge that was killed may send a frame again. `FrameDedup` recognises the frame by its connection, direction and
+sequence number, and keeps its rows out of all tables but `messages`, where the digests suffice.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
@@ -24,8 +32,9 @@ after 4, and tasks and commits sync their files, so that a power cut leaves what
 1. Spark's offset log: which records the micro-batch has.
 2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.
 3. Faults, in `kiln.quarantine`.
-4. A Delta commit to `messages`, then one to each other table. The transaction identifier of each commit (`txn`) holds
-   the ids of the query and the micro-batch. Before the commits, the driver rewrites files that have repeated frames.
+4. The driver rewrites files that have repeated frames, without these. Then come the Delta commits: to `messages`, then
+   to each other table with new rows. The transaction identifier of a commit (`txn`) holds the ids of the query and the
+   micro-batch.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
@@ -112,7 +121,7 @@ class _ArchiveWriter:
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
         """Write one micro-batch: the effects 2 to 4 of the module's docstring."""
         context = self._context
-        self._clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        self._clock.set_time(rows.sparkSession.sparkContext)  # the time by which digests expire
         out = self._steps.run_in_micro_batch(rows, self._checkpoint.count_records(batch_id))
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and the tasks must write files only once
         try:

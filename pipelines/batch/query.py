@@ -5,31 +5,36 @@
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read. Each row of the source holds the decoded updates of a range of offsets in one partition.
+that the query has not read. A micro-batch starts every 0.5 s (`jobs.batch.trigger`), or when the one before it is
+done. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode. A row of it holds the
+updates of a range of offsets in one partition, with the broker timestamps (`LogAppendTime`) of its records.
 
-The event time of an update is the earlier of its capture time and log time. Log time is the greatest broker stamp in
-the Kafka partition so far. A window opens with its separator's first update, at event time t0 and log time c0. It has
-the updates with an event time before t0 + T (`batch.window`), even before t0. It ends at the separator's first update
-with a later event time, or at any record with a log time of c0 + T + `batch.grace` or later. A window that has ended
-becomes a CIP-123 batch. While no update arrives, ticks advance log time. A tick is a record without a value, which a
-`Ticker` appends to each partition of `kiln.updates`; the process that starts this query also starts the `Ticker`. So
-batches depend only on the records in Kafka, and not on the time at which the query runs. The settings `batch.authors`
-and `batch.only_verified` leave out updates of other authors, and updates with unconfirmed separators.
+All updates of a separator are in one partition, and the operator takes the ranges of a partition in offset order.
+
+The event time of an update is the earlier of its capture time and log time. Log time is the greatest broker timestamp
+in the Kafka partition so far. A window opens with its separator's first update, at event time t0 and log time c0. It
+has the updates with an event time before t0 + T (`batch.window`), even before t0. It ends at the separator's first
+update with an event time of t0 + T or later, which opens the next window, or at any record with a log time of c0 + T +
+`batch.grace` or later. A window that has ended becomes a CIP-123 batch. While no update arrives, ticks advance log
+time. A tick is a record without a value, which a `Ticker` appends to each partition of `kiln.updates`; the process that
+starts this query also starts the `Ticker`. So batches depend only on the records in Kafka, and not on the time at which
+the query runs. The settings `batch.authors` and `batch.only_verified` leave out updates of other authors, and updates
+with unconfirmed separators.
 
 For each Kafka partition, Spark's state has the open windows and log time. It also has, for each of the two writers of
-the topic (the query `updates`, and the bridge's fetcher), the digests of the messages in the writer's newest epoch. An
-epoch is one micro-batch of the writer. By these digests the operator drops an update that a writer wrote twice after a
-crash (`EpochGuard`).
+the topic (the query `updates`, and the bridge's fetcher), the digests of the messages in the writer's newest epoch: a
+micro-batch of the query, or what the fetcher writes between two commits of its offsets. By these digests the operator
+drops an update that a writer wrote twice after a crash (`EpochGuard`).
 
 The effects of a micro-batch, in order.
 
 1. Spark's offset log: which records the micro-batch has.
-2. Batches and faults, by Spark's Kafka sink; and the new state. Neither waits for the other.
+2. Batches and faults, by Spark's Kafka sink; and the new state. A crash may leave either without the other.
 3. Spark's commit log.
 
-After a crash, Spark repeats the micro-batch from the same records and the state before them, and makes the same
-batches and faults, with the same bytes and keys. So a topic may have a batch or a fault twice. `sink`
-stores each once. The bridge's publisher may announce such a batch twice, which does no harm: a batch is a set of tips.
+After a crash, Spark repeats the micro-batch from the same records and the state before them, and makes the same batches
+and faults, with the same bytes and keys. So a topic may have a batch or a fault twice. `sink` stores each once. The
+bridge's publisher may announce such a batch twice, which does no harm: a batch is a set of tips.
 
 With `durability = "power"`, a thread of the driver syncs the checkpoint each second. After a power cut, Kiln sets aside
 torn files at its start (`pipelines/recovery.py`). The query then repeats its newest micro-batches, not only the last,

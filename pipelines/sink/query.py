@@ -8,15 +8,21 @@
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read.
+that the query has not read. A micro-batch starts every 10 s (`jobs.sink.trigger`), or when the one before it is done.
+
+The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode, and no partition is divided
+between two tasks. What reaches foreachBatch are received tips, the log time of each partition, and the files that each
+task wrote. The column `kind` tells them apart.
 
 A row is accepted unless a row with the same digest was accepted within `dedupe.signed_ttl`. The digest covers the
 columns that identify a row in its table. On one machine, a file next to the checkpoint stores the digests, each with
 the position of the accepted row (topic, partition, offset, index in the record). On a cluster, Spark's state stores
-them.
+them. Digests expire by the driver's clock when it is set for a micro-batch. After a restart, the clock is not earlier
+than the newest time in the checkpoint.
 
 *Received tips* are the tips in the batches of other nodes (`kiln.blocks`). foreachBatch compares them with the tables
-`publications` and `streams`, including the rows that this micro-batch adds to these tables. If `publications` has the
+`publications` and `streams`, including the rows that this micro-batch adds to these tables. In a repeat, these rows may
+be in the tables already; that a row is there twice changes no comparison. If `publications` has the
 batch, it is Kiln's own, which a peer sent back, and its tips are dropped. If `streams` has another separator for the
 stream, the tip becomes a row of `quarantine`. Every other tip becomes a row of `tips`.
 
@@ -29,7 +35,8 @@ after 4, and tasks and commits sync their files, so that a power cut leaves what
    follows. The transaction identifier of a commit (`txn`) holds the ids of the query and the micro-batch, and `append`
    or `received` for the first or the second commit.
 4. The file `clock.json` with the log time of each partition of `kiln.updates`, before and after this micro-batch. Log
-   time is the greatest broker timestamp so far. The column `updates.log_time` is computed from it.
+   time is the greatest broker timestamp so far. The column `updates.log_time` is computed from it. The file is replaced
+   by rename. If it is missing, log time is read from the table `updates`.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids, and with log time as before it.
@@ -82,7 +89,7 @@ def start(context: QueryContext) -> StreamingQuery:
     tables = context.create_table_writer("sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        clock.set_time(rows.sparkSession.sparkContext)  # the time by which digests expire
         set_log_times(rows.sparkSession.sparkContext, log_time_file.read_start(batch_id))
         out = steps.run_in_micro_batch(rows, checkpoint.count_records(batch_id))
         out.persist(StorageLevel.DISK_ONLY)  # received tips are read again, and the tasks must write files only once

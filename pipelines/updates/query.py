@@ -12,12 +12,15 @@ requests for the blocks of other nodes' batches.
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read.
+that the query has not read. A micro-batch starts every 0.9 s (`jobs.updates.trigger`), or when the one before it
+is done. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka, decode, and find separators.
 
 A tip that was announced before is no new update. The rule is in `kiln.pipelines.updates.repeats`. It needs the digests
 of the announcements of the last `dedupe.signed_ttl`. On one machine, a file next to the checkpoint stores them, each
 with the position of the selected copy (partition, offset, index in the frame). On a cluster, Spark's state stores them.
-Both ways select the same updates.
+Both ways select the same updates, because the operator also takes the copies of its stream by capture time. Digests
+expire by the driver's clock when it is set for a micro-batch. After a restart, the clock is not earlier than the newest
+time in the checkpoint.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and Kafka must sync its own log, so that a power cut leaves what a crash leaves.
@@ -27,8 +30,8 @@ after 4, and Kafka must sync its own log, so that a power cut leaves what a cras
 3. The records of both topics. On one machine, the task alternates between 2 and 3: it stores the digests of a few
    thousand copies, and then writes their records. On a cluster, the state is complete before the first record is
    written. Each record has the epoch in which it was written: the id of the query and the number of the micro-batch.
-4. For the consumer group `kiln.updates`, the offsets in `kiln.frames` at which the micro-batch ended. Only
-   `kiln recover` reads them.
+4. The offsets in `kiln.frames` at which the micro-batch ended, committed for the consumer group that is named after the
+   query, with the ids of the query and the micro-batch. Only `kiln recover` reads them.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
@@ -38,10 +41,10 @@ After a crash, Spark repeats the micro-batch, with the same records and ids.
 - So a topic may have a record twice, with the same epoch. This also happens if Spark runs a task twice. The readers of
   the topics drop the second record: `batch` and the fetcher keep the digests of the messages in the newest epoch of
   each writer (`EpochGuard`), and `sink` stores a message once.
-- If the checkpoint is lost, `kiln recover` makes a new one. Its micro-batch 0 reads the frames of the last
-  `dedupe.signed_ttl` before the offsets of 4, and writes only digests. Micro-batch 1 begins at the offsets of 4. Epochs
-  are numbered on from the last one that the old checkpoint finished (`replaced_epoch`), so that readers recognise later
-  epochs as newer.
+- If the checkpoint is lost, `kiln recover` makes a new one from the newest commit of step 4. Micro-batch 0 reads the
+  frames of the last `dedupe.signed_ttl` before the committed offsets, and writes only digests. Micro-batch 1 begins at
+  these offsets. Its epoch follows the committed one (`replaced_epoch`), under the id of the old query. So if the old
+  query had begun to write this epoch, readers drop what they already have of it.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        clock.set_time(rows.sparkSession.sparkContext)  # the time by which digests expire
         rows = steps.run_in_micro_batch(rows, checkpoint.count_records(batch_id))
         if batch_id == 0 and replaced_epoch is not None:
             rows.write.format("noop").mode("append").save()  # the tasks write digests, and nothing goes to Kafka
