@@ -461,9 +461,9 @@ FAULTS: Final = (
     Fault(
         "bep50",
         "gap",
-        "Kiln missed announcements of a followed publisher. An announcement lists up to 23 earlier batches, but the "
-        "newest one does not list the last batch that Kiln knew. `detail` has the publisher, the separator and the "
-        "CIDs of both batches; `data` is the announcement.",
+        "Kiln missed announcements of a followed publisher. An announcement lists up to 23 batches before its own, "
+        "but the newest announcement does not list the last batch that Kiln knew. `detail` has the publisher, the "
+        "separator, and the CIDs of the announced batch and of the last known one; `data` is the announcement.",
         "Keep the bridge running: it was offline for too long, or the publisher announced too many batches at once. "
         "If the publisher lost its state, Kiln missed nothing. Other nodes may still send the missed tips.",
     ),

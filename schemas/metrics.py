@@ -211,7 +211,7 @@ GROUPS: Final = (
             Counter("kiln_bep50_frames", "Captured BEP 50 datagrams.", labels=_DIRECTION),
             Counter(
                 "kiln_bep50_gaps",
-                "Times that announcements of another publisher were missed between two received ones.",
+                "Number of gaps: Kiln missed announcements of another publisher between two that it received.",
             ),
             Counter(
                 "kiln_bep50_dropped_datagrams",

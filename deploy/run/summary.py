@@ -141,7 +141,7 @@ def _render_quarantine(lake: Lake) -> list[RenderableType]:
 
 
 def describe_unread(unread: Mapping[str, int | None]) -> str:
-    """Describe the records that the queries left unread in Kafka, by query; `None` for an unknown number."""
+    """Describe how many records each query left unread in Kafka. In `unread`, `None` is an unknown number."""
     rest = ", ".join(
         f"{name} (number unknown)" if count is None else f"{name} {count:,} records"
         for name, count in sorted(unread.items())

@@ -31,7 +31,8 @@ class FirstCopySelector(Generic[T]):
     """Selector of the copies to keep of one message (network and message id) in a chunk of a backfill run.
 
     First add what is known about the message. Then offer the chunk's copies in the order of their times. Then list the
-    fallbacks. A message is kept again if its next copy comes after the retention. Times are µs.
+    fallbacks. A later copy of the message is kept too if it comes more than the retention after the copy kept last.
+    Times are µs.
     """
 
     def __init__(self, is_same: Callable[[int, int], bool]) -> None:

@@ -112,7 +112,7 @@ def _check_done(run: BackfillRun) -> None:
     if not run.is_done:
         raise SwapError(
             f"backfill run {run.name} is not done, so a swap would leave the rest of its time range empty. To complete "
-            "the run, type kiln backfill run again with the same options"
+            "the run, repeat its command: kiln backfill run … --run NAME, with the same options"
         )
 
 

@@ -71,8 +71,8 @@ def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
 
 
 def _decode(core: Core | None, batch: pa.RecordBatch, update_filter: UpdateFilter) -> Iterator[UpdateRange]:
-    """Decode records of one partition into ranges. The ranges overlap where the native core leaves records to
-    Python."""
+    """Decode records of one partition into ranges. If the native core leaves some records to Python, the range of
+    these records lies within a range of the core."""
     first = 0
     for rows in core.batch(batch) if core is not None and find_engine().is_native else ():
         decoded = _build_range(rows, batch, update_filter) if rows.tables else None

@@ -111,7 +111,7 @@ def _is_intact(folder: Path, add: dict[str, object]) -> bool:
 
 def _list_torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
     """List the unreadable checkpoints that can be rebuilt, because the log is complete from its first commit, or from a
-    readable checkpoint. `_last_checkpoint` is also listed if it names one of them, or no existing checkpoint."""
+    readable checkpoint. `_last_checkpoint` is listed too if it names one of them, or one that does not exist."""
     torn = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
     if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in torn]):
         return []

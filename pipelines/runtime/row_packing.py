@@ -1,7 +1,7 @@
 """Rows before and after deduplication by Spark's `dropDuplicatesWithinWatermark`.
 
-Each row is packed into one binary column, so that Spark shuffles a digest and bytes instead of a table's columns
-(decisions 10 and 18).
+Each row is packed into one binary column, next to the columns of its digests. So Spark shuffles these few columns
+instead of all columns of a table (decisions 10 and 18).
 """
 
 from __future__ import annotations

@@ -79,7 +79,8 @@ class LogFrames:
     def build_frame(self, line: int, raw: bytes, logged: LoggedMessage) -> Item:
         """Build the Frame of a logged message, or an unreadable item if a field of the message is invalid.
 
-        The Frame's payload is an RPC with this message. It has no signature, so its verdict is UNVERIFIABLE.
+        The Frame's payload is an RPC with this message. The message has no signature, so its verdict in the Frame is
+        UNVERIFIABLE.
 
         Args:
             line: Number of the line, from 1.

@@ -337,7 +337,7 @@ def build_frames(
     time. An RPC over 4 MiB is truncated to its first 64 KiB, and its length is in declared_length.
 
     Args:
-        records: The records of the capture, again from the first.
+        records: All records of the capture, read a second time.
         survey: Result of the first pass.
         capture_sha256: sha256 of the file as stored.
         network: Network of the Frames.

@@ -209,7 +209,7 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
 def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
     """Split a file into parts of `size` bytes, each extended to the end of its last line.
 
-    A file is one part if it is compressed, or if a runtime may have split its lines into pieces.
+    A file is one part if it is compressed, or if a container runtime may have broken its long lines into pieces.
     """
     file.seek(0)
     begin = file.read(_BEGIN)

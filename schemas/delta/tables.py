@@ -132,8 +132,8 @@ _ENTRY_TOPIC: Final = (
     _may(
         "topic",
         "string",
-        "Name of the topic. Null: the entry has no topic, its index cannot be resolved, or the name is longer than "
-        "4,096 characters or not UTF-8",
+        "Name of the topic. Null: the entry has no topic, or gives it by an index that cannot be resolved, or the name "
+        "is longer than 4,096 characters or not UTF-8",
         _A_TOPIC,
     ),
     _may(
