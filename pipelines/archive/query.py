@@ -8,23 +8,25 @@ becomes the row of `messages`; which one is not defined. Bytes that are no messa
     on a cluster     source: decode, write files of `frames`, `copies`, `subscriptions` and `controls`
                      ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files of `messages`, faults to Kafka, commits
 
-The source is Kiln's own Python data source (`pipelines/runtime/kafka.py`), whose tasks read Kafka and decode. Rows of
-tables go from the tasks into files. What reaches foreachBatch are the faults, and for each task a `DecodeResult` (files
-of the four tables above) and an `ArchiveOutput` (files of `messages`). The column `kind` tells them apart.
+The source is Kiln's own Python data source (`pipelines/runtime/kafka.py`), whose tasks read Kafka and decode. Tasks
+write the rows of tables into files; no row reaches the driver. The driver gets the faults, and of each task a
+`DecodeResult` (the files of `frames`, `copies`, `subscriptions` and `controls`) and an `ArchiveOutput` (the files of
+`messages`). The column `kind` tells them apart.
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read. A micro-batch starts every 10 s (`jobs.archive.trigger`), or when the one before it is
-done.
+that the query has not read. A micro-batch starts every 10 s (`jobs.archive.trigger`); if the one before it takes
+longer, when that one is done.
 
 A message is accepted unless a message with the same digest was accepted within `dedupe.signed_ttl`. On one machine, a
 file next to the checkpoint stores the digests, each with the position of the accepted copy (partition, offset, index in
-the frame). On a cluster, Spark's state stores the digests. Digests expire by the driver's clock when it is set for a
-micro-batch, and are kept for twice `dedupe.signed_ttl`. After a restart, the clock is not earlier than the newest time
-in the checkpoint. A copy that comes after its digest has expired is accepted again.
+the frame). On a cluster, Spark's state stores the digests. A micro-batch has one time, which the driver's clock gives
+at its start and which never goes back. Digests expire by this time, after at least `dedupe.signed_ttl` and at most
+twice that. A copy that comes later is accepted again.
 
-A bridge that was killed may send a frame again. `FrameDedup` recognises the frame by its connection, direction and
-sequence number, and keeps its rows out of all tables but `messages`, where the digests suffice.
+A bridge that was killed may send a frame again. `FrameDedup` recognises it by its connection, direction and sequence
+number, and drops its rows of all tables but `messages`, for which the digests do that. It has the ranges of stored
+sequence numbers in memory, and reads them from `frames` at the first micro-batch after a start.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
@@ -39,17 +41,16 @@ after 4, and tasks and commits sync their files, so that a power cut leaves what
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
 
-- The same messages are accepted. On one machine, these are the copies whose positions are in the file; on a cluster,
-  Spark begins with the state before the micro-batch.
+- The same messages are accepted, unless the stop was so long that digests have expired. On one machine, these are the
+  copies whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
 - Faults may be in the topic twice, with the same key, and `sink` stores them once.
-- A table that already has the transaction ignores the commit. If `frames` has it, `FrameDedup` does not mistake the
-  frames of this micro-batch for repeats.
+- A table that already has the transaction ignores the commit. If `frames` has it, `FrameDedup` leaves out the rows with
+  this micro-batch's own offsets when it reads the stored ranges.
 
 Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. It
-counts in memory. So after the next start, the repeated micro-batch passes, and its faults go to quarantine even if
-Kiln's decoder is still at fault.
-"""
+compares with messages of the same authors that decoded before, and has these in memory only. So after the next start,
+the repeated micro-batch passes, and its faults go to quarantine even if Kiln's decoder is still at fault."""
 
 from __future__ import annotations
 

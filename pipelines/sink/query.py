@@ -8,23 +8,24 @@
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read. A micro-batch starts every 10 s (`jobs.sink.trigger`), or when the one before it is done.
+that the query has not read. A micro-batch starts every 10 s (`jobs.sink.trigger`); if the one before it takes longer,
+when that one is done.
 
 The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode, and no partition is divided
-between two tasks. What reaches foreachBatch are received tips, the log time of each partition, and the files that each
-task wrote. The column `kind` tells them apart.
+between two tasks. Tasks write the rows of tables into files. The driver gets the names of these files, the log time of
+each partition, and received tips. The column `kind` tells them apart.
 
 A row is accepted unless a row with the same digest was accepted within `dedupe.signed_ttl`. The digest covers the
 columns that identify a row in its table. On one machine, a file next to the checkpoint stores the digests, each with
 the position of the accepted row (topic, partition, offset, index in the record). On a cluster, Spark's state stores
-them. Digests expire by the driver's clock when it is set for a micro-batch. After a restart, the clock is not earlier
-than the newest time in the checkpoint.
+them. A micro-batch has one time, which the driver's clock gives at its start and which never goes back. Digests expire
+by this time, after at least `dedupe.signed_ttl` and at most twice that.
 
 *Received tips* are the tips in the batches of other nodes (`kiln.blocks`). foreachBatch compares them with the tables
-`publications` and `streams`, including the rows that this micro-batch adds to these tables. In a repeat, these rows may
-be in the tables already; that a row is there twice changes no comparison. If `publications` has the
-batch, it is Kiln's own, which a peer sent back, and its tips are dropped. If `streams` has another separator for the
-stream, the tip becomes a row of `quarantine`. Every other tip becomes a row of `tips`.
+`publications` and `streams`, including the rows that this micro-batch adds to these tables. In a repeat, the tables may
+already have these rows; the comparison then sees them twice, which changes nothing. If `publications` has the batch, it
+is Kiln's own, which a peer sent back, and its tips are dropped. If `streams` has another separator for the stream, the
+tip becomes a row of `quarantine`. Every other tip becomes a row of `tips`.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
@@ -34,19 +35,18 @@ after 4, and tasks and commits sync their files, so that a power cut leaves what
 3. A Delta commit to each table with new rows. If there are received tips, a second commit to `tips` and to `quarantine`
    follows. The transaction identifier of a commit (`txn`) holds the ids of the query and the micro-batch, and `append`
    or `received` for the first or the second commit.
-4. The file `clock.json` with the log time of each partition of `kiln.updates`, before and after this micro-batch. Log
-   time is the greatest broker timestamp so far. The column `updates.log_time` is computed from it. The file is replaced
-   by rename. If it is missing, log time is read from the table `updates`.
+4. The file `clock.json` with the log time of each partition of `kiln.updates`, before this micro-batch, for its repeat,
+   and after it. Log time is the greatest broker timestamp so far. The column `updates.log_time` is computed from it.
+   The file is replaced by rename. If it is missing, log time is read from the table `updates`.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids, and with log time as before it.
 
-- The same rows are accepted. On one machine, these are the rows whose positions are in the file; on a cluster, Spark
-  begins with the state before the micro-batch.
+- The same rows are accepted, unless the stop was so long that digests have expired. On one machine, these are the rows
+  whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
 - A table that already has the transaction ignores the commit. Until the repeat, some tables have the rows of the
-  micro-batch and others do not.
-"""
+  micro-batch and others do not."""
 
 from __future__ import annotations
 
