@@ -50,7 +50,8 @@ After a crash, Spark repeats the micro-batch, with the same records and ids.
 
 Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. It
 compares with messages of the same authors that decoded before, and has these in memory only. So after the next start,
-the repeated micro-batch passes, and its faults go to quarantine even if Kiln's decoder is still at fault."""
+the repeated micro-batch passes, and its faults go to quarantine even if Kiln's decoder is still at fault.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ After a crash, Spark repeats the micro-batch, with the same records and ids, and
   whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
 - A table that already has the transaction ignores the commit. Until the repeat, some tables have the rows of the
-  micro-batch and others do not."""
+  micro-batch and others do not.
+"""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ After a crash, Spark repeats the micro-batch, with the same records and ids.
   frames of the last `dedupe.signed_ttl` before the committed offsets, and writes only digests. Micro-batch 1 begins at
   these offsets. It writes under the id of the old query, with the epoch number after the committed one
   (`replaced_epoch`), and the later micro-batches number on. So if the old query had begun to write this epoch, readers
-  drop what they already have of it."""
+  drop what they already have of it.
+"""
 
 from __future__ import annotations
 
