@@ -461,7 +461,7 @@ def test_another_topic_is_refused_however_long_it_is(tmp_path: Path, monkeypatch
     world = World(settings, monkeypatch)
     world.topics.found["kiln.frames"] = ("another", 100)
     with pytest.raises(
-        RestartsExhaustedError, match=r"kiln.frames is not the topic .* is another, and .* is one.*kiln recover"
+        RestartsExhaustedError, match=r"kiln.frames is not the topic .* is another, but .* is one.*kiln recover"
     ):
         world.supervisor.start()
     assert world.queries == []
