@@ -81,8 +81,10 @@ _SAID = (
 
 
 class Bench:
-    """Runs measurements. After each, it shows the finding, and writes all findings so far to `file` and as plots to the
-    folder `plotted`."""
+    """Runs measurements and shows their findings.
+
+    After each measurement, all findings so far are written to `file`, and as plots to the folder `plotted`.
+    """
 
     def __init__(self, console: Console, extent: Extent, file: Path | None, plotted: Path | None = None) -> None:
         self._console = console
@@ -109,7 +111,7 @@ class Bench:
         self._console.print(f"[dim]{minutes:3}:{seconds:02}[/]  {text}", highlight=False, soft_wrap=True)
 
     def measure(self, name: str, measurement: Callable[[], Finding]) -> None:
-        """Make one measurement. If it fails, the failure is shown, and other measurements can follow."""
+        """Make one measurement. If it fails, show the error and return, so that other measurements can follow."""
         self._console.rule(name, align="left")
         try:
             finding = measurement()
@@ -129,22 +131,28 @@ class Bench:
         self._console.print(f"{name}: {error}", style="red", markup=False)
 
     def summary(self) -> int:
-        """Show all findings again, and return the exit status."""
+        """Show all findings again, and return the exit status: 1 if a measurement failed, else 0."""
         if len(self._findings) > 1:
             self._console.rule("in short", align="left")
             for finding in self._findings:
                 self._console.print(table(finding))
         if self._busy:
-            self._console.print("The machine was busy when this began: measure again when it is idle.", style="yellow")
+            self._console.print(
+                "The machine was busy at the start, so the results are too slow. Measure again when it is idle.",
+                style="yellow",
+            )
         if self._extent.runs < _ENOUGH_RUNS:
-            self._console.print(f"Medians of fewer than {_ENOUGH_RUNS} runs say little.", style="yellow")
+            self._console.print(
+                f"Medians of fewer than {_ENOUGH_RUNS} runs vary much. Pass --runs {_ENOUGH_RUNS} or more.",
+                style="yellow",
+            )
         if self._failed:
             self._console.print(f"Not measured: {', '.join(self._failed)}", style="red")
         return 1 if self._failed else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit status: 0 if all measurements were made, even if they miss their aims; 1 if one failed."""
+    """Make the measurements. Return 0 if all were made, even if they miss their aims; 1 if one failed."""
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -152,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if options.folder is not None and not options.folder.is_dir():
-        parser.error(f"--folder {options.folder}: there is no such folder")
+        parser.error(f"--folder {options.folder}: there is no such folder. Create it")
     names = [name for name in NAMES if not options.names or name in options.names]
     bench = Bench(Console(), extent, options.json, options.plots)
     for name in names:
@@ -175,23 +183,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure Kiln on this machine. The sides of a comparison run in turn; nothing is asserted.",
-        epilog="All measurements take four hours and 20 GB of disk; try them with --scale 0.02 --runs 1.",
+        description="Measure the speed of Kiln and of alternatives on this machine.",
+        epilog="All measurements take four hours and 20 GB of disk. For a quick try, pass --scale 0.02 --runs 1.",
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", type=_name, help=f"of {', '.join(NAMES)}; default: all")
-    parser.add_argument("--runs", type=int, default=_ENOUGH_RUNS, help="runs of each side (default: %(default)s)")
-    parser.add_argument("--scale", type=float, default=1.0, help="factor of all sizes (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write every value to this file")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help=f"plot {' and '.join(plots.PLOTS)} there, as SVG")
     parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="folder of the data during the runs (default: temporary)"
+        "names", nargs="*", metavar="NAME", type=_name, help=f"measurements: {', '.join(NAMES)} (default: all)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=_ENOUGH_RUNS, help="runs of each measurement (default: %(default)s)"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for all sizes (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all values, as JSON")
+    parser.add_argument(
+        "--plots", type=Path, metavar="DIR", help=f"folder for plots of {' and '.join(plots.PLOTS)}, as SVG"
+    )
+    parser.add_argument(
+        "--folder", type=Path, metavar="DIR", help="folder for data during the runs (default: a temporary one)"
     )
     return parser
 
 
 def _name(text: str) -> str:
     if text not in NAMES:  # `choices` would not let the list be empty
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(NAMES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is no measurement. Pass some of {', '.join(NAMES)}")
     return text
 
 

@@ -1,5 +1,5 @@
-"""A backfill run out of the table `frames` beside a plain Spark read and write of the same table; what a frame costs as
-frames grow in number."""
+"""Speed of a backfill run that reads the table `frames`, compared with a plain Spark read and write of that table. Also
+the time per frame of runs over few and many frames."""
 
 from __future__ import annotations
 
@@ -37,21 +37,28 @@ _FILE = 50_000  # frames
 
 @dataclass(frozen=True)
 class _History:
-    """The frames of a world, repeated; times in µs."""
+    """Capture times of the written frames, which are the same generated frames several times, one repeat after another.
+
+    All times are in µs.
+    """
 
     low: int
+    """a time just before the first frame"""
     repeat: int
-    """frames"""
+    """number of frames in a repeat"""
     takes: int
-    """from the beginning of a repeat to that of the next"""
+    """time from the start of a repeat to the start of the next one"""
 
     def until(self, frames: int) -> int:
-        """When the first so many frames were heard, and the rest of their repeat."""
+        """Return the end of the repeat that contains the last of the first `frames` frames."""
         return self.low + -(-frames // self.repeat) * self.takes
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Each run has tables of its own. History was never live, so the run stamps each update itself."""
+    """Measure a backfill run with the native core and in Python, and a copy of the table by Spark, in frames/s.
+
+    Each backfill run writes tables of its own.
+    """
     settings = ground.plot("backfill")
     count = extent.of(FRAMES)
     lake = Lake.from_location(settings.lake_root)
@@ -86,7 +93,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     settings.lake_root.remove_all()
     return Finding(
         "backfill",
-        "frames of the lake to all tables of a run, over a Spark read and write of the table frames",
+        "backfill run from the table frames, compared with a Spark read and write of that table",
         (running, in_python, copying),
         (
             Ratio("backfill over read and write", running, copying, AIM),
@@ -97,7 +104,10 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def measure_growth(ground: Ground, extent: Extent) -> Finding:
-    """Runs over the first frames of one lake, few and many in turn. Memory is looked at before each step of a run."""
+    """Measure the time per frame of backfill runs over few and over many frames of one lake, in turn.
+
+    The memory of each kind of process is read before each step of a run.
+    """
     settings = ground.plot("backfill-growth")
     lake = Lake.from_location(settings.lake_root)
     some = extent.of(GENERATED)
@@ -108,13 +118,13 @@ def measure_growth(ground: Ground, extent: Extent) -> Finding:
     memory: dict[int, dict[str, list[float]]] = {size: {} for size in sizes}
 
     def side(size: int) -> Callable[[int], float]:
-        def look(_: RunProgress) -> None:
+        def read_memory(_: RunProgress) -> None:
             for kind, mb in usage.memory().items():
                 memory[size].setdefault(kind, []).append(mb)
 
         def cost(run: int) -> float:
             terms = build_terms(settings, f"{size}-{run}", history.low, history.until(size))
-            return 1e6 * _run(ground, settings, terms, look)[0] / size
+            return 1e6 * _run(ground, settings, terms, read_memory)[0] / size
 
         return cost
 
@@ -131,14 +141,14 @@ def measure_growth(ground: Ground, extent: Extent) -> Finding:
     series = (Series(f"{kind}, {max(sizes):,} frames, by step", "MB", tuple(mb)) for kind, mb in last.items())
     ratios = tuple(Ratio(f"{each.name} over {least.name}", each, least, GROWTH_AIM) for each in larger)
     return Finding(
-        "backfill-growth", "the cost of a frame in a run, by how many there are", (*found, *series), ratios, notes
+        "backfill-growth", "time per frame of a backfill run, by number of frames", (*found, *series), ratios, notes
     )
 
 
 def _run(
     ground: Ground, settings: Settings, terms: RunTerms, report: Callable[[RunProgress], None] = lambda _: None
 ) -> tuple[float, RunOutcome]:
-    """Makes a run and removes what it wrote; the seconds that the run took."""
+    """Make a backfill run, and delete its tables. Return the duration of the run in seconds, and its outcome."""
     started = time.perf_counter()
     outcome = backfill(ground.spark, settings, terms, lambda: False, report)
     seconds = time.perf_counter() - started
@@ -147,7 +157,6 @@ def _run(
 
 
 def _write(lake: Lake, count: int, extent: Extent) -> _History:
-    """Fills the table `frames`."""
     lake.create(("frames",))
     commits, files = DeltaRsCommits(lake), TableFiles(lake, "frames")
     some = generated(min(count, extent.of(GENERATED)), live_options())

@@ -1,4 +1,4 @@
-"""The batcher catching up with a long log of updates, over few separators and over many."""
+"""Speed of the query `batch` that catches up with a long topic of updates, with few and with many separators."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PATIENCE = 120.0  # s
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """The real query each time, from a fresh checkpoint; the time is that of all its micro-batches."""
+    """Measure the query `batch`, in each run from a new checkpoint. Only the time of its micro-batches counts."""
     count = extent.of(UPDATES)
     notes: dict[str, Note] = {"updates": count}
     sides: dict[str, Side] = {}
@@ -48,7 +48,11 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     next(iter(sides.values()))(0)
     few, many = in_turn(sides, extent.runs, "updates/s", ground.say)
     return Finding(
-        "batcher", "updates into batches, catching up", (few, many), (Ratio("many over few", many, few),), notes
+        "batcher",
+        "the query batch, catching up with a topic of updates",
+        (few, many),
+        (Ratio("many over few", many, few),),
+        notes,
     )
 
 
@@ -66,7 +70,14 @@ def _catching_up(
 
 
 def write_log(ground: Ground, settings: Settings, count: int, separators: int) -> tuple[Ends, float]:
-    """Updates, and the ticks that close their windows. Where the log ends, and how many s of its clock it spans."""
+    """Write updates to `kiln.updates`, and the ticks that end their windows.
+
+    Returns:
+        The end offsets of the topic, and the time between its first and last update by the broker's timestamps, s.
+
+    Raises:
+        BenchError: The ticks did not end all windows.
+    """
     write_topic(updates(ground.spark, _log(count, separators), range(count)), ground.broker(settings), "updates")
     updated = ground.ends(settings, "updates")
     kafka, batch = settings.broker, settings.batch
@@ -81,7 +92,7 @@ def write_log(ground: Ground, settings: Settings, count: int, separators: int) -
         until = time.monotonic() + _PATIENCE
         while not ticker.is_quiet:
             if time.monotonic() > until:
-                raise BenchError(ticker.error or f"the ticks did not end within {_PATIENCE:g} s")
+                raise BenchError(ticker.error or f"the ticks did not end all windows within {_PATIENCE:g} s")
             time.sleep(0.1)
     finally:
         ticker.stop()
@@ -95,11 +106,11 @@ def write_log(ground: Ground, settings: Settings, count: int, separators: int) -
 
 
 Make = Callable[[int], tuple[bytes, bytes]]
-"""Key and value of the record of so great a number."""
+"""Function from the number of an update to the key and value of its record."""
 
 
 def updates(spark: SparkSession, make: Make, numbers: range) -> DataFrame:
-    """key, value of a record of `kiln.updates` for each number."""
+    """Build a DataFrame with the key and the value of a record of `kiln.updates` for each number."""
     rows = spark.range(numbers.start, numbers.stop, numPartitions=_TASKS)
     return rows.mapInArrow(_update_rows(make), "key binary, value binary")
 
@@ -122,20 +133,20 @@ def _log(count: int, separators: int) -> Make:
     of_task = -(-count // _TASKS)
 
     def make(number: int) -> tuple[bytes, bytes]:
-        # tasks write at the same time, so the epoch goes by the place within a task
+        # tasks write at the same time, so the epoch depends on the position within a task
         return update(number, number % of_task * _TASKS // _EPOCH, separators)
 
     return make
 
 
 def update(number: int, epoch: int, separators: int) -> tuple[bytes, bytes]:
-    """Key and value of one record: a new tip of some stream, whose separator is one of so many."""
+    """Build the key and value of an update with a new tip. The stream has one of `separators` separators."""
     stream = int.from_bytes(_digest("update", number)[:8]) % _STREAMS
     return update_of(number, epoch, stream, stream % separators)
 
 
 def update_of(number: int, epoch: int, stream: int, separator: int) -> tuple[bytes, bytes]:
-    """Key and value of one record: a new tip of this stream, which has this separator."""
+    """Build the key and value of an update with a new tip of the given stream, which has the given separator."""
     named = SeparatorRecord("model", _stream(MODEL, separator))
     record = UpdateRecord(
         network="local-bench",

@@ -1,4 +1,5 @@
-"""The BEP 50 overlay in simulated time: size of its tables, delay until an item is on all nodes, cost of flooding."""
+"""The BEP 50 overlay in simulated time: contacts per node, delay until all nodes have an item, and duplicates from
+flooding."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _JOINING, _PATIENCE, _STEP = 30.0, 5.0, 0.05  # simulated s
 
 
 class Trial(NamedTuple):
-    """Entries in a table, and duplicates per node and update."""
+    """Results of a prototype: the range and median of the contacts of a node, and duplicates per node and update."""
 
     least: int
     median: int
@@ -32,7 +33,7 @@ class Trial(NamedTuple):
 
 
 class Case(NamedTuple):
-    """An overlay. `trial`: results of a prototype on real sockets, which are shown for comparison."""
+    """An overlay to simulate. `loss` is the share of lost datagrams. `trial` is shown for comparison."""
 
     nodes: int
     named: int
@@ -57,17 +58,22 @@ CASES = (
 
 
 class CaseResult(NamedTuple):
-    """One run of a case. `delays`: simulated seconds, one per update; `missed`: nodes that an update never reached."""
+    """Result of one run of a case."""
 
     sizes: list[int]
+    """number of contacts of each node"""
     delays: list[float]
+    """simulated seconds until all nodes had an update, one per update"""
     sent: float
+    """items sent per node and update"""
     duplicates: float
+    """items received again per node and update"""
     missed: int
+    """sum over the updates of the nodes that an update never reached"""
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure all cases. The seed of a run is its number, so the result of a run is the same on any machine."""
+    """Simulate all cases. The seed of a run is its number, so its result is the same on any machine."""
     updates = extent.of(UPDATES)
     runs: dict[tuple[Case, int], CaseResult] = {}
 
@@ -110,7 +116,7 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def simulate(case: Case, seed: int, updates: int) -> CaseResult:
-    """Let nodes join one after another, each through an earlier node, and then let the first node publish updates."""
+    """Simulate nodes that join one after another, each through an earlier one. The first node then publishes."""
     network, public = Network(seed, loss=case.loss), _KEY.verify_key.encode()
     topic, settings = compute_target(public, _SALT), OverlaySettings(nodes=case.named)
     places = [DhtAddress.parse(f"10.0.{number >> 8}.{number & 255}", 6881) for number in range(1, case.nodes + 1)]

@@ -1,4 +1,4 @@
-"""Bitswap of the bridge's node: cost of serving a block, and delay of gossip through the node meanwhile."""
+"""Bitswap server of the bridge's node: time to serve a block, and delay of gossip through the node meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _GAP = 0.02  # s between two messages
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Fetch small blocks from a node, one by one and 50 at once; send gossip through it, with and without a pull."""
+    """Measure a node that serves small blocks, one by one and 50 at once. Then measure the delay of gossip through the
+    node, while it serves no blocks and while it serves 40 MB of large ones."""
     found: dict[str, list[float]] = {}
     units: dict[str, str] = {}
     for run in range(1, extent.runs + 1):
@@ -38,7 +39,7 @@ def measure(extent: Extent, say: Say) -> Finding:
             say(f"run {run} of {extent.runs}: {name}: {value:.3g} {unit}")
     return Finding(
         "bitswap",
-        "a node serves blocks to another Kiln, in processes of their own",
+        "a node serves blocks to another node, each in its own process",
         tuple(Series(name, units[name], tuple(values)) for name, values in found.items()),
         notes={"small blocks": extent.of(BLOCKS, 100), "large blocks": extent.of(LARGE, 20)},
     )
@@ -119,7 +120,6 @@ async def _fetch_at_once(client: Side, numbers: range) -> None:
 
 
 async def _gossipers(town: Town, address: str) -> tuple[Running, Running]:
-    """Start two nodes that know each other only through the server."""
     options = replace(OPTIONS, listen=(), bootstrap=(address,))
     one, two = await town.node(options), await town.node(options)
     for each in (one, two):
@@ -131,7 +131,7 @@ async def _gossipers(town: Town, address: str) -> tuple[Running, Running]:
 async def _delays(
     town: Town, one: Running, two: Running, name: str, ended: Callable[[], bool]
 ) -> list[tuple[str, str, float]]:
-    """Measure the delays of messages from `one` to `two`, until there are MESSAGES or `ended()` is true."""
+    """Measure the delays of MESSAGES messages from `one` to `two`, or of at least a quarter once `ended()` is true."""
     sent: list[float] = []
     first = len(two.heard)
     while len(sent) < MESSAGES and not (ended() and len(sent) >= MESSAGES // 4):

@@ -1,4 +1,4 @@
-"""Run of a query until it has read all records, and the durations of its micro-batches."""
+"""Run a query until it has read all records, and record the durations of its micro-batches."""
 
 from __future__ import annotations
 
@@ -23,20 +23,23 @@ _PATIENCE = 300.0  # s without a micro-batch
 
 
 class MicroBatch(NamedTuple):
-    """`records` read, and `seconds` from trigger to commit."""
+    """A micro-batch: number of records read, and seconds from trigger to commit."""
 
     records: int
     seconds: float
 
 
 def in_micro_batches(settings: Settings, records: int, *names: JobName) -> Settings:
-    """Return settings with which these queries run micro-batches of at most `records` without pause; 0: no limit."""
+    """Return settings with which these queries run micro-batches of at most `records` without pause; 0 for no limit."""
     job = Job(trigger=timedelta(), max_offsets_per_trigger=records)
     return settings.model_copy(update={"jobs": settings.jobs.model_copy(update=dict.fromkeys(names, job))})
 
 
 class CaughtUp(ProgressListener):
-    """Recorder of the micro-batches of one query. `reached` is set once the query has read to `ends`."""
+    """Records the micro-batches of one query.
+
+    `reached` is set once the query has read to `ends`, and `moved` each time it has read new records.
+    """
 
     def __init__(self, ends: Mapping[str, Ends]) -> None:
         super().__init__()
@@ -65,7 +68,7 @@ class CaughtUp(ProgressListener):
 def catch_up(
     spark: SparkSession, settings: Settings, name: JobName, ends: Mapping[str, Ends], patience: float = _PATIENCE
 ) -> list[MicroBatch]:
-    """Run the query until it has read its topics from offset 0 to `ends` (by topic, without prefix).
+    """Run the query `name` until it has read its topics from offset 0 to `ends` (by topic, without prefix).
 
     Raises:
         BenchError: The query failed, or made no progress for `patience` s.
@@ -76,12 +79,12 @@ def catch_up(
         moved = time.monotonic()
         while not listener.reached.wait(0.1):
             if not query.isActive:
-                raise BenchError(f"{name} stopped: {describe_failure(query.exception())}")
+                raise BenchError(f"the query {name} stopped: {describe_failure(query.exception())}")
             if listener.moved.is_set():
                 listener.moved.clear()
                 moved = time.monotonic()
             if time.monotonic() - moved > patience:
-                raise BenchError(f"{name} had no micro-batch for {patience:g} s")
+                raise BenchError(f"the query {name} read no records for {patience:g} s")
     finally:
         query.stop()
     return listener.micro_batches

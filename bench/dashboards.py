@@ -1,9 +1,9 @@
-"""Pictures of the dashboards for a time range, drawn without Grafana: each expression is queried from a Prometheus.
+"""Draw the Grafana dashboards for a time range without Grafana. The data comes from a Prometheus server.
 
     python -m bench.dashboards http://127.0.0.1:9090 BEGIN END FOLDER
 
-BEGIN and END are unix seconds. FOLDER gets a picture for each dashboard, with the rows, panels and legends of the
-JSON for Grafana. Grafana's own picture looks different.
+BEGIN and END are Unix seconds. A PNG for each dashboard is written to FOLDER, with the rows, panels and legends of the
+dashboard's JSON. In Grafana itself, the dashboards look different.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MOST_IN_LEGEND: Final = 8
 
 
 class PanelQuery(NamedTuple):
-    """A query of a panel; `legend` has labels in braces."""
+    """A query of a panel. `legend` is a template with names of labels in braces, such as `{{query}}`."""
 
     expression: str
     legend: str
 
 
 class Panel(NamedTuple):
-    """A plot, or the latest value as a large number. `unit`: an id of Grafana."""
+    """A panel of a dashboard. `unit` is Grafana's id of a unit, such as `percentunit`."""
 
     row: str
     """title of the row of panels"""
@@ -48,12 +48,13 @@ class Panel(NamedTuple):
     lines: Sequence[PanelQuery]
     stacked: bool
     figure: bool
+    """true if the panel shows the latest value as a large number; else it is a plot"""
     bad_from: float | None
     """threshold from which a number is red"""
 
 
 class Range(NamedTuple):
-    """URL of a Prometheus, and the time range to draw, unix s."""
+    """URL of a Prometheus server, and the time range to draw in Unix seconds."""
 
     prometheus: str
     begin: float
@@ -61,7 +62,7 @@ class Range(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A series. `at`: minutes after the beginning of the range."""
+    """A series of values. `at` has the time of each in minutes after the start of the range."""
 
     legend: str
     at: Sequence[float]
@@ -69,7 +70,6 @@ class Curve(NamedTuple):
 
 
 def read_panels(path: Path) -> list[Panel]:
-    """Read the panels of a dashboard."""
     panels, row = [], ""
     for panel in json.loads(path.read_text(encoding="utf-8"))["panels"]:
         if panel["type"] == "row":
@@ -112,7 +112,11 @@ def in_words(value: float, unit: str) -> str:
 
 
 def curves(line: PanelQuery, over: Range) -> list[Curve]:
-    """Query the series of an expression; may raise httpx.HTTPError."""
+    """Query the series of a panel's expression.
+
+    Raises:
+        httpx.HTTPError: Prometheus does not answer, or rejects the query.
+    """
     what = {"query": asked(line), "start": str(over.begin), "end": str(over.end), "step": str(_STEP)}
     answer = httpx.get(f"{over.prometheus}/api/v1/query_range", params=what, timeout=60).raise_for_status().json()
     return [
@@ -180,7 +184,7 @@ def _panel(axes: Axes, panel: Panel, over: Range) -> None:
 
 
 def main(prometheus: str, begin: str, end: str, folder: str) -> None:
-    """Write the pictures."""
+    """Write a picture of each dashboard."""
     for path in _FOLDER.iterdir():
         draw(path.stem, Range(prometheus, float(begin), float(end))).savefig(Path(folder) / f"{path.stem}.png", dpi=72)
 

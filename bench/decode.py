@@ -1,5 +1,5 @@
-"""The queries `archive` and `updates`, with the native core and in Python, compared with a raw copy of the same frames
-by Spark: the cost of all that Kiln does with a frame."""
+"""Speed of the queries `archive` and `updates`, with the native core and in Python, compared with a raw copy of the
+same frames by Spark. The difference is the time for all that Kiln does with a frame."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUERIES: tuple[JobName, ...] = ("archive", "updates")
 
 @contextmanager
 def _in_python() -> Iterator[None]:
-    """Start queries without the native core."""
+    """Make queries that start in this context decode in Python, without the native core."""
     read = launch.decode_config
 
     def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig:
@@ -43,8 +43,11 @@ def _in_python() -> Iterator[None]:
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure the queries and the copy. In each run a query has a fresh checkpoint and fresh tables. Only the time of
-    its one micro-batch counts, and the copy is a batch job, so no startup is measured."""
+    """Measure the queries `archive` and `updates`, and a raw copy by Spark.
+
+    In each run, a query has a new checkpoint and new tables, and reads all frames in one micro-batch. Only the time of
+    this micro-batch counts. The copy is a Spark batch job. So no startup is measured.
+    """
     engine = find_engine()
     if not engine.is_native:
         raise BenchError(f"there is no native core to measure: {engine.reason}")
@@ -98,7 +101,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     copying = series["raw copy → Delta"]
     return Finding(
         "decode",
-        "frames from Kafka to frames, copies, messages (first copies) and quarantine, and to updates, over a raw copy",
+        "the queries archive and updates, compared with a raw copy of the same frames from Kafka to Delta",
         (*series.values(), *both.values()),
         (
             *(Ratio(f"{query} over raw copy", series[query], copying, AIMS[query]) for query in QUERIES),
@@ -113,5 +116,5 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def _processor_time(usage: Usage) -> float:
-    """Return the CPU time so far of all processes of the bench, without the broker, s."""
+    """Return the CPU time of all processes of the bench so far, without the broker, s."""
     return sum(seconds for kind, seconds in usage.look().items() if kind != "broker")

@@ -21,7 +21,7 @@ from kiln.schemas.wire.pubsub import UPDATE, write_update
 DIGESTS = (10_000, 1_000_000)
 """updates in the deduplication state"""
 TOUCHED = 25
-"""updates of a micro-batch: few compared with the digests"""
+"""updates of a measured micro-batch, few compared with the stored digests"""
 AIM = Aim(most=2.0)
 
 _AT_ONCE = 200_000  # updates of a micro-batch that fills the state
@@ -29,7 +29,7 @@ _MICRO_BATCHES = 12  # per run; the first one includes the start of the query
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure two queries, which keep their checkpoints and read new updates in each run. No update is repeated."""
+    """Measure the query `updates` with few and with many stored digests. Each run reads new updates."""
     few, many = (_DedupQuery(ground, extent.of(size, least=1_000)) for size in DIGESTS)
     sides: dict[str, Side] = {f"{side.size:,} digests": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
@@ -43,7 +43,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 class _DedupQuery:
-    """A query `updates` with the digests of `size` updates in its state, and of the updates of its runs."""
+    """A query `updates`. Its state has the digests of `size` updates, and of those that earlier runs have read."""
 
     def __init__(self, ground: Ground, size: int) -> None:
         self.size = size
@@ -58,14 +58,17 @@ class _DedupQuery:
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
     def _read(self, updates_more: int, at_once: int) -> list[float]:
-        """Write this number of new updates, read them, and return the time of each micro-batch, s."""
         ground, settings = self._ground, in_micro_batches(self.settings, at_once, "updates")
         ends = append(ground, settings, islice(self._frames, updates_more))
         return [each.seconds for each in catch_up(ground.spark, settings, "updates", {"frames": ends})]
 
 
 def _frames() -> Iterator[Keyed]:
-    """Yield frames of one update each, no two the same. BenchError: the traffic has no such frame to copy."""
+    """Yield distinct frames with one update each, without end.
+
+    Raises:
+        BenchError: The synthetic traffic has no such frame to start from.
+    """
     options = TrafficOptions(network="local-bench", checked=1.0)
     for _, value in generated(1_000, options):
         frame = Frame.FromString(value)

@@ -1,4 +1,4 @@
-"""Frames to measure with: generated once, then repeated with new ids until there are enough."""
+"""Synthetic frames for measurements. A part is generated, and then repeated with new ids until there are enough."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def generated(count: int, options: TrafficOptions) -> list[Keyed]:
 
 
 def stamped_anew(frames: Sequence[Keyed], count: int) -> Iterator[Keyed]:
-    """Yield `count` frames, no two the same: first these frames, then repeats with new connections and new messages.
+    """Yield `count` distinct frames: first the given ones, then repeats of them with new connections and messages.
 
-    A repeat keeps its sequence, because its connection is new. All copies of a repeated message get the same new
-    seqno. Signatures become invalid, so the frames must have verdicts.
+    A repeated frame keeps its sequence number, because its connection is new. All copies of a repeated message get the
+    same new seqno. Signatures become invalid, so the frames must have verdicts.
     """
     done = 0
     while done < count:
@@ -68,7 +68,7 @@ def _new_messages(payload: bytes, mark: bytes) -> bytes:
 
 
 def append(ground: Ground, settings: Settings, frames: Iterable[Keyed]) -> Ends:
-    """Write frames to `kiln.frames` of a plot, and return the end offsets."""
+    """Write frames to the topic `frames` in these settings, and return its end offsets."""
     with ground.producer(settings, "frames") as producer:
         for key, value in frames:
             producer.send_record(key, value)

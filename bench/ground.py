@@ -1,4 +1,4 @@
-"""Services of the measurements: one broker and one Spark session, in a temporary folder."""
+"""What measurements share: a broker and a Spark session in a temporary folder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ from kiln.pipelines.runtime.kafka import Broker
 Ends = dict[int, int]
 """Offset after the last record, by partition."""
 
-_GROUND = "ground"
-
 
 class LogRecord(NamedTuple):
-    """A record read back; `stamp`: the broker's, ms."""
+    """A record read from Kafka. `stamp` is the broker's timestamp in Unix ms."""
 
     stamp: int
     key: bytes | None
@@ -38,22 +36,19 @@ class LogRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class Ground:
-    """The Spark session, the settings of the broker, and a folder for data. `say` receives lines of progress."""
+    """A Spark session, the settings of a broker, and a folder for data. `say` prints a line of progress."""
 
     spark: SparkSession
     kafka: Kafka
     folder: Path
     say: Say
 
-    @property
-    def broker_data(self) -> Path:
-        """Folder in which the broker has a folder per partition."""
-        return self.folder / _GROUND / "broker" / "data"
-
     def plot(self, name: str, partitions: int | None = None) -> Settings:
-        """Return default settings with a lake and checkpoints of their own, and create topics with the prefix `name`.
+        """Create topics with the prefix `name`, and return default settings with these topics and a new state folder.
 
-        `partitions`: number of partitions of `frames` and `updates`; None for the default.
+        Args:
+            name: Prefix of the topics, and name of the state folder.
+            partitions: Number of partitions of `frames` and of `updates`, by default that of the default settings.
         """
         kafka = self.kafka.model_copy(update={"bootstrap": self.kafka.servers, "prefix": f"{name}."})
         if partitions is not None:
@@ -65,7 +60,7 @@ class Ground:
         return Broker(settings.kafka.servers, settings.kafka.prefix, settings.kafka.spark_options())
 
     def producer(self, settings: Settings, topic: str) -> FramesProducer:
-        """Create a producer, which accepts records of any topic, not only Frames."""
+        """Create a producer for a topic. It is the bridge's producer of Frames, which sends any record."""
         return connect(settings.kafka.client_options(), settings.kafka.topic(topic))
 
     def ends(self, settings: Settings, topic: str) -> Ends:
@@ -76,7 +71,7 @@ class Ground:
             consumer.close()
 
     def read(self, settings: Settings, topic: str, first: Ends, last: Ends) -> list[LogRecord]:
-        """Read the records from `first` up to before `last`, sorted by stamp, else in the order of their partition."""
+        """Read the records with offsets from `first` to before `last`, sorted by timestamp."""
         consumer = KafkaConsumer(**settings.kafka.client_options(), max_partition_fetch_bytes=16 << 20)
         parts = {TopicPartition(settings.kafka.topic(topic), partition): end for partition, end in last.items()}
         found: list[LogRecord] = []
@@ -97,9 +92,10 @@ class Ground:
 
     @contextmanager
     def fresh(self, settings: Settings, *topics: str) -> Iterator[Settings]:
-        """Yield settings with a new lake and new checkpoints, and at the end delete both and empty the topics.
+        """Yield settings with a new lake and new checkpoints. At the end, delete both, and all records of the topics.
 
-        A state store may still write after its query has stopped, so no folder is used twice. Offsets continue.
+        No folder is used twice, because a state store may still write after its query has stopped. The offsets of the
+        topics go on.
         """
         settings.state.mkdir(parents=True, exist_ok=True)
         state = Path(tempfile.mkdtemp(dir=settings.state))
@@ -108,7 +104,7 @@ class Ground:
         self.empty(settings, *topics)
 
     def empty(self, settings: Settings, *topics: str) -> None:
-        """Delete all records of topics. Offsets continue."""
+        """Delete all records of topics. The offsets of new records go on after the deleted ones."""
         upto = {
             TopicPartition(settings.kafka.topic(topic), partition): end
             for topic in topics
@@ -126,14 +122,17 @@ def _ends(consumer: KafkaConsumer, topic: str) -> Ends:
 
 @contextmanager
 def prepared(folder: Path, say: Say) -> Iterator[Ground]:
-    """Start a broker and a session for the duration of the context, with default settings except the ports.
+    """Start a broker and a Spark session for the duration of the context, with default settings except the ports.
 
     Raises:
-        JavaError, JarsError, BrokerError, TopicsError: The broker cannot be started.
+        JavaError: There is no usable Java.
+        JarsError: The jars cannot be fetched.
+        BrokerError: The broker cannot be started.
+        TopicsError: A topic cannot be created.
     """
     port, controller_port = find_free_ports()
     kafka = Kafka(embedded_port=port, embedded_controller_port=controller_port)
-    settings = Settings(state=folder / _GROUND, kafka=kafka)
+    settings = Settings(state=folder / "ground", kafka=kafka)
     with start_broker(settings, say):
         say("starting Spark")
         with spark_session(settings) as spark:
@@ -142,6 +141,6 @@ def prepared(folder: Path, say: Say) -> Iterator[Ground]:
 
 
 def send_bench(spark: SparkSession, folder: Path) -> None:
-    """Give the package `bench` to Spark's workers, which import nothing from the current folder."""
+    """Send the package `bench` to Spark's workers, which do not import from the current folder."""
     sources = Path(__file__).parent
     spark.sparkContext.addPyFile(shutil.make_archive(str(folder / "bench"), "zip", sources.parent, sources.name))

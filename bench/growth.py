@@ -1,4 +1,4 @@
-"""Cost of a frame by number of frames: the queries that read frames catch up with short and long logs."""
+"""Time per frame of the queries `archive` and `updates` when they catch up with topics of few and of many frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kiln.conf.settings.model import JobName, Settings
 
 SIZES = (100_000, 1_000_000, 5_000_000)
 MICRO_BATCH = 100_000
-"""records of a micro-batch, the same for all sizes, so that the cost of a commit is spread over as many frames"""
+"""records of a micro-batch, the same for all sizes, so that each commit is for as many frames"""
 QUERIES: tuple[JobName, ...] = ("archive", "updates")
 AIM = Aim(least=0.85, most=1.15)
 
@@ -22,16 +22,16 @@ _Ran = Mapping[JobName, list[MicroBatch]]
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure each query alone, from a fresh checkpoint. The cost is the time of its micro-batches.
+    """Measure `archive` and `updates` one after the other, each from a new checkpoint. Only their micro-batches count.
 
-    The first micro-batch is extra and does not count, because it includes the start of the query.
+    The first micro-batch reads additional frames and does not count, because it includes the start of the query.
     """
     micro_batch = extent.of(MICRO_BATCH, least=10_000)
     frames = generated(extent.of(GENERATED), live_options())
     plots: dict[int, tuple[Settings, Ends]] = {}
     for size in (extent.of(size) for size in SIZES):
         settings = in_micro_batches(ground.plot(f"growth-{size}"), micro_batch, *QUERIES)
-        ground.say(f"writing {size:,} frames, and {micro_batch:,} to begin with")
+        ground.say(f"writing {size:,} frames, and {micro_batch:,} for the first micro-batch")
         plots[size] = settings, append(ground, settings, stamped_anew(frames, size + micro_batch))
     ground.say("warming up")
     _catch_up(ground, *plots[min(plots)])
@@ -78,7 +78,7 @@ def _finding(found: Mapping[int, list[_Ran]], micro_batch: int, master: str) -> 
     starts = [ran[name][0].seconds for runs in found.values() for ran in runs for name in QUERIES]
     return Finding(
         "growth",
-        "the cost of a frame, by how many there are",
+        "time per frame, by number of frames in the topic",
         (*series.values(), *whole.values()),
         tuple(ratios),
         {"frames a micro-batch": micro_batch, "s of the first": round(median(starts), 1), "master": master},

@@ -1,5 +1,5 @@
-"""What a micro-batch costs beside all that Kiln holds: open windows, past connections, known streams. The steps alone,
-in one process: no Spark, no broker."""
+"""CPU time of the steps of a micro-batch that read stored state: open windows, past connections, known streams. The
+steps run in one process, without Spark and broker."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from kiln.schemas.wire.batch_block import encode_stream_key
 
 WINDOWS, CONNECTIONS, STREAMS = 100_000, 100_000, 1_000_000
 TOUCHED = 1_000
-"""Updates, and lookups of streams, of a micro-batch, each of another separator."""
+"""updates of a micro-batch, each with another separator; also the number of streams that it looks up"""
 ALIVE = 100
-"""Connections of a micro-batch, half of them new."""
+"""connections of a micro-batch, half of them new"""
 
 _LENGTH = 10**12  # µs: no window ends while this measures
 _NOT_KNOWN = SeparatorRecord("-", "-")
@@ -32,7 +32,7 @@ _AT = 1_735_689_600_000_000  # µs, 2025-01-01
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """CPU time of the steps of one micro-batch, with nothing held and with much."""
+    """Measure the CPU time of each step of a micro-batch, with empty and with large state."""
     gc.set_threshold(100_000, 50, 100)  # as Spark's workers have it
     windows, connections, streams = (extent.of(size, least=2_000) for size in (WINDOWS, CONNECTIONS, STREAMS))
     names = (
@@ -43,9 +43,9 @@ def measure(extent: Extent, say: Say) -> Finding:
     with tempfile.TemporaryDirectory(prefix="kiln-held-") as folder:
         say("opening windows")
         few, many = _Windows(0), _Windows(windows)
-        say("holding connections")
+        say("storing connections")
         none, past = _Connections(0), _Connections(connections)
-        say("learning streams")
+        say("storing streams")
         nobody, known = _Streams(Path(folder) / "none", 0), _Streams(Path(folder) / "many", streams)
         sides: dict[str, Side] = {
             names[0][0]: few.micro_batch,
@@ -63,12 +63,17 @@ def measure(extent: Extent, say: Say) -> Finding:
             "connections": ALIVE,
         }
     ratios = tuple(Ratio(f"{held} over none", series[held], series[empty]) for empty, held in names)
-    return Finding("held", "what is held, beside a micro-batch", tuple(series.values()), ratios, notes)
+    return Finding(
+        "held",
+        "CPU time of steps of a micro-batch, with empty and with large state",
+        tuple(series.values()),
+        ratios,
+        notes,
+    )
 
 
 class _Windows:
-    """Windows of one partition in a state: each micro-batch reads the state, takes a stretch and a tick, and writes the
-    state."""
+    """Windows of one partition. A micro-batch loads their state, adds updates, ends due windows and dumps the state."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -81,11 +86,11 @@ class _Windows:
 
     @property
     def size(self) -> int:
-        """Bytes of the state."""
+        """Size of the state in bytes."""
         return len(self._state)
 
     def micro_batch(self, run: int) -> float:
-        """ms. Where no window is open, each opens one."""
+        """Return the CPU time of a micro-batch, ms. If no window is open, each update opens one."""
         kept = self._state
         touched = random.Random(run).sample(range(self._count), TOUCHED) if self._count else range(TOUCHED)
         stretch = _stretch(touched, 1 + run)
@@ -114,7 +119,7 @@ def _stretch(separators: Sequence[int], epoch: int) -> UpdateRange:
 
 
 class _Connections:
-    """What the table `frames` holds: each micro-batch asks for its own connections, and adds to them."""
+    """Stored frame ranges of connections. A micro-batch looks up the ranges of its connections, and adds new ones."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -123,7 +128,7 @@ class _Connections:
             self._held.add({_side(number): [(1, 50)] for number in range(first, min(count, first + 10_000))})
 
     def micro_batch(self, run: int) -> float:
-        """ms."""
+        """Return the CPU time of a micro-batch, ms."""
         chance = random.Random(run)
         taken: FrameRanges = {_side(chance.randrange(2**40, 2**41)): [(1, 10)] for _ in range(ALIVE // 2)}
         for _ in range(ALIVE // 2):
@@ -135,11 +140,11 @@ class _Connections:
 
 
 def _side(number: int) -> bytes:
-    return build_range_key(_digest(number)[:16], 0)
+    return build_range_key(_digest(number)[:16], "IN")
 
 
 class _Streams:
-    """Streams in a worker's file: each micro-batch asks for some, half of them known, and learns a few."""
+    """Streams in a worker's file. A micro-batch looks up streams, half of which are in the file, and adds a few."""
 
     def __init__(self, path: Path, count: int) -> None:
         self._count = count
@@ -149,11 +154,11 @@ class _Streams:
 
     @property
     def size(self) -> int:
-        """Bytes on disk."""
+        """Size of the file on disk in bytes."""
         return sum(each.stat().st_size for each in self._path.parent.glob(f"{self._path.name}*"))
 
     def micro_batch(self, run: int) -> float:
-        """ms."""
+        """Return the CPU time of a micro-batch, ms."""
         chance = random.Random(run)
         asked = [("bench", _text(chance.randrange(2 * self._count or 2**40))) for _ in range(TOUCHED)]
         first = 2**41 + TOUCHED * run
@@ -175,7 +180,6 @@ def _digest(number: int) -> bytes:
 
 
 def _text(number: int) -> str:
-    """As long as a StreamID."""
     return f"k{number:062d}"
 
 

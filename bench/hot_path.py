@@ -1,4 +1,4 @@
-"""Work for every message, in plain Python on one core, without Spark and broker."""
+"""CPU time to decode a message in Python, and of the steps of decoding. One core, without Spark and broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Published = Sequence[tuple[Frame, Sequence[Message]]]
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure the CPU time of frames as a live bridge writes them, and of the same frames with topics by index."""
+    """Measure the decoder with frames as a live bridge writes them, and with topics by index instead of name."""
     say("making frames")
     frames = list(with_messages(value for _, value in generated(extent.of(FRAMES, least=100), live_options())))
     bundles = BundleSet({"all": {message.topic for frame in frames for message in messages(frame)}})
@@ -68,13 +68,12 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 
 def messages(frame: Frame) -> Sequence[Message]:
-    """List the messages of a frame; none if the frame is rejected as a whole."""
+    """Return the messages of a frame; none if the frame as a whole is rejected."""
     found = list_messages(frame)
     return () if isinstance(found, Rejected) else found
 
 
 def with_messages(values: Iterable[bytes]) -> Iterator[Frame]:
-    """Select the received frames that have messages."""
     for value in values:
         frame = Frame.FromString(value)
         if frame.direction == Frame.IN and messages(frame):
@@ -90,21 +89,25 @@ def copied(frame: Frame, *, verdicts: bytes) -> Frame:
 
 
 def agreed(frame: Frame, bundles: BundleSet) -> Frame:
-    """Copy a frame to a connection where both peers have all of `bundles`."""
+    """Copy a frame, and let the hellos of both peers offer all of `bundles`."""
     copy = copied(frame, verdicts=frame.verdicts)
     copy.hello_in = copy.hello_out = write_hello(bundles)
     return copy
 
 
 def by_index(frame: Frame, bundles: BundleSet) -> Frame:
-    """Copy a frame as `agreed` does, with topics by index. BenchError: a topic is in no bundle."""
+    """Copy a frame as `agreed` does, and replace topic names by indexes.
+
+    Raises:
+        BenchError: A topic is in no bundle.
+    """
     copy = agreed(frame, bundles)
     table = negotiate_table(copy.hello_in, copy.hello_out, bundles).table
     rpc = RPC.FromString(copy.payload)
     for message in rpc.publish:
         index = table.find_index(message.topic)
         if index is None:
-            raise BenchError(f"no index for the topic {message.topic!r}")
+            raise BenchError(f"no bundle contains the topic {message.topic!r}")
         message.ClearField("topic")
         message.topicIndex = index
     copy.payload = rpc.SerializeToString()
@@ -112,7 +115,7 @@ def by_index(frame: Frame, bundles: BundleSet) -> Frame:
 
 
 def published(frames: Iterable[Frame]) -> Published:
-    """Parse the messages of each frame."""
+    """Return each frame with its messages."""
     return [(frame, messages(frame)) for frame in frames]
 
 

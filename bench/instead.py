@@ -1,4 +1,4 @@
-"""The query `archive` compared with programs that a user would write instead (`bench/peers`), over the same frames."""
+"""Speed of the query `archive`, compared with programs that a user could write instead (`bench/peers`)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _Counts = Mapping[str, int]
 
 
 class _Field:
-    """A topic with frames, and its end offsets."""
+    """A topic with `count` frames, its end offsets, and settings to read it."""
 
     def __init__(self, ground: Ground, name: str, count: int, generated_frames: int) -> None:
         self.settings = in_micro_batches(ground.plot(name), 0, "archive")
@@ -55,9 +55,12 @@ class _Field:
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure all four programs in turn, each with a lake of its own.
+    """Measure `archive` and three other programs in turn, each with a lake of its own.
 
-    A program that fails, or takes too long, is left out, with a note. BenchError: `archive` failed.
+    Another program that fails or takes too long is left out, and its error is a note.
+
+    Raises:
+        BenchError: `archive` failed.
     """
     count = extent.of(FRAMES)
     ground.say(f"writing {count:,} frames")
@@ -92,13 +95,13 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     written: dict[str, Note] = {
         f"rows, {name}": ", ".join(f"{found[table]:,} {table}" for table in TABLES) for name, found in rows.items()
     }
-    title = "frames from Kafka to frames, copies, messages and quarantine, by Kiln and by programs of a page each"
+    title = "frames from Kafka to frames, copies, messages and quarantine, by Kiln and by short programs without Kiln"
     notes: dict[str, Note] = {"frames": count, "master": field.settings.spark.master, **written, **failed}
     return Finding("instead", title, tuple(series.values()), tuple(ratios), notes)
 
 
 def _archive(ground: Ground, field: _Field) -> tuple[float, _Counts]:
-    """Return the seconds from the start of the query until it has read all records, and the rows it wrote by table."""
+    """Run `archive`. Return the seconds until it has read all records, and its number of rows by table."""
     before = ground.ends(field.settings, "quarantine")
     with ground.fresh(field.settings, "quarantine") as fresh:
         started = time.perf_counter()
@@ -109,7 +112,11 @@ def _archive(ground: Ground, field: _Field) -> tuple[float, _Counts]:
 
 
 def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
-    """Return the same as `_archive` for a program in a process of its own, which prints its time without startup."""
+    """Run another program in its own process. Return the seconds that it prints, and its number of rows by table.
+
+    Raises:
+        BenchError: The program failed, took too long or printed no time.
+    """
     field.settings.state.mkdir(parents=True, exist_ok=True)
     folder = Path(mkdtemp(dir=field.settings.state))
     lake, warm_lake = (Lake(str(folder / each)) for each in ("lake", "warm"))
@@ -130,7 +137,7 @@ def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
     try:
         seconds = float(json.loads(said.splitlines()[-1])["seconds"])
     except (ValueError, LookupError, TypeError) as error:
-        raise BenchError(f"the program printed no time as its last line, but: {said[-200:]!r}") from error
+        raise BenchError(f"the last line of the program's output is not its time: {said[-200:]!r}") from error
     found = _rows(lake.path, TABLES)
     shutil.rmtree(folder)
     return seconds, found
@@ -143,15 +150,22 @@ def _rows(lake: str, tables: Sequence[str]) -> _Counts:
 def _check(found: _Counts, expected: _Counts) -> None:
     for table in TABLES[:-1]:
         if abs(found[table] - expected[table]) > _ALIKE * expected[table]:
-            raise BenchError(f"the program wrote {found[table]:,} rows of {table}, and archive {expected[table]:,}")
+            raise BenchError(
+                f"the program wrote {found[table]:,} rows of {table}, but archive wrote {expected[table]:,}"
+            )
 
 
 def run_within(limit: float, command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None) -> str:
-    """Run a program for at most `limit` s, and return its output. At the end, all processes that it started are killed.
+    """Run a program, and return its output. At the end, all processes that it started are killed.
 
-    `variables`: environment variables of the program, such as secrets that `ps` must not show.
+    Args:
+        limit: Maximum duration, s.
+        command: The command line.
+        folder: Working folder, also for the files with the program's output.
+        variables: Additional environment variables, such as secrets that `ps` must not show.
 
-    BenchError: the program took longer, or failed.
+    Raises:
+        BenchError: The program took longer, or failed.
     """
     environment = {**os.environ, "PYTHONPATH": str(_ROOT), "PYTHONWARNINGS": "ignore", **(variables or {})}
     out, errors = folder / "out", folder / "errors"  # files, because a pipe stays open as long as any child lives
@@ -162,26 +176,27 @@ def run_within(limit: float, command: Sequence[str], folder: Path, variables: Ma
     try:
         process.wait(limit)
     except subprocess.TimeoutExpired:
-        raise BenchError(f"not done within {limit:g} s; last words: {_last(errors)}") from None
+        raise BenchError(f"the program did not end within {limit:g} s. Last line of its log: {_last(errors)}") from None
     finally:
         with suppress(ProcessLookupError):  # all processes have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
-        raise BenchError(f"the program ended with {process.returncode}; last words: {_last(errors)}")
+        raise BenchError(f"the program exited with code {process.returncode}. Last line of its log: {_last(errors)}")
     return out.read_text("utf-8", "replace")
 
 
 def _last(file: Path) -> str:
-    """Return the last line that is not indented, because Java's traces and Spark's plans are indented."""
+    """Return the last line that is not indented. Lines of Java's stack traces and of Spark's plans are indented."""
     lines = file.read_text("utf-8", "replace").splitlines()
     return next((line for line in reversed(lines) if line.strip() and not line[0].isspace()), "")[:300]
 
 
 def _quix() -> Path:
-    """Return the Python of the environment with quixstreams, whose packages have other versions than Kiln's.
+    """Return the path of the Python in the virtual environment with quixstreams.
 
-    The environment is installed if it is missing, or if `quix.lock` has changed since.
+    quixstreams needs other versions of packages than Kiln, so it has its own environment. The environment is installed
+    if it is missing, or if `quix.lock` has changed.
 
     Raises:
         BenchError: The environment cannot be installed.
@@ -208,6 +223,6 @@ def _quix() -> Path:
                 run_within(_INSTALL_LIMIT, [uv, *arguments], folder.parent)
             except BenchError as error:
                 shutil.rmtree(folder, ignore_errors=True)
-                raise BenchError(f"no environment for quixstreams: {error}") from error
+                raise BenchError(f"cannot install quixstreams: {error}") from error
         shutil.copy(lock, installed)
     return python

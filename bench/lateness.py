@@ -1,4 +1,5 @@
-"""Delay of batches beyond T: with all queries running, and with the window query alone on the same updates."""
+"""Delay of batches after the end of their window: with all queries, and with the query `batch` alone on the same
+updates."""
 
 from __future__ import annotations
 
@@ -29,37 +30,49 @@ _SHARES = ((0.5, "p50"), (0.99, "p99"))
 
 
 class Traffic(NamedTuple):
-    """Updates of a run, by stamp, and the batches of the measured time, which is between the stamps `since` and `until`
-    (ms)."""
+    """Records of a run that were read back from Kafka."""
 
     updates: Sequence[LogRecord]
+    """updates of the whole run, sorted by timestamp"""
     batches: Sequence[LogRecord]
+    """batches in the measured time"""
     since: float
+    """start of the measured time, Unix ms"""
     until: float
+    """end of the measured time, Unix ms"""
 
 
 @dataclass(frozen=True)
 class Lateness:
-    """Delays of the batches of one run beyond the end of their windows, ms, ascending."""
+    """Delays of the batches of one run after the end of their windows, in ms, ascending."""
 
     late: tuple[float, ...]
 
     def percentile(self, share: float) -> float:
-        """Return the delay within which this share of the batches came, ms."""
+        """Return the delay in ms that this share of the batches does not exceed, such as 0.99 for the p99."""
         return self.late[min(len(self.late) - 1, int(share * len(self.late)))]
 
 
 def lateness(batches: Sequence[LogRecord]) -> Lateness:
-    """Compute the delay of each record of `kiln.batches`: its broker stamp minus the end of its window in event time.
-    BenchError: there are no records."""
+    """Compute the delay of each record of `kiln.batches`: its Kafka timestamp minus the end of its window.
+
+    Raises:
+        BenchError: There are no records.
+    """
     if not batches:
         raise BenchError("no batch came while measuring")
     return Lateness(tuple(sorted(each.stamp - decode_batch(each.value).closed_at / 1000 for each in batches)))
 
 
 def lateness_by_log(batches: Sequence[LogRecord], updates: Iterable[LogRecord]) -> Lateness:
-    """Compute the delay of each batch whose first update is in `updates`: its broker stamp, minus the stamp of this
-    update and T. Delays before the log do not count. BenchError: there is no such batch."""
+    """Compute the delay of each batch after the first update of its window, minus the window length T.
+
+    Both times are Kafka timestamps. So the delay before an update was in Kafka does not count. Batches whose first
+    update is not in `updates` are left out.
+
+    Raises:
+        BenchError: No batch is left.
+    """
     stamps: dict[tuple[SeparatorRecord | None, int], int] = {}
     for each in updates:
         update = decode_update(each.value)
@@ -76,7 +89,7 @@ def lateness_by_log(batches: Sequence[LogRecord], updates: Iterable[LogRecord]) 
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Compare both: in each run all queries get synthetic traffic, then the window query alone the same updates."""
+    """Measure all queries with synthetic traffic, then the query `batch` alone with the same updates, in each run."""
     whole, alone = ground.plot("lateness-all"), ground.plot("lateness-alone")
     found: dict[str, list[Lateness]] = {"all queries": [], "window query alone": []}
     for run in range(1, extent.runs + 1):
@@ -98,7 +111,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     batch = whole.batch
     return Finding(
         "lateness",
-        "batches beyond T after their first update, by the log",
+        "delay of batches after the first update and T, by Kafka's timestamps",
         tuple(series.values()),
         tuple(ratios),
         {
@@ -115,7 +128,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 def measure_by_load(ground: Ground, extent: Extent) -> Finding:
-    """Measure all queries at one load after another."""
+    """Measure all queries at several loads (messages per second), one after another."""
     found: dict[float, list[Lateness]] = {load: [] for load in LOADS}
     for run in range(1, extent.runs + 1):
         for load, results in found.items():
@@ -131,7 +144,7 @@ def measure_by_load(ground: Ground, extent: Extent) -> Finding:
         for load, results in found.items()
     )
     notes: dict[str, Note] = {"s a run": extent.of(MEASURED, least=5), "T": duration_text(settings.batch.window)}
-    return Finding("load", "batches beyond the end of their window, by load", series, (), notes)
+    return Finding("load", "delay of batches after the end of their window, by load", series, (), notes)
 
 
 def _with_all(ground: Ground, settings: Settings, extent: Extent) -> Traffic:
@@ -177,7 +190,7 @@ def _alone(ground: Ground, settings: Settings, traffic: Traffic) -> Lateness:
 
 
 class _Queries:
-    """Queries of one plot, which run from their checkpoints for the duration of the context."""
+    """Queries that run for the duration of the context, from their checkpoints."""
 
     def __init__(self, ground: Ground, settings: Settings, names: Sequence[JobName]) -> None:
         self._batches: Callable[[], Ends] = lambda: ground.ends(settings, "batches")
@@ -192,7 +205,11 @@ class _Queries:
         self._application.stop()
 
     def wait(self, seconds: float) -> None:
-        """Let the queries run for `seconds`. BenchError: a query failed, so delays mean nothing."""
+        """Let the queries run for `seconds`.
+
+        Raises:
+            BenchError: A query failed, so that delays cannot be measured.
+        """
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_EVERY))
@@ -201,7 +218,11 @@ class _Queries:
                 raise BenchError("; ".join(f"{name}: {text}" for name, text in self._application.errors.items()))
 
     def await_batch(self) -> None:
-        """Wait for the first batch."""
+        """Wait for the first batch.
+
+        Raises:
+            BenchError: No batch came, or a query failed.
+        """
         until = time.monotonic() + _PATIENCE
         while self._batches() == self._before:
             if time.monotonic() > until:

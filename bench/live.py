@@ -1,6 +1,6 @@
-"""`kiln run` as a user runs it, with a new state folder and the demo network: cores, memory, delay of batches.
+"""CPU, memory and batch delay of `kiln run` with a new state folder and the demo network, as a user runs it.
 
-The results are read from the lake afterwards. The running Kiln is not queried.
+The delays are read from the lake after the run, so that queries do not affect the running Kiln.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _ENDS_IN = 180.0  # s
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches of one run.
+    """Batches of one run. Delays and rate are those of the counted time at the end of the run.
 
     Attributes:
-        late: Seconds between `closed_at` and the broker's stamp in the counted time, ascending.
-        made: Batches of the run.
-        ideal: Batches that windows over event time alone make.
+        late: Seconds from `closed_at` to the Kafka timestamp of each batch, ascending.
+        made: Number of batches of the run.
+        ideal: Number of batches if only event time ended windows, and not log time.
         first: Seconds from the start of the command to the first batch.
-        rate: Messages a second that reached the bridge in the counted time.
+        rate: Messages per second that reached the bridge.
     """
 
     late: Sequence[float]
@@ -67,26 +67,28 @@ class Batches:
 
     @property
     def in_words(self) -> str:
-        late = f"late {self.percentile(50):.2f} and {self.percentile(99):.2f} s"
-        made = f"{self.made:,} batches over {self.ideal:,}"
-        return f"{self.rate:.0f} messages/s, {late}, first batch {self.first:.1f} s, {made}"
+        delays = f"batch delay p50 {self.percentile(50):.2f} s, p99 {self.percentile(99):.2f} s"
+        made = f"{self.made:,} batches, {self.ideal:,} by event time alone"
+        return f"{self.rate:.0f} messages/s, {delays}, first batch after {self.first:.1f} s, {made}"
 
 
 @dataclass
 class Run:
-    """Measurements of a run: cores in the counted time, and at each minute MB, and s of CPU since the start; by kind of
-    process."""
+    """Measurements of a run, by kind of process."""
 
     folder: Path
     cores: Mapping[str, float] = field(default_factory=dict)
+    """average number of busy cores in the counted time"""
     memory: list[Mapping[str, float]] = field(default_factory=list)
+    """MB, at each minute"""
     taken: list[Mapping[str, float]] = field(default_factory=list)
+    """seconds of CPU time since the start, at each minute"""
     started: float = 0.0
-    """unix s"""
+    """Unix time, s"""
 
     @property
     def all_cores(self) -> float:
-        """Cores of Kiln, without the demo network."""
+        """Average number of busy cores of Kiln, without the demo network."""
         return sum(cores for kind, cores in self.cores.items() if kind != DEMO)
 
     @property
@@ -95,7 +97,7 @@ class Run:
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure a silent network and each load, in turn."""
+    """Measure a network without messages, and then each load (messages per second), in turn."""
     seconds = extent.of(LASTS, least=100)
     cores: dict[str, list[float]] = {}
     found: dict[int, list[Batches]] = {load: [] for load in LOADS}
@@ -103,7 +105,7 @@ def measure(extent: Extent, say: Say) -> Finding:
         with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
             silent = _silent(Path(folder), seconds)
         cores.setdefault("cores, silent network", []).append(silent.all_cores)
-        say(f"run {run} of {extent.runs}: silent: {_in_words(silent)}")
+        say(f"run {run} of {extent.runs}: no messages: {_in_words(silent)}")
         for load in LOADS:
             with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
                 live = _loaded(Path(folder), load, seconds)
@@ -111,7 +113,7 @@ def measure(extent: Extent, say: Say) -> Finding:
             found[load].append(batches)
             for kind, taken in {"all but the demo network": live.all_cores, **live.cores}.items():
                 cores.setdefault(f"cores, {load} messages/s, {kind}", []).append(taken)
-            say(f"run {run} of {extent.runs}: {load}/s: {batches.in_words}; {_in_words(live)}")
+            say(f"run {run} of {extent.runs}: {load} messages/s: {batches.in_words}; {_in_words(live)}")
     made = {load: Series(f"batches, {load} messages/s", "", tuple(each.made for each in found[load])) for load in LOADS}
     ideal = {
         load: Series(f"batches by event time alone, {load} messages/s", "", tuple(each.ideal for each in found[load]))
@@ -175,7 +177,6 @@ def _in_words(run: Run) -> str:
 
 
 def _silent(folder: Path, seconds: int) -> Run:
-    """Run Kiln with a demo network that sends no messages."""
     demo = DemoNetwork(Settings(state=folder / "silent", network=Network(name="local-demo")))
     demo.launch()
     try:
@@ -193,7 +194,11 @@ def _loaded(folder: Path, load: int, seconds: int, say: Say | None = None) -> Ru
 def _watched(
     state: Path, seconds: int, options: Sequence[str], settings: Mapping[str, str], say: Say | None = None
 ) -> Run:
-    """Measure a Kiln while it runs, and wait for its end. BenchError: Kiln failed."""
+    """Start `kiln run`, measure it, and wait for its end.
+
+    Raises:
+        BenchError: Kiln failed.
+    """
     run = Run(state)
     with _kiln(state, seconds, options, settings) as kiln:
         run.started, began = time.time(), time.monotonic()
@@ -210,12 +215,12 @@ def _watched(
                     say(", ".join(f"{kind} {mb:,.0f} MB" for kind, mb in sorted(run.memory[-1].items())))
                     say(", ".join(f"{kind} {spent:,.0f} s of CPU" for kind, spent in sorted(taken.items())))
             if kiln.poll() is not None:
-                raise BenchError(f"kiln run ended with {kiln.returncode} after {now:.0f} s")
+                raise BenchError(f"kiln run exited with code {kiln.returncode} after {now:.0f} s")
             time.sleep(_LOOK_EVERY)
         spent = time.monotonic() - since
         run.cores = {kind: (value - before.get(kind, 0.0)) / spent for kind, value in usage.look().items()}
         if kiln.wait(_ENDS_IN):
-            raise BenchError(f"kiln run ended with {kiln.returncode}")
+            raise BenchError(f"kiln run exited with code {kiln.returncode}")
     return run
 
 
@@ -243,7 +248,11 @@ def _kiln(
 
 
 def _batches(run: Run) -> Batches:
-    """Read the batches of a run from the lake. BenchError: there are too few."""
+    """Read the batches of a run from the lake.
+
+    Raises:
+        BenchError: There are fewer than two batches, or the lake cannot be read.
+    """
     sql = """
         SELECT opened_at, closed_at, emitted_at, late_seconds FROM batch_times
         WHERE origin = 'LIVE' ORDER BY emitted_at"""
@@ -276,7 +285,7 @@ def _batches(run: Run) -> Batches:
 
 
 def micros_of(moment: datetime) -> int:
-    """Convert a time to unix µs."""
+    """Convert a time to Unix µs."""
     return round(moment.timestamp() * 1_000_000)
 
 

@@ -1,7 +1,7 @@
-"""The node on the network: a peer in Rust (tests/network/rust) sends as fast as the node accepts.
+"""Speed of the bridge's libp2p node. A peer in Rust (tests/network/rust) sends as fast as the node accepts.
 
-The cost of a frame is divided by omission: each side does less than the side before it. The first side puts frames into
-Kafka, as a bridge does; the others only count frames.
+Several variants of the node are measured. Each leaves out one more step, so the difference between two variants is the
+CPU time of a step. The first variant puts frames into Kafka, as a bridge does; the others only count frames.
 """
 
 from __future__ import annotations
@@ -70,11 +70,14 @@ T = TypeVar("T")
 
 
 class Figures(NamedTuple):
-    """Result of one run: messages per second of wall time, and per message µs of the node's CPU and captured frames."""
+    """Result of one run."""
 
     rate: float
+    """messages per second"""
     cpu: float
+    """CPU time of the node per message, µs"""
     frames: float
+    """captured frames per message"""
 
 
 class _Mute(Router):
@@ -85,8 +88,10 @@ class _Mute(Router):
 
 
 def _count_unread(sink: _Counting) -> Callable[[Traffic, PubsubSession, bytes | OversizedRpc, bool], None]:
-    """Make a `Traffic.process` that counts RPCs without reading them. Small ones (subscriptions, GRAFT) are processed:
-    without these, no peer would send messages."""
+    """Make a `Traffic.process` that counts RPCs without reading them.
+
+    Small RPCs (subscriptions, GRAFT) are still processed, because without these no peer would send messages.
+    """
     process = Traffic.process
 
     def count(traffic: Traffic, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True) -> None:
@@ -108,13 +113,14 @@ NODE: Final[Mapping[str, tuple[bool, type[Router], bool]]] = {
     "nor routed": (True, _Mute, False),
     "nor parsed and framed": (False, _Mute, False),
 }
-"""Sides of the node: true if it parses and frames RPCs, its router, and true if it verifies signatures."""
+"""Variants of the node: true if it parses and frames RPCs; its router; true if it verifies signatures."""
 
 
 def measure(extent: Extent, say: Say) -> Finding:
     """Measure frames/s and CPU per frame with one peer, and unique messages/s with MESH peers in the mesh.
 
-    BenchError: cargo is missing, or a peer failed.
+    Raises:
+        BenchError: cargo is missing, or a peer or node failed.
     """
     mesh = f"{MESH} mesh peers"
     try:
@@ -133,7 +139,7 @@ def measure(extent: Extent, say: Say) -> Finding:
     }
     return Finding(
         "network",
-        f"the node, fed by a peer in Rust: signed messages of {SIZE} bytes, one in a frame",
+        f"the bridge's node, which receives signed messages of {SIZE} bytes, one per frame, from a peer in Rust",
         (
             *rate.values(),
             *cost.values(),
@@ -175,7 +181,7 @@ def _broker(folder: Path, say: Say) -> Iterator[Kafka]:
 
 
 def _play(binary: Path, side: str, peers: int, count: int, kafka: Kafka | None = None) -> Figures:
-    """Make one run. The node has a process of its own, so that its CPU time can be measured."""
+    """Measure a variant of the node. The node has its own process, so that its CPU time can be measured."""
     ours, theirs = get_context("spawn").Pipe()
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
         rusts = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(peers)]
@@ -214,7 +220,7 @@ def _has(one: ForeignPeer, messages: int) -> bool:
 
 
 def _rust(binary: Path, count: int) -> Figures:
-    """Measure the Rust peer as receiver. Its CPU time includes the JSON that it writes for each message."""
+    """Measure the Rust peer as the receiver. Its CPU time includes the JSON that it writes for each message."""
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
         source, target = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(2)]
         for each in (source, target):
@@ -232,18 +238,17 @@ def _rust(binary: Path, count: int) -> Figures:
 
 
 def _cpu_of(peer: ForeignPeer) -> float:
-    """Return the CPU time of a peer's process so far, s."""
     fields = Path(f"/proc/{peer.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _told(pipe: Connection, kind: type[T]) -> T:
     if not pipe.poll(PATIENCE):
-        raise BenchError(f"the node reported nothing for {PATIENCE:g} s. Messages may be lost")
+        raise BenchError(f"the measured node reported nothing for {PATIENCE:g} s. It may have lost messages")
     try:
         value = pipe.recv()
     except EOFError:
-        raise BenchError("the node has ended") from None
+        raise BenchError("the process of the measured node has ended") from None
     assert isinstance(value, kind)
     return value
 
@@ -252,7 +257,7 @@ def _told(pipe: Connection, kind: type[T]) -> T:
 
 
 class _Counting:
-    """Sink that counts frames."""
+    """Sink of captured frames that counts them."""
 
     full = False
     frames = 0
@@ -265,7 +270,10 @@ class _Counting:
 
 
 class _Counter:
-    """Counter of messages, which reports its count, and reads the clocks after a tenth and after all messages."""
+    """Counts messages, and reports the count and finally the `Figures` to the parent process.
+
+    The first tenth of the messages is not measured.
+    """
 
     def __init__(self, pipe: Connection, count: int) -> None:
         self._pipe = pipe
@@ -297,7 +305,7 @@ class _Ticking(_Counting):
 
 
 class _IntoKafka(_Ticking):
-    """Sink that also puts frames into Kafka. At the end the broker may lack the frames of a fraction of a second."""
+    """Sink that counts frames and puts them into Kafka. It does not wait until the broker has the last ones."""
 
     def __init__(self, counter: _Counter, sink: FrameSink) -> None:
         super().__init__(counter)
@@ -347,7 +355,7 @@ def _node(pipe: Connection, side: str, by_message: bool, count: int, folder: str
 
 
 def _stock(pipe: Connection, side: str, by_message: bool, count: int, folder: str, kafka: Kafka | None) -> None:
-    """Run py-libp2p's own host and pubsub, without its silent limit of 10 messages a second."""
+    """Run py-libp2p's own host and pubsub, without its default limit of 10 messages per second."""
     counter = _Counter(pipe, count)
     logging.getLogger("libp2p").addHandler(logging.NullHandler())
 

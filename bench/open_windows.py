@@ -1,4 +1,4 @@
-"""Time of a micro-batch of `batch`, with Spark and its state store, with few and with many open windows."""
+"""Time of a micro-batch of the query `batch` in Spark, with few and with many open windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SPREAD = 7_919  # a prime: consecutive updates are for windows far apart
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
-    """Measure two queries, which keep their checkpoints and read new records in each run."""
+    """Measure the query `batch` with few and with many open windows. Each run reads new updates."""
     few, many = (_OpenWindowsQuery(ground, extent.of(count, least=200)) for count in OPEN)
     sides: dict[str, Side] = {f"{side.count:,} open windows": side.micro_batch for side in (few, many)}
     least, most = in_turn(sides, extent.runs, "s", ground.say)
@@ -39,7 +39,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 class _OpenWindowsQuery:
-    """A query `batch` with `count` open windows, each of another separator."""
+    """A query `batch` with `count` open windows, each with another separator."""
 
     def __init__(self, ground: Ground, count: int) -> None:
         self.count = count
@@ -56,7 +56,6 @@ class _OpenWindowsQuery:
         return median(self._read(TOUCHED * _MICRO_BATCHES, TOUCHED)[1:])
 
     def _read(self, updates_more: int, at_once: int) -> list[float]:
-        """Write this number of new updates, read them, and return the time of each micro-batch, s."""
         first, self._written = self._written, self._written + updates_more
         numbers = range(first, self._written)
         ground, settings = self._ground, in_micro_batches(self.settings, at_once, "batch")

@@ -2,7 +2,7 @@
 
     python -m bench.plots FILE FOLDER
 
-A plot has a line for each quantity: medians by size or load, with bars from the least to the greatest run.
+A plot has a line for each quantity: its median by size or load, with bars from the least to the greatest value.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from typing import NamedTuple, TypedDict
 from bench.report import Note, number
 
 PLOTS = {"growth": "cost-by-size.svg", "load": "lateness-by-load.svg", "hour": "memory-over-time.svg"}
-"""Files of the findings to plot. Series have names "<quantity>, <x> <unit of x>", such as "archive, 1,000 frames"."""
+"""File names of plots, by name of the finding. The names of its series must have the form "<quantity>, <x> <unit of
+x>", such as "archive, 1,000 frames"."""
 
 WIDTH, HEIGHT = 720, 380
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 150, 50, 70
 _COLORS = ("#0b6e99", "#b4540a", "#4c7a34", "#8a3f8f", "#6b6b6b", "#b02a4c", "#7a6a00", "#1f7a6d")
 _EVEN = ("minutes",)
-"""Units of x with a linear axis; sizes and loads have a logarithmic one."""
+"""Units of x for which the axis is linear. For other units, such as frames, the axis is logarithmic."""
 _MOST_TICKS = 12
 
 
@@ -54,7 +55,7 @@ class Content(TypedDict):
 
 
 class PlotPoint(NamedTuple):
-    """A value of x, and the range and median of the runs."""
+    """A value of x, and the least, median and greatest value of the runs."""
 
     x: float
     low: float
@@ -76,7 +77,11 @@ def draw(content: Content, folder: Path) -> list[Path]:
 
 
 def plot(finding: FindingJson, caption: str) -> str:
-    """Draw a finding. ValueError: the name of a series has another form than in PLOTS."""
+    """Draw a finding as SVG, with `caption` below.
+
+    Raises:
+        ValueError: The name of a series does not have the form that PLOTS describes.
+    """
     lines: dict[str, list[PlotPoint]] = {}
     for each in finding["series"]:
         quantity, _, rest = each["name"].partition(", ")
@@ -130,7 +135,6 @@ def _rounded(value: float) -> float:
 
 
 def _apart(heights: Mapping[str, float]) -> dict[str, float]:
-    """Move labels down if they would overlap."""
     placed: dict[str, float] = {}
     for name, height in sorted(heights.items(), key=lambda item: item[1]):
         placed[name] = max([height, *(other + 15 for other in placed.values())])

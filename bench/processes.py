@@ -14,19 +14,19 @@ _KINDS = {
     "kiln.bridge.app.main": "bridge",
     "kiln.pipelines.app.worker_daemon": "Python workers",
     "python_streaming_source_runner": "Python planners",
-    "kiln.deploy.ops.maintenance": "care",
+    "kiln.deploy.ops.maintenance": "maintenance",
     "quality": "quality",
     "kafka.Kafka": "broker",
     "org.apache.spark": "Spark's JVM",
 }
-"""Kinds by a word of the command line. A process without such a word has its parent's kind."""
+"""Kind of a process by a word in its command line. A process without such a word has the kind of its parent."""
 
 DEMO = "demo network"
 ROOT = "kiln run"
 
 
 def kind_of(command: str, parents: str) -> str:
-    """Return the kind of a process with this command line, whose parent has the kind `parents`."""
+    """Return the kind of a process with this command line. `parents` is the kind of its parent process."""
     return next((kind for word, kind in _KINDS.items() if word in command), parents)
 
 
@@ -37,13 +37,13 @@ class _Known(NamedTuple):
 
 @dataclass
 class Usage:
-    """CPU and memory of a tree of processes. A process that lives only between two calls of `look` is not counted."""
+    """CPU time and memory of a process and its descendants. A process that lives only between two calls is missed."""
 
     root: psutil.Process
     _known: dict[psutil.Process, _Known] = field(default_factory=dict)
 
     def look(self) -> Mapping[str, float]:
-        """Return CPU time by kind, s, of all processes seen so far, including those that have ended."""
+        """Return the CPU time in s by kind of process. Processes that have ended since an earlier call are included."""
         for process, kind in self._tree():
             try:
                 times = process.cpu_times()
@@ -56,7 +56,7 @@ class Usage:
         return seconds
 
     def memory(self) -> Mapping[str, float]:
-        """Return memory by kind now, MB. A page that several processes share counts once (PSS)."""
+        """Return the memory in MB by kind of process. A page that several processes share counts once (PSS)."""
         found: defaultdict[str, float] = defaultdict(float)
         for process, kind in self._tree():
             try:

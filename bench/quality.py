@@ -1,8 +1,8 @@
-"""Time of `kiln quality`: the first check of a lake of two million messages, and the check of the next five minutes,
-compared with a count of the same rows by DuckDB and by Spark; and the first check of ten million rows of frames, copies
-and messages, which are quick to generate.
+"""Time of `kiln quality`, compared with a count of the same rows by DuckDB and by Spark.
 
-Each side is a whole command, including imports, as a user would type it.
+Measured are the first check of a lake of two million messages, a check after five more minutes of messages, and the
+first check of ten million simple rows of frames, copies and messages. Each time is that of a whole command, including
+imports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 
 FIRST_SECONDS, NEXT_SECONDS = 90.0, 15.0
-"""the aims"""
+"""aims for the first check and for the check of five more minutes"""
 ROWS = 10_000_000
 _NEXT = 1 / 24
 """five minutes, as a share of two hours"""
@@ -38,10 +38,10 @@ _MET = (0, 1)
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure the checks: each run checks a copy of the lake for the first time, then with five more minutes."""
+    """Measure `kiln quality`. Each run checks a copy of the lake, and again after five more minutes of messages."""
     with tempfile.TemporaryDirectory(prefix="kiln-quality-") as folder:
         place, count = Path(folder), extent.of(MESSAGES, least=2_000)
-        say(f"writing a lake of {count:,} messages, and the messages of five minutes more")
+        say(f"writing a lake of {count:,} messages, and five more minutes of messages")
         rows = _make(place, count)
         say(", ".join(f"{name} {number:,}" for name, number in rows.items()))
         many = _make_many(place, extent.of(ROWS, least=3_000))
@@ -68,11 +68,17 @@ def measure(extent: Extent, say: Say) -> Finding:
         Series(f"greatest memory of the first check of {many:,} rows", "MB", tuple(runs.many_peaks)),
     ]
     aims = f"aims {FIRST_SECONDS:g} and {NEXT_SECONDS:g} s"
-    return Finding("quality", f"whole commands over a lake; {aims}", (*series, *taken), (), notes)
+    return Finding(
+        "quality", f"kiln quality, and counts of the same rows, as whole commands; {aims}", (*series, *taken), (), notes
+    )
 
 
 def _make(place: Path, count: int) -> dict[str, int]:
-    """Write the lakes `before`, with `count` messages, and `after`, the same with another commit to each table."""
+    """Write the lakes `before`, with `count` messages, and `after`, with another commit to each table.
+
+    Returns:
+        The number of rows in `before`, by table.
+    """
     lake, rows = Lake(str(place / "before")), dict[str, int]()
     rest = {}
     for name, columns in tables(round(count * (1 + _NEXT))):
@@ -122,7 +128,11 @@ _MANY = {
 
 
 def _make_many(place: Path, rows: int) -> int:
-    """Write the lake `many`, with this number of rows and without faults. Each frame has a message."""
+    """Write the lake `many` with `rows` rows, all of which pass the checks. Each frame has one message.
+
+    Returns:
+        The exact number of rows.
+    """
     lake, each = Lake(str(place / "many")), rows // len(_MANY)
     with duckdb.connect() as db:
         db.execute("SET TimeZone = 'UTC'")
@@ -181,7 +191,7 @@ class _Runs:
         return self._place / "state"
 
     def _lay(self, lake: str) -> None:
-        """Replace the lake of the state folder by a copy of this one, because a check writes into the lake."""
+        """Replace the lake of the state folder by a copy of `lake`. A copy is used, because a check writes into it."""
         shutil.rmtree(self._state / "lake", ignore_errors=True)
         shutil.copytree(self._place / lake, self._state / "lake", copy_function=os.link)
 
@@ -216,13 +226,15 @@ def _timed(arguments: Sequence[str], state: Path, good: Sequence[int] = (0,)) ->
         for stream in (out, err):
             stream.seek(0)
         if code not in good:
-            raise BenchError(f"kiln {arguments[0]} ended with {code}: {err.read()[-500:]}")
+            raise BenchError(f"kiln {arguments[0]} exited with code {code}: {err.read()[-500:]}")
         return _CheckTiming(seconds, used.ru_utime + used.ru_stime, peak, out.read())
 
 
 def _peak(process: int) -> int:
-    """Return the peak memory of a process so far, bytes. The value from `wait4` would also count the memory of the
-    parent, from which the process was forked."""
+    """Return the peak memory of a process so far, in bytes; 0 if it has ended.
+
+    The peak from `wait4` is not used, because it includes the memory of the parent, from which the process was forked.
+    """
     try:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:

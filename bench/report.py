@@ -1,4 +1,4 @@
-"""Findings of measurements as plain data (medians, ranges, ratios and their aims), as tables and as JSON."""
+"""Results of measurements: medians, ranges, and ratios with their aims, to be shown as tables or written as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ Note = str | int | float
 
 @dataclass(frozen=True)
 class Series:
-    """One quantity, with a value per run. ValueError: there is no value."""
+    """Values of one quantity, one per run.
+
+    Raises:
+        ValueError: There is no value.
+    """
 
     name: str
     unit: str
@@ -21,7 +25,7 @@ class Series:
 
     def __post_init__(self) -> None:
         if not self.values:
-            raise ValueError(f"{self.name}: no run, so nothing was measured")
+            raise ValueError(f"{self.name}: there were no runs, so nothing was measured")
 
     @property
     def median(self) -> float:
@@ -38,7 +42,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Aim:
-    """Aim of a ratio: at least `least`, at most `most`."""
+    """Range that a ratio should be in: at least `least`, at most `most`."""
 
     least: float | None = None
     most: float | None = None
@@ -54,7 +58,11 @@ class Aim:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One series divided by another one of the same runs. ValueError: the numbers of runs differ, or a divisor is 0."""
+    """The series `of` divided by the series `to` of the same runs.
+
+    Raises:
+        ValueError: The numbers of runs differ, or a divisor is 0.
+    """
 
     name: str
     of: Series
@@ -70,23 +78,23 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """The quotient of the medians."""
+        """Quotient of the medians."""
         return self.of.median / self.to.median
 
     @property
     def by_run(self) -> tuple[float, ...]:
-        """The ratio within each run, which varying load on the machine affects least."""
+        """Quotient within each run. Other load affects it least, because both values were measured in a row."""
         return tuple(of / to for of, to in zip(self.of.values, self.to.values, strict=True))
 
     @property
     def met(self) -> bool | None:
-        """True if the aim is met; None without an aim."""
+        """True if the ratio meets its aim; `None` without an aim."""
         return None if self.aim is None else self.aim.met(self.value)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of one measurement. `notes`: sizes, settings and other observations."""
+    """Result of one measurement. `notes` has sizes, settings and other values, by name."""
 
     name: str
     title: str
@@ -96,7 +104,7 @@ class Finding:
 
 
 def number(value: float) -> str:
-    """Format a value with three significant digits; from 1,000 on as a whole number with separators."""
+    """Format a value with three significant digits, or from 1,000 on as a whole number such as `12,345`."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:#.3g}".rstrip(".") if value else "0"
@@ -129,7 +137,7 @@ def _shown(note: Note) -> str:
 
 
 def as_json(findings: Iterable[Finding], circumstances: Mapping[str, Note]) -> dict[str, object]:
-    """Convert findings for JSON: every value of every run, and the values of the tables."""
+    """Convert findings to JSON types, with the values of all runs."""
     return {"circumstances": dict(circumstances), "findings": [_finding_json(finding) for finding in findings]}
 
 

@@ -1,4 +1,4 @@
-"""Runs in turn: the sides of a comparison alternate, so that other load on the machine affects all sides alike."""
+"""Runs of a comparison. Its sides, the programs to compare, run in turn, so that other load affects all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from bench.report import Series, number
 
 Say = Callable[[str], None]
 Side = Callable[[int], float]
-"""Function that measures once, from the number of the run, which begins with 1."""
+"""One of the programs of a comparison: a function that gets the number of the run and returns the measured value. Runs
+begin with 1; run 0 warms up."""
 
 
 class BenchError(RuntimeError):
@@ -18,7 +19,11 @@ class BenchError(RuntimeError):
 
 @dataclass(frozen=True)
 class Extent:
-    """Number of `runs` of each side, and `scale` as factor of sizes. ValueError: one of them is not above 0."""
+    """Number of runs of each side, and factor for all sizes.
+
+    Raises:
+        ValueError: One of them is not greater than 0.
+    """
 
     runs: int = 5
     scale: float = 1.0
@@ -28,7 +33,7 @@ class Extent:
             raise ValueError(f"{self.runs} runs at scale {self.scale:g}: both must be above 0")
 
     def of(self, size: int, least: int = 1) -> int:
-        """Scale a size, to `least` or more."""
+        """Scale a size, and return at least `least`."""
         return max(least, round(size * self.scale))
 
 

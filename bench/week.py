@@ -1,9 +1,9 @@
-"""A week of commits: effect of table maintenance on the time of a commit and of a read, and on the log. Kiln's writer
-and maintenance run in one process, without Spark and broker.
+"""Effect of table maintenance on the duration of commits and reads, and on the size of the Delta log, over a simulated
+week. Kiln's writer and maintenance run in one process, without Spark and broker.
 
-Time is counted in commits: one commit to each table stands for ten seconds, the default interval of queries. One lake
-has maintenance after every sixty commits, as `kiln run` does every ten minutes. Another lake has none, and gets the
-same commits in the first quarter of the time.
+Time is simulated by commits: one commit to each table stands for ten seconds, the default trigger of the queries. One
+lake has maintenance after every sixty commits, because `kiln run` maintains tables every ten minutes. Another lake gets
+the same commits without maintenance, but only in the first quarter of the measuring time.
 """
 
 from __future__ import annotations
@@ -36,41 +36,47 @@ SECONDS = 600
 _TABLES = ("messages", "tips")
 _ROWS = 50
 """rows of a commit in each table"""
-_HOUR, _CARED_EVERY, _LOOKED_EVERY = 360, 60, 600  # commits
+_HOUR, _MAINTAINED_EVERY, _READ_EVERY = 360, 60, 600  # commits
 _TARGET = 128 << 20
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure CPU time, which other load on the machine affects least, at the beginning and at the end."""
+    """Measure commits and reads of both lakes repeatedly. CPU time is measured, because other load affects it least."""
     with tempfile.TemporaryDirectory(prefix="kiln-week-") as folder:
-        cared, left = _Arm(Path(folder) / "cared"), _Arm(Path(folder) / "left")
+        maintained, unmaintained = _Arm(Path(folder) / "maintained"), _Arm(Path(folder) / "unmaintained")
         began, lasts = time.monotonic(), extent.of(SECONDS)
-        while (spent := time.monotonic() - began) < lasts or len(left.looks) < 2:
-            arms = [cared, left] if spent < lasts / 4 or len(left.looks) < 2 else [cared]
+        while (spent := time.monotonic() - began) < lasts or len(unmaintained.readings) < 2:
+            arms = [maintained, unmaintained] if spent < lasts / 4 or len(unmaintained.readings) < 2 else [maintained]
             for arm in arms:
-                arm.commit(_CARED_EVERY)
-            if cared.commits == _CARED_EVERY or cared.commits % _LOOKED_EVERY == 0:
+                arm.commit(_MAINTAINED_EVERY)
+            if maintained.commits == _MAINTAINED_EVERY or maintained.commits % _READ_EVERY == 0:
                 for arm in arms:
-                    arm.look()
-                    say(f"{arm.folder.name}: {arm.looks[-1]}")
-            cared.care()
-        for arm in (cared, left):
-            arm.look()
-        return _finding(cared, left)
+                    arm.read()
+                    say(f"{arm.folder.name}: {arm.readings[-1]}")
+            maintained.maintain()
+        for arm in (maintained, unmaintained):
+            arm.read()
+        return _finding(maintained, unmaintained)
 
 
 @dataclass(frozen=True)
 class _TableReading:
-    """State of the table `messages` at one moment. Times in ms of CPU."""
+    """State of the table `messages` after some commits. Times are in ms of CPU."""
 
     commits: int
     commit: float
+    """time of a commit"""
     opened: float
+    """time to open the table"""
     counted: float
+    """time to count its rows"""
     files: int
     entries: int
+    """JSON files of the log"""
     log: int
+    """size of the log, bytes"""
     disk: int
+    """size of all tables and logs on disk, bytes"""
 
     def __str__(self) -> str:
         return (
@@ -84,8 +90,8 @@ class _TableReading:
 class _Arm:
     folder: Path
     commits: int = 0
-    looks: list[_TableReading] = field(default_factory=list)
-    cared: list[float] = field(default_factory=list)
+    readings: list[_TableReading] = field(default_factory=list)
+    maintenance_times: list[float] = field(default_factory=list)
     """time of each maintenance, ms of CPU"""
 
     def __post_init__(self) -> None:
@@ -111,19 +117,19 @@ class _Arm:
             self.commits += 1
             self._at.append(time.time_ns() // 1_000)
 
-    def care(self) -> None:
+    def maintain(self) -> None:
         rules = MaintenancePolicy(_TARGET, self._since(12 * _HOUR), self._since(_HOUR), self._since(24 * _HOUR))
         started = time.process_time()
         for table in _TABLES:
             maintain_table(self._lake, table, rules, time.time_ns() // 1_000, lambda _: None)
-        self.cared.append(_since(started))
+        self.maintenance_times.append(_since(started))
 
     def _since(self, commits: int) -> int:
-        """Return how long the last `commits` commits took, µs; the unix time if there were fewer."""
+        """Return how long the last `commits` commits took, in µs. If there were fewer, return the Unix time."""
         now = time.time_ns() // 1_000
         return now - self._at[-commits] if commits <= len(self._at) else now
 
-    def look(self) -> None:
+    def read(self) -> None:
         log = self.folder / "messages" / "_delta_log"
         started = time.process_time()
         opened = self._lake.open("messages")
@@ -134,10 +140,10 @@ class _Arm:
         assert rows == self.commits * _ROWS, "a row was lost or duplicated"
         took, self._took = self._took, []
         entries = list(log.iterdir())
-        self.looks.append(
+        self.readings.append(
             _TableReading(
                 self.commits,
-                fmean(took) if took else self.looks[-1].commit,
+                fmean(took) if took else self.readings[-1].commit,
                 taken,
                 counted,
                 len(opened.file_uris()),
@@ -149,7 +155,7 @@ class _Arm:
 
 
 def _file(lake: Lake, table: str, chance: random.Random) -> DataFile:
-    """Write a file that no commit names."""
+    """Write a data file of a table without committing it."""
     out = TableFiles(lake, table)
     heard = time.time_ns() // 1_000
     for number in range(_ROWS):
@@ -161,8 +167,8 @@ def _file(lake: Lake, table: str, chance: random.Random) -> DataFile:
     return file
 
 
-def _finding(cared: _Arm, left: _Arm) -> Finding:
-    names = {"cared for": cared, "left alone": left}
+def _finding(maintained: _Arm, unmaintained: _Arm) -> Finding:
+    names = {"with maintenance": maintained, "without maintenance": unmaintained}
     series: list[Series] = []
     for what, unit in (("commit", "ms CPU"), ("opened", "ms CPU"), ("counted", "ms CPU")):
         for name, arm in names.items():
@@ -170,20 +176,22 @@ def _finding(cared: _Arm, left: _Arm) -> Finding:
                 Series(
                     f"{what}, {name} ({arm.commits:,} commits)",
                     unit,
-                    tuple(getattr(look, what) for look in _last(arm.looks)),
+                    tuple(getattr(reading, what) for reading in _last(arm.readings)),
                 )
             )
     notes: dict[str, Note] = {}
     for name, arm in names.items():
-        for moment, look in (("at the start", arm.looks[0]), ("at the end", arm.looks[-1])):
-            notes[f"{name} {moment}"] = str(look)
-        notes[f"most log entries, {name}"] = max(look.entries for look in arm.looks)
-        notes[f"most files, {name}"] = max(look.files for look in arm.looks)
-        notes[f"bytes on the disk, {name}"] = arm.looks[-1].disk
-    notes["care, ms CPU a time"] = round(fmean(_last(cared.cared)))
-    notes["care, cores"] = round(fmean(_last(cared.cared)) / 1_000 / 600, 5)
+        for moment, reading in (("at the start", arm.readings[0]), ("at the end", arm.readings[-1])):
+            notes[f"{name} {moment}"] = str(reading)
+        notes[f"most log entries, {name}"] = max(reading.entries for reading in arm.readings)
+        notes[f"most files, {name}"] = max(reading.files for reading in arm.readings)
+        notes[f"bytes on the disk, {name}"] = arm.readings[-1].disk
+    notes["maintenance, ms CPU each"] = round(fmean(_last(maintained.maintenance_times)))
+    notes["maintenance, cores"] = round(fmean(_last(maintained.maintenance_times)) / 1_000 / 600, 5)
     for what in ("commit", "opened", "counted"):
-        notes[f"{what} after a week left alone, reckoned, s"] = round(_after_a_week(left.looks, what) / 1_000, 2)
+        notes[f"{what} after a week without maintenance, extrapolated, s"] = round(
+            _after_a_week(unmaintained.readings, what) / 1_000, 2
+        )
     return Finding("week", "a week of commits, one to each table every ten seconds", tuple(series), notes=notes)
 
 
@@ -191,16 +199,17 @@ _T = TypeVar("_T")
 
 
 def _last(values: Sequence[_T]) -> Sequence[_T]:
-    """Return the last third."""
     return values[-max(1, len(values) // 3) :]
 
 
-def _after_a_week(looks: Sequence[_TableReading], what: str) -> float:
-    """Extrapolate a value to a week by linear regression."""
-    slope, least = linear_regression([look.commits for look in looks], [getattr(look, what) for look in looks])
+def _after_a_week(readings: Sequence[_TableReading], what: str) -> float:
+    """Extrapolate a time to a week of commits by linear regression, ms."""
+    slope, least = linear_regression(
+        [reading.commits for reading in readings], [getattr(reading, what) for reading in readings]
+    )
     return least + slope * WEEK
 
 
 def _since(started: float) -> float:
-    """Return the CPU time since `started`, ms."""
+    """Return the CPU time since `started`, in ms."""
     return (time.process_time() - started) * 1_000

@@ -1,4 +1,4 @@
-"""Programs that a user would write instead of the query `archive`: three, from the same topic into the same tables.
+"""Three programs that a user could write instead of the query `archive`, from the same topic into the same tables.
 
 Each program is short and idiomatic for its tools, and does less than Kiln. No program
 

@@ -1,4 +1,4 @@
-"""Writer of Delta tables with deltalake, which accepts the first copy of each message."""
+"""Writer of Delta tables with the library deltalake, which writes only the first copy of each message to `messages`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from deltalake import DeltaTable, write_deltalake
 from bench.peers.by_hand import TABLES, Row, Rows
 
 CHUNK = 20_000
-"""Records of one append, so that files are not too small."""
+"""Number of records per append, so that files are not too small."""
 
 
 class Tables:
-    """The tables of a lake, and in memory the ids of all messages since the program started."""
+    """The tables of a lake to append to. The ids of all messages since the start of the program are in memory."""
 
     def __init__(self, lake: str) -> None:
         self._paths = {name: f"{lake}/{name}" for name in TABLES}

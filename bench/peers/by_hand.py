@@ -28,7 +28,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def read(value: bytes, partition: int, offset: int, stamp: datetime) -> Rows:
-    """Build all rows of a record. `stamp`: the broker's stamp."""
+    """Decode a record into rows of all tables. `stamp` is its Kafka timestamp."""
     rows: Rows = {name: [] for name in TABLES}
     place: Row = {"kafka_partition": partition, "kafka_offset": offset}
     try:
@@ -99,7 +99,12 @@ def read(value: bytes, partition: int, offset: int, stamp: datetime) -> Rows:
 
 
 def _content(message: Mapping[str, object]) -> Row:
-    """Build columns of `messages`. Raise an error for an unknown type of message, or a field of a wrong type."""
+    """Build columns of the table `messages` from the JSON of a message.
+
+    Raises:
+        ValueError: A field is missing or has a wrong type.
+        LookupError: The type of the message is unknown.
+    """
     kind = "BATCH_UPDATE" if "sep" in message else _TYPES[int(str(message["typ"]))]
     old = "doctype" in message and "doc" not in message and "stream" not in message  # the form of 2020
     row: Row = {name: message.get(name) for name in ("model", "sep", "ver")}
@@ -112,7 +117,7 @@ def _content(message: Mapping[str, object]) -> Row:
             raise ValueError(f"{name} is no text")
     tips, ts = message.get("tips", {}), message.get("ts")
     if (kind == "UPDATE" and not row["tip"]) or (kind in ("UPDATE", "QUERY") and not row["stream"]):
-        raise ValueError("about nothing")
+        raise ValueError("stream or tip is missing")
     if not isinstance(tips, dict) or not all(isinstance(tip, str) for tip in tips.values()):
         raise ValueError("tips are no texts")
     if not isinstance(ts, int | None):

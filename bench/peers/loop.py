@@ -1,4 +1,4 @@
-"""A loop over a kafka-python consumer that appends to Delta tables with deltalake.
+"""A loop that reads records with kafka-python, and appends rows to Delta tables with deltalake.
 
     python -m bench.peers.loop SERVERS TOPIC RECORDS LAKE
 
@@ -22,7 +22,7 @@ from kafka import KafkaConsumer
 
 
 def run(servers: str, topic: str, records: int, lake: str) -> None:
-    """Append records until this number of them is in the lake."""
+    """Read this number of records, and append their rows to the tables of the lake."""
     tables = Tables(lake)
     consumer = KafkaConsumer(
         topic,

@@ -3,9 +3,10 @@
     python -m bench.peers.naive_spark SERVERS TOPIC LAKE CHECKPOINTS JARS WARM_TOPIC WARM_LAKE
 
 Warms up with all records of WARM_TOPIC, then reads all records of TOPIC, and prints how many seconds TOPIC took. Each
-query reads and decodes every record separately. A message with copies in two hours has two rows, and Spark silently
-drops a copy that came more than an hour before the newest copy. Settings are the defaults of Spark and Delta, except
-two numbers of tasks: 200 of a shuffle, and 50 of each read of a table's log, would take a laptop most of the time.
+of the four queries reads and decodes all records itself. A message with copies in two hours gets two rows. Spark
+silently drops a copy that came more than an hour before the newest copy. Settings are the defaults of Spark and Delta,
+except two: with the default of 200 shuffle tasks, and 50 tasks to read a table's log, the overhead of tasks would
+dominate on a laptop.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _session(jars: str) -> SparkSession:
 
 
 def main(servers: str, topic: str, lake: str, checkpoints: str, jars: str, warm_topic: str, warm_lake: str) -> None:
-    """Read both topics, one after the other."""
+    """Read the warm-up topic, then the measured topic, and print the seconds of the latter."""
     spark = _session(jars)
     run(spark, servers, warm_topic, warm_lake, f"{checkpoints}/warm")
     started = time.perf_counter()

@@ -4,8 +4,8 @@
 
 Reads RECORDS records from the beginning of a topic, and prints how many seconds this took. Runs in a separate
 environment (`quix.lock`), because quixstreams needs other versions of packages than Kiln. Copies are recognised by a
-set in memory, which a restart empties: quixstreams keeps state by the record's key, which is the connection, and copies
-of a message come over several connections.
+set in memory, which is lost at a restart. The state of quixstreams cannot replace the set: it is separate for each
+record key, which is the connection, but the copies of a message come over several connections.
 
 `quix.lock` is regenerated with
 
@@ -34,14 +34,14 @@ from bench.peers.by_hand import Rows, read
 
 
 class DeltaSink(BatchingSink):  # type: ignore[misc, unused-ignore]  # in an environment of its own
-    """Sink that appends all records since the last commit of offsets. quixstreams passes each partition separately."""
+    """Sink that appends rows to Delta tables. quixstreams calls it separately for each partition."""
 
     def __init__(self, lake: str) -> None:
         super().__init__()
         self._tables = Tables(lake)
 
     def write(self, batch: SinkBatch) -> None:
-        """Append the records; quixstreams calls this before it commits offsets."""
+        """Append all rows since the last commit of offsets. quixstreams commits offsets after this call."""
         self._tables.append(item.value for item in batch)
 
 
@@ -51,7 +51,7 @@ def _rows(value: bytes, key: bytes, stamp: int, headers: object) -> Rows:
 
 
 def run(servers: str, topic: str, records: int, lake: str) -> None:
-    """Run until this number of records is in the lake."""
+    """Read this number of records, and append their rows to the tables of the lake."""
     login = json.loads(os.environ["BENCH_KAFKA"])
     application = Application(
         broker_address=ConnectionConfig(

@@ -1,4 +1,4 @@
-"""Events of the demo network as lines of JSON for stdout, and their counts."""
+"""Events that the demo network writes to stdout as lines of JSON, and counts of its messages."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _T = TypeVar("_T")
 
 
 class Events:
-    """Lines for stdout. Writing never delays the network: a slow reader misses the oldest batches, and of each other
-    kind gets only the newest event."""
+    """Buffer of events for stdout, so that a slow reader of stdout does not delay the network.
+
+    If the reader is slow, the oldest events of kind `batch` are dropped. Of each other kind, only the newest is kept.
+    """
 
     def __init__(self) -> None:
         self._batches: deque[bytes] = deque(maxlen=BATCHES_KEPT)
@@ -38,7 +40,7 @@ class Events:
         self._filled.set()
 
     async def write(self, fd: int) -> None:
-        """Write the events until the reader closes the pipe."""
+        """Write events to a file descriptor until its reader closes the pipe."""
         while True:
             await self._filled.wait()
             self._filled = trio.Event()
@@ -53,13 +55,16 @@ class Events:
 
 @dataclass
 class EventCounts:
-    """Counts of published and received messages and of the fetched blocks of batches; `failed` counts messages that
-    reached no peer."""
+    """Counts by node, and the newest distinct errors."""
 
     published: Counter[str] = field(default_factory=Counter)
+    """messages that the node has published"""
     batches: Counter[str] = field(default_factory=Counter)
+    """BATCH_UPDATEs that the node has received"""
     fetched: Counter[str] = field(default_factory=Counter)
+    """blocks of batches that the node has fetched"""
     failed: int = 0
+    """messages of all nodes that reached no peer"""
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=_ERRORS))
 
     def error(self, text: str) -> None:
@@ -67,7 +72,7 @@ class EventCounts:
             self.errors.append(text)
 
     def count_received(self, node: str, data: bytes) -> str | None:
-        """Count a message that a node received, and return the CID of a BATCH_UPDATE, else `None`."""
+        """Count a received message if it is a BATCH_UPDATE, and return the CID of its batch, else `None`."""
         message = read_message(data)
         if isinstance(message, Rejected) or message.type != "BATCH_UPDATE":
             return None
@@ -76,7 +81,7 @@ class EventCounts:
 
 
 async def in_thread(call: Callable[..., _T], *arguments: object) -> _T:
-    """Run a blocking call in a thread. If the task is cancelled, the thread continues without it."""
+    """Run a blocking call in a thread. If the task is cancelled, the thread continues in the background."""
     return await trio.to_thread.run_sync(call, *arguments, abandon_on_cancel=True)  # type: ignore[call-arg]  # stubs older than trio
 
 
@@ -86,7 +91,6 @@ def event_line(event: Mapping[str, object]) -> bytes:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all bytes to a file descriptor."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

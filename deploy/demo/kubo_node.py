@@ -1,4 +1,5 @@
-"""The Kubo node of the demo network: a process (deploy/demo/kubo_peer.py) with commands on stdin, events on stdout."""
+"""Client of the demo network's Kubo node, a process (deploy/demo/kubo_peer.py) with commands on stdin and events on
+stdout."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ class KuboProcess:
         self._unanswered: set[int] = set()
         self._commands = 0
         self._answered = trio.Event()
-        self._told = trio.Event()  # ready, or ended
+        self._started = trio.Event()  # set when Kubo listens or has ended
         self.peer = ""
         self.addresses: list[str] = []
         self.running = False
@@ -71,7 +72,7 @@ class KuboProcess:
         self._stdout = trio.lowlevel.FdStream(self._from)
 
     async def listen(self) -> None:
-        """Read Kubo's events until it ends."""
+        """Read Kubo's events until the process ends."""
         pending = bytearray()
         try:
             async for some in self._stdout:
@@ -79,7 +80,7 @@ class KuboProcess:
                 *lines, rest = pending.split(b"\n") if b"\n" in some else [pending]
                 pending = bytearray(rest)
                 if len(pending) > _LINE:
-                    raise KuboError("Kubo wrote a line without end")
+                    raise KuboError(f"Kubo wrote a line of more than {_LINE:,} bytes")
                 for line in lines:
                     self._handle_event(json.loads(line))
         except (OSError, ValueError, KuboError) as error:
@@ -88,19 +89,19 @@ class KuboProcess:
                 self._process.kill()
         self._tally.error(f"Kubo has ended{self._read_last_line()}; the demo network continues without Kubo")
         self.running = False
-        self._told.set()
+        self._started.set()
         self._answered.set()
 
     async def await_ready(self) -> bool:
         """Wait until Kubo listens, and return false if it does not start."""
         with trio.move_on_after(_KUBO_PATIENCE):
-            await self._told.wait()
+            await self._started.wait()
             return self.running
         self._tally.error(f"Kubo did not listen within {_KUBO_PATIENCE:g} s{self._read_last_line()}")
         return False
 
     async def join(self, names: tuple[str, ...]) -> None:
-        """Subscribe Kubo to topics, and wait until it is subscribed."""
+        """Subscribe Kubo to topics, and wait until it has confirmed each."""
         for name in names:
             await self._send({"cmd": "subscribe", "topic": name})
         while self._unanswered and self.running:
@@ -134,7 +135,7 @@ class KuboProcess:
             case {"event": "ready", "peer": str(peer), "addrs": list(addresses)}:
                 self.peer, self.addresses = peer, [str(address) for address in addresses]
                 self.running = True
-                self._told.set()
+                self._started.set()
             case {"event": "published", "sent": int(sent), "failed": int(failed)}:
                 self._tally.published[KUBO] += sent
                 self._tally.failed += failed

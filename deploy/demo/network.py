@@ -2,12 +2,11 @@
 
     python -m kiln.deploy.demo.network
 
-All three subscribe to the topic of the network and the topics of its 500 most popular separators; Kiln's nodes dial
-Kubo and each other. The settings select network and traffic. `demo` in the state folder has the nodes' identities,
-which persist. Kubo sends 30 % of the messages, at most 100 per second;
-Kiln's nodes share the rest. They publish no BATCH_UPDATEs, so all received BATCH_UPDATEs come from the bridge under
-test. If Kubo cannot run, the two nodes run without it, and the status shows the reason. Two BEP 50 nodes follow the key
-under which Kiln announces batches.
+All three subscribe to the topic of the network and the topics of its 500 most popular separators. Kiln's nodes dial
+Kubo and each other. The settings select network and traffic. The nodes' identities persist in the folder `demo` of the
+state folder. Kubo sends 30 % of the messages, at most 100 per second; Kiln's nodes share the rest. No node publishes
+BATCH_UPDATEs, so all received BATCH_UPDATEs come from the bridge under test. If Kubo cannot run, the two nodes run
+without it, and the status shows the reason. Two BEP 50 nodes follow the key under which Kiln announces batches.
 
 Commands are lines on stdin: "go" starts the traffic, and "mute" stops it. The end of stdin, SIGTERM and Ctrl-C stop the
 network. Events are lines of JSON on stdout:
@@ -19,8 +18,8 @@ network. Events are lines of JSON on stdout:
     {"event": "batch", "node": "kubo", "topic", "from": PEER ID, "cid", "data": BASE64}
 
 NODE is kubo, one or two. A status is sent every second. `failed` counts messages that had no peer or that Kubo
-rejected. `fetched` counts the blocks of received batches that a node has fetched over bitswap from the
-bridge. `batch` is a BATCH_UPDATE that Kubo received, with its exact bytes; a slow reader gets only the last 50.
+rejected. `fetched` counts the blocks of received batches that a node has fetched over bitswap from the bridge. The
+event `batch` is a BATCH_UPDATE that Kubo received, with its exact bytes; a slow reader gets only the last 50.
 """
 
 from __future__ import annotations
@@ -76,16 +75,16 @@ _TIMEOUT: Final = 60.0  # s
 
 
 class BatchFetcher:
-    """Fetches the blocks of received batches, as a Ceramic node would, from the peer that relayed the announcement.
+    """Fetches the blocks of received batches over bitswap, from the peer that relayed the announcement.
 
-    The blocks come over bitswap. Create the fetcher before the node runs.
+    A Ceramic node would do the same. Create the fetcher before its node runs.
     """
 
     def __init__(self, node: Node, folder: Path, name: str, counts: EventCounts) -> None:
         """Create the fetcher of a node.
 
         Args:
-            folder: Folder for blocks of the node itself, which stays empty.
+            folder: Folder for blocks that the node offers to peers. It stays empty.
         """
         self._name = name
         self._counts = counts
@@ -100,7 +99,7 @@ class BatchFetcher:
             self._add.send_nowait(cid)
 
     async def run(self) -> None:
-        """Fetch until cancelled, once the node runs."""
+        """Fetch blocks until cancelled. The node must run."""
         async with trio.open_nursery() as nursery:
             await nursery.start(self._exchange.run)
             for _ in range(_AT_ONCE):
@@ -122,7 +121,7 @@ class OverlayListeners:
     """The two BEP 50 nodes, on free ports of 127.0.0.1, with their identities in `folder`.
 
     For a few separators, the first node announces Kiln's batches again under its own key, which Kiln follows. So Kiln
-    receives announcements of blocks that exist.
+    receives announcements from another key, of blocks that can be fetched.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class OverlayListeners:
         self.addresses: list[str] = []
         """addresses of the nodes, once they listen"""
         self.received: Counter[str] = Counter()
-        """number of items that each node has received"""
+        """number of BEP 50 items that each node has received"""
 
     @property
     def sources(self) -> list[str]:
@@ -210,7 +209,7 @@ class NetworkError(Exception):
 
 
 class _NullSink:
-    """A sink that drops frames."""
+    """A sink of captured frames that drops them, because the nodes of the demo network record nothing."""
 
     full = False
 
@@ -318,7 +317,6 @@ class _Network:
         await self._out.write(self._fd)
 
     async def _read_commands(self) -> None:
-        """Execute commands until the end of stdin."""
         pending = b""
         # os.read in a thread, because a terminal on stdin must stay blocking. A thread that reads Python's buffered
         # stdin would hold the lock of the buffer at exit
@@ -339,7 +337,6 @@ class _Network:
         return (self._rate - self._kubo_rate()) / len(NODES)
 
     async def _await_peers(self) -> None:
-        """Wait until each of Kiln's nodes has a peer on the first topic."""
         topic = self._topics[0]
         for node in self._nodes.values():
             while not any(topic in peer.topics for peer in node.router.peers.values()):
@@ -360,7 +357,7 @@ class _Network:
             try:
                 reached = node.publish(topic, data, author)
             except SeqnoError as error:
-                self._tally.error(f"{name} cannot publish: {error}")
+                self._tally.error(f"the demo node {name} cannot publish: {error}")
                 reached = 0
             if reached:
                 self._tally.published[name] += 1
@@ -386,11 +383,11 @@ class _Network:
             await trio.sleep(1)
 
     def _describe_missing_connections(self) -> Iterator[str]:
-        """Describe the failed connections between the nodes."""
         for name, node in self._nodes.items():
             for target in node.view().bootstrap:
                 if target.error and not target.connected:
-                    yield f"{name} is not connected to {self._names.get(target.peer, target.peer)}: {target.error}"
+                    peer = self._names.get(target.peer, target.peer)
+                    yield f"the demo node {name} is not connected to {peer}: {target.error}"
 
 
 async def _cancel_after(task: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
@@ -399,9 +396,9 @@ async def _cancel_after(task: Callable[[], Awaitable[None]], scope: trio.CancelS
 
 
 class _TrafficPace:
-    """Even pacing at a rate per second, which may change; 0 pauses.
+    """Paces messages evenly at `rate()` per second, which may change. At 0, `next` waits for another rate.
 
-    Limits the catch-up after a delay, because peers drop bursts.
+    After a delay, at most 16 messages follow at once, because peers drop larger bursts.
     """
 
     def __init__(self, rate: Callable[[], float]) -> None:

@@ -25,9 +25,9 @@ _TRIES = 4
 class DemoNetwork:
     """Runs the demo network in a child process, with its log in `logs/demo.log`.
 
-    Call `launch`, then `addresses`, which waits until the network listens, and `go`. Then call `check` often, and
-    `stop` at the end.
-    `demo/received.jsonl` has the BATCH_UPDATEs that the Kubo node received, with their bytes.
+    Call `launch`, `addresses` (which waits until the network listens) and `go`, in this order. Then call `check`
+    several times per second, and `stop` at the end. The BATCH_UPDATEs that the Kubo node receives are appended, with
+    their bytes, to `demo/received.jsonl`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -46,9 +46,9 @@ class DemoNetwork:
         except KeyFileError as error:
             raise PrerequisiteError(str(error)) from error
         self.contacts: tuple[str, ...] = ()
-        """addresses of the BEP 50 nodes, once they listen"""
+        """`HOST:PORT` of the BEP 50 nodes, once they listen"""
         self.follow: tuple[str, ...] = ()
-        """topics that the BEP 50 nodes announce"""
+        """sources that the first BEP 50 node announces, in the form of the setting `bep50.follow`"""
 
     def launch(self) -> None:
         """Start the network, and return at once."""
@@ -73,9 +73,9 @@ class DemoNetwork:
         ).start()
 
     def check(self) -> None:
-        """Restart a dead network after an exponential back-off, and rotate its log.
+        """Restart the network after an exponential back-off if it has ended, and rotate its log.
 
-        A restarted network listens on other ports, and waits for `go`.
+        A restarted network listens on other ports, and sends no messages before `go`.
         """
         if self._process is not None and self._process.poll() is not None:
             self._backoff.record_death()
@@ -92,7 +92,7 @@ class DemoNetwork:
         return self._process is not None and self._ready.is_set() and bool(self._addresses)
 
     def addresses(self) -> tuple[str, ...]:
-        """Wait until the nodes listen, and return their addresses as bootstrap peers for the bridge.
+        """Wait up to 60 s until the nodes listen, and return their addresses as bootstrap peers for the bridge.
 
         Raises:
             PrerequisiteError: The network does not start.
@@ -102,7 +102,7 @@ class DemoNetwork:
             self._ready.wait(0.05)
             self.check()  # the demo network of a killed Kiln may still be ending, and hold the lock
             if self._backoff.deaths >= _TRIES or time.monotonic() > deadline:
-                raise PrerequisiteError(f"the demo network does not start. See {self._log}")
+                raise PrerequisiteError(f"the demo network does not start. The reason is in {self._log}")
         return self._addresses
 
     def go(self) -> None:

@@ -1,4 +1,4 @@
-// Guard of `kiln sql --spark`: one query or listing, over the lake's tables and views, with known functions.
+// Guard of `kiln sql --spark`: accepts one query or listing of the lake's tables and views, with known functions only.
 package kiln
 
 import scala.io.Source
@@ -17,8 +17,8 @@ class Refused(what: String) extends UnsupportedOperationException(s"the lake is 
   override def getSqlState: String = "42501"
 }
 
-/** Checks parsed statements against lists of what is allowed. Nothing has been looked up or computed at that time: Spark evaluates some
-  * functions, options and table functions while it analyzes a statement. */
+/** Checks parsed statements against lists of allowed parts. The check comes before the analysis, because Spark evaluates some functions,
+  * options and table functions while it analyzes a statement. */
 object ReadOnly {
   // Statements and clauses, as Spark's parser names them. Whatever hides a name in an expression (IDENTIFIER) or SQL in a string
   // (EXECUTE IMMEDIATE, BEGIN … END) is not among them.
@@ -33,14 +33,14 @@ object ReadOnly {
     UnresolvedTable UnresolvedTableOrView UnresolvedView UnresolvedNamespace CurrentNamespace UnresolvedFunctionName
   """)
 
-  // Of the expressions that stand for something to look up. Those of the package `catalyst.expressions` compute what they are given.
+  // Allowed expressions that stand for a name to look up. Expressions of the package `catalyst.expressions` only compute, and are all allowed.
   private val expressions = words("""
     UnresolvedAttribute UnresolvedStar UnresolvedStarExcept UnresolvedStarExceptOrReplace UnresolvedStarWithColumns UnresolvedRegex
     UnresolvedAlias UnresolvedExtractValue UnresolvedSubqueryColumnAliases UnresolvedFunction UnresolvedOrdinal UnresolvedGenerator
     UnresolvedPipeAggregateOrdinal     MultiAlias Star NamedRelation
   """)
 
-  /** Each function with the most arguments that it takes. */
+  /** Maximum number of arguments of each allowed function. */
   private val functions: Map[String, Int] =
     Using.resource(Source.fromInputStream(getClass.getResourceAsStream("/functions.txt"), "UTF-8")) { source =>
       val names = source.getLines().filterNot(_.startsWith("#")).flatMap(words)
@@ -49,9 +49,9 @@ object ReadOnly {
 
   private def words(text: String): Set[String] = text.split("\\s+").filter(_.nonEmpty).toSet
 
-  /** Refused: the parsed statement holds something that is not on the lists. */
+  /** Throws Refused if the parsed statement contains something that is not on the lists. */
   def check(part: Any): Unit = part match {
-    case set: SetCommand => if (!shows(set)) refuse("a query changes no settings, and does not list all of them")
+    case set: SetCommand => if (!shows(set)) refuse("a query cannot change settings, and can show only those of Spark SQL: SET -v, SET spark.sql.NAME")
     case plan: LogicalPlan =>
       allow(plan.getClass, plans, plan.nodeName)
       checkName(plan)
@@ -72,14 +72,14 @@ object ReadOnly {
 
   private def allow(kind: Class[_], list: Set[String], name: String): Unit = {
     val known = kind.getName.startsWith("org.apache.spark.sql.") && !kind.getName.startsWith("org.apache.spark.sql.delta.")
-    if (!known || !list.contains(kind.getSimpleName.stripSuffix("$"))) refuse(s"$name is not possible, only queries are")
+    if (!known || !list.contains(kind.getSimpleName.stripSuffix("$"))) refuse(s"$name is not allowed, only queries are")
   }
 
   // A path is a name of two parts: parquet.`/path`.
   private def checkName(plan: LogicalPlan): Unit = plan match {
     case relation: UnresolvedRelation =>
       checkQualifier(relation.multipartIdentifier)
-      if (!relation.options.isEmpty || relation.isStreaming) refuse("a table takes no options, and is no stream")
+      if (!relation.options.isEmpty || relation.isStreaming) refuse("a table cannot have options, and cannot be read as a stream")
     case table: UnresolvedTable => checkQualifier(table.multipartIdentifier)
     case table: UnresolvedTableOrView => checkQualifier(table.multipartIdentifier)
     case view: UnresolvedView => checkQualifier(view.multipartIdentifier)
@@ -90,13 +90,13 @@ object ReadOnly {
 
   private def checkQualifier(name: Seq[String]): Unit =
     if (!Set("", "default", "spark_catalog", "spark_catalog.default").contains(name.init.mkString(".").toLowerCase))
-      refuse(s"${name.init.mkString(".")} is not possible, only the tables and views in default are")
+      refuse(s"${name.init.mkString(".")} is not allowed, only the tables and views in default are")
 
   private def checkCall(name: Seq[String], arguments: Int): Unit = {
     val builtin = Set("", "builtin", "system.builtin").contains(name.init.mkString(".").toLowerCase)
     val most = if (builtin) functions.getOrElse(name.last.toLowerCase, -1) else -1
-    if (most < 0) refuse(s"the function ${name.mkString(".")} is not possible")
-    if (arguments > most) refuse(s"the function ${name.mkString(".")} takes no options")
+    if (most < 0) refuse(s"the function ${name.mkString(".")} is not allowed")
+    if (arguments > most) refuse(s"the function ${name.mkString(".")} cannot have options")
   }
 
   // SET -v lists Spark's own settings of SQL.

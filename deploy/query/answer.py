@@ -1,8 +1,8 @@
 """Query results on the screen, as JSON and as CSV.
 
 *JSON:* times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers of any
-size are numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. All
-text is ASCII with other characters escaped, so it cannot control a terminal.
+size are numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. Output
+is ASCII. Other characters are escaped, so that no value can control the terminal.
 
 *CSV* (RFC 4180, with a header): values as in JSON; maps, lists and structs are JSON text. Null and empty text are empty
 cells. Control characters are escaped as on the screen, so that a row is one line; only JSON has the exact text.
@@ -53,7 +53,7 @@ def _format_value(value: object) -> str:
 def print_table(answer: Answer, console: Console, limit: int) -> None:
     """Print the first `limit` rows, and a line with the number of rows.
 
-    If a table does not fit the terminal, prints each column of a row on its own line, so that ids stay whole.
+    Rows that are wider than the terminal are printed with one column per line, so that no id is cut.
     """
     from rich.text import Text
 
@@ -106,7 +106,7 @@ def _print_records(columns: Sequence[str], cells: Sequence[Sequence[str]], conso
 
 @runtime_checkable
 class _Interval(Protocol):
-    """An interval in a row: pyarrow's MonthDayNano, a slow import that most queries do not need."""
+    """An interval in a row: `Interval`, or pyarrow's MonthDayNano, which is slow to import and rarely needed."""
 
     months: int
     days: int
@@ -114,7 +114,7 @@ class _Interval(Protocol):
 
 
 def encode_value(value: object) -> object:
-    """Convert a value to JSON types, as the module's docstring describes."""
+    """Convert a value to JSON types: a time to ISO 8601 in UTC, bytes to hex, NaN and infinities to null."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -147,7 +147,7 @@ def _format_duration(months: int, days: int, nanoseconds: int) -> str:
 
 
 def write_json(answer: Answer, out: TextIO) -> None:
-    """Write the rows as a JSON array of objects, one per line, as they are read."""
+    """Write the rows as a JSON array with an object per line. Each row is written as soon as it is read."""
     names = make_distinct(answer.columns)
     delimiter = "[\n"
     for row in answer.rows():
@@ -170,7 +170,7 @@ def make_distinct(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def write_csv(answer: Answer, out: TextIO) -> None:
-    """Write the rows, one per line, as they are read."""
+    """Write a header and the rows as CSV. Each row is written as soon as it is read."""
     writer = csv.writer(out, lineterminator="\r\n")
     writer.writerow(map(printable, answer.columns))
     for row in answer.rows():

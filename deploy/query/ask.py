@@ -1,6 +1,7 @@
-"""Read-only SQL over the lake with DuckDB, also as of an earlier version or time, and the lists of names of `\\d`.
+"""Read-only SQL over the lake with DuckDB, at the newest or an earlier version of the tables. The command `\\d` lists
+tables, views and columns.
 
-There is a view for each Delta table (kiln.pipelines.delta.duckdb_tables), and the views of kiln.schemas.delta.views.
+A query can read each Delta table (kiln.pipelines.delta.duckdb_tables) and the views of kiln.schemas.delta.views.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 AsOf = int | datetime
-"""A version number, for every table, or a time with a time zone."""
+"""Version at which tables are read: a version number, the same for every table, or a time with a time zone."""
 
 
 class NoSuchVersionError(KilnError):
-    """A table does not have the version, or no longer has it. The message names the table and its newest version."""
+    """A table does not have the requested version, or no longer has it."""
 
 
 def parse_as_of(text: str) -> AsOf:
@@ -84,8 +85,8 @@ def open_table(lake: Lake, name: str, as_of: AsOf | None) -> DeltaTable | None:
     except (DeltaError, OSError, ValueError) as error:
         reason = str(error).split("\n")[0]
         raise NoSuchVersionError(
-            f"cannot read table {name} as of {as_of}: {reason}. Its newest version is {newest}; table maintenance "
-            "removes old ones"
+            f"cannot read table {name} as of {as_of}: {reason}. Table maintenance removes old versions: pass a newer "
+            f"one. The newest is {newest}"
         ) from error
     return table
 
@@ -97,25 +98,30 @@ def _find_version_at(lake: Lake, name: str, at: datetime) -> int | None:
     first = find_first_commit(folder)
     if first is None:
         raise NoSuchVersionError(
-            f"the log of table {name} states no commit times. Pass a version instead of {at.isoformat()}"
+            f"the log of table {name} has no commit times. Pass a version number instead of {at.isoformat()}"
         )
     if first.version:
         raise NoSuchVersionError(
             f"cannot read table {name} as of {at.isoformat()}: its log begins with version {first.version}, of "
-            f"{_format_time(first)}, because table maintenance has removed older entries"
+            f"{_format_time(first)}, because table maintenance has removed older entries. Pass a later time"
         )
     return None
 
 
 def describe_absence(lake: Lake, name: str, as_of: AsOf | None) -> str:
-    """Explain that an existing table did not exist yet at the time `as_of`; empty if there is nothing to explain."""
+    """Explain that a table was created after the time `as_of`.
+
+    Returns:
+        The explanation. Empty if `as_of` is not a time, or if the lake has no table of this name.
+    """
     if not isinstance(as_of, datetime):
         return ""
     table = next((known for known in lake.tables() if known.lower() == name.lower()), None)
     first = find_first_commit(lake.folder(table)) if table else None
     if first is None:
         return ""
-    return f"table {name} did not exist at {as_of.isoformat()}: its first version is of {_format_time(first)}"
+    created = _format_time(first)
+    return f"table {name} did not exist at {as_of.isoformat()}: its first version is of {created}. Pass a later time"
 
 
 def _format_time(commit: CommitTime) -> str:
@@ -125,17 +131,17 @@ def _format_time(commit: CommitTime) -> str:
 _ROWS_AT_ONCE = 2_048
 _MOST_SPILLED = "8GB"
 _CATALOG = re.compile(r"\b(show|desc|describe|information_schema|(duckdb|pg|pragma|sqlite)_\w+)\b", re.IGNORECASE)
-"""Words of a query that lists tables or columns. Such a query needs all tables and views."""
+"""Words that occur in queries that list tables or columns. For such a query, all tables and views are opened."""
 
 Row = tuple[object, ...]
 
 
 class SqlError(KilnError):
-    """A query fails. The message has the reason and, if a table is unknown, the names of the existing tables."""
+    """A query is rejected or fails. If a table is unknown, the message lists the existing tables."""
 
 
 class Answer:
-    """Result of a query: column names, and rows, which may be read on demand."""
+    """Result of a query: column names, and rows, which may be read from the database only when they are iterated."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Row]) -> None:
         self.columns = tuple(columns)
@@ -151,7 +157,7 @@ class Answer:
 
 
 class Interval(NamedTuple):
-    """A value of DuckDB's type INTERVAL, with months of no fixed length, which Python's timedelta lacks."""
+    """A value of DuckDB's type INTERVAL. Python's timedelta cannot hold it, because it has no months."""
 
     months: int
     days: int
@@ -174,8 +180,12 @@ def read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
 
 
 def _fetch_rows(connection: duckdb.DuckDBPyConnection, intervals: Collection[int]) -> Iterator[Row]:
-    """Read the rows of the connection's query as Python values without pyarrow. `_split_intervals` made the columns
-    `intervals`."""
+    """Read the result rows of the connection's last query without pyarrow.
+
+    Args:
+        connection: The connection.
+        intervals: Numbers of the columns that `_split_intervals` has split; their values become `Interval`s.
+    """
     while rows := connection.fetchmany(_ROWS_AT_ONCE):
         yield from (_join_intervals(row, intervals) for row in rows) if intervals else rows
 
@@ -212,7 +222,10 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
 
 
 def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> str:
-    """Wrap a query so that columns of intervals are tuples of their parts, as `Interval` has them."""
+    """Wrap a query so that it returns each INTERVAL as a tuple of months, days and nanoseconds.
+
+    DuckDB's client would convert an INTERVAL to a timedelta, and a month to 30 days.
+    """
     names = [f"c{number}" for number in range(columns)]
     parts = [
         f"CASE WHEN {name} IS NOT NULL THEN row(datepart('year', {name}) * 12 + datepart('month', {name}), "
@@ -226,7 +239,7 @@ def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> st
 
 
 class QueryRelation:
-    """A query over one version of the tables, which runs each time that its rows are read."""
+    """A query that runs each time its rows are read, always on the same version of the tables."""
 
     def __init__(self, lake: Lake, sql: str, as_of: AsOf | None = None) -> None:
         """Check the query as `query_lake` does, with the same errors."""
@@ -262,21 +275,26 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
         except duckdb.Error as error:
             # a table with other columns than Kiln's matters only if the query names the view
             if speaks_of_some:
-                raise SqlError(f"{view.name}, over {' and '.join(view.tables)}: {error}") from error
+                raise SqlError(
+                    f"cannot create the view {view.name} over {' and '.join(view.tables)}: {error}"
+                ) from error
     memory_limit = limit_memory(connection)
     allow_only(connection, files)
     return connection, _OpenTables(lake, as_of, there, tables, memory_limit)
 
 
 def limit_memory(connection: duckdb.DuckDBPyConnection, most: int | None = None) -> str:
-    """Lower DuckDB's memory limit by the memory that the process uses, but not below a quarter, and return the limit.
+    """Lower DuckDB's memory limit by the memory that this process already uses, but not below a quarter of the default.
+
+    DuckDB's default limit is 80 % of the memory of the machine or container, and ignores what the process itself uses.
+    With the default in a container of 256 MB, the kernel kills the process before DuckDB spills to disk.
 
     Args:
         connection: The connection.
-        most: Upper bound of the limit, in bytes, if that is enough memory.
+        most: Upper bound of the limit, in bytes; by default none.
 
-    DuckDB's default is 80 % of the memory of the machine or container, as if the process used none itself: a query in
-    a container of 256 MB is then killed by the kernel instead of spilling to disk.
+    Returns:
+        The new limit in DuckDB's format, such as `200.0 MiB`.
     """
     default = _read_memory_limit(connection)
     number, unit = default.split()
@@ -294,12 +312,12 @@ def _read_memory_limit(connection: duckdb.DuckDBPyConnection) -> str:
 
 @dataclass(frozen=True)
 class _OpenTables:
-    """The tables of a query, for the messages of its errors."""
+    """The tables of a query, needed to explain errors of the query."""
 
     lake: Lake
     as_of: AsOf | None
     existing: tuple[str, ...]
-    """names of all existing tables, even if the query does not name them"""
+    """names of all existing tables, including tables that the query does not name"""
     opened: Mapping[str, DeltaTable]
     memory_limit: str
     """DuckDB's memory limit, in DuckDB's format"""
@@ -316,9 +334,9 @@ class _OpenTables:
             yield
         except duckdb.OutOfMemoryException as error:
             raise SqlError(
-                f"the query ran out of memory: DuckDB may use {self.memory_limit} of this machine or container, and "
-                f"{_MOST_SPILLED} of temporary files in {tempfile.gettempdir()}. Query fewer rows or columns, or give "
-                "DuckDB more memory"
+                f"the query ran out of memory: DuckDB may use {self.memory_limit} of memory, and {_MOST_SPILLED} of "
+                f"temporary files in {tempfile.gettempdir()}. Query fewer rows or columns, or give this machine or "
+                "container more memory"
             ) from error
         except duckdb.CatalogException as error:
             raise SqlError(_explain_missing_table(str(error), self.lake, self.existing, self.as_of)) from error
@@ -336,7 +354,7 @@ class _OpenTables:
 
 
 _FAULTS_OF_A_QUERY: Final = (duckdb.BinderException, duckdb.ParserException, duckdb.DataError)
-"""Errors that no missing file causes."""
+"""Errors of the SQL or of values. Other errors may be due to a missing file of a table, which is then checked."""
 
 
 def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
@@ -353,8 +371,12 @@ def _check_statement(connection: duckdb.DuckDBPyConnection, sql: str) -> None:
 def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], tuple[View, ...]]:
     """Find the tables and views that a query may read. Only these are opened, because opening a table takes time.
 
+    Args:
+        sql: Text of the query.
+        there: Names of the existing tables.
+
     Returns:
-        The existing tables and the views that the text names, with the tables and views that these views read. Each
+        The existing tables and the views that the query names, with the tables and views that these views read. Each
         view comes after the views that it reads.
     """
     words = {word.lower() for word in re.findall(r"\w+", sql)}
@@ -371,7 +393,7 @@ def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], 
 
 
 def read_view_columns() -> dict[str, dict[str, str]]:
-    """Read the names of the columns of each view, with their types."""
+    """Return the DuckDB type of each column, by view and column. No lake is needed."""
     with duckdb.connect() as connection:
         for view in views().values():
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, ())}")
@@ -396,7 +418,7 @@ _COMMAND = re.compile(r"\\d\+?(?:\s+\"?(\w+)\"?)?\s*;?")
 
 
 class Listing(Answer):
-    """Names with their descriptions; `heading` describes the whole list, and may be empty."""
+    """Tables, views or columns with descriptions. `heading` describes the table or view whose columns are listed."""
 
     def __init__(self, columns: Sequence[str], rows: Sequence[Row], heading: str = "") -> None:
         super().__init__(columns, rows)
@@ -422,7 +444,9 @@ def list_names(lake: Lake, command: str) -> Listing:
         if view := views().get(name):
             columns = [(column, kind.lower(), "") for column, kind in read_view_columns()[view.name].items()]
             return Listing(("column", "type", "description"), columns, f"{view.sentence} A row for {view.grain}.")
-        raise SqlError(f"there is no {name}{suggest_key(name, (*tables, *views()))}; \\d lists what there is")
+        raise SqlError(
+            f"there is no table or view {name}{suggest_key(name, (*tables, *views()))}; \\d lists all tables and views"
+        )
     rows = [(table, "table", _shorten(_describe_table(table))) for table in tables]
     rows += [(view.name, "view", _shorten(view.sentence)) for view in views().values()]
     return Listing(("name", "kind", "description"), rows)

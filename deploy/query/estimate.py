@@ -1,6 +1,6 @@
-"""Estimate of the savings of batching for other values of T, from the tables `updates` and `messages`.
+"""Estimate of the messages and bytes that batching saves with other window lengths T (`batch.window`).
 
-Windows are simulated in event time (CIP-123; decision 1).
+Windows over the rows of the tables `updates` and `messages` are simulated in event time (CIP-123; decision 1).
 """
 
 import json
@@ -18,7 +18,7 @@ from kiln.deploy.query.ask import Answer, query_lake
 from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import Origin
-from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
+from kiln.schemas.wire.batch_block import MAX_BLOCK, encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.pubsub import BATCH_UPDATE, write_batch_update
 from kiln.schemas.wire.topics import Separator
@@ -33,12 +33,12 @@ class ReceivedUpdate(NamedTuple):
     event_time: int
     size: int
     new: tuple[str, bytes] | None
-    """StreamID and CID; `None` if the message repeats an earlier one, and so opens no window"""
+    """StreamID and CID; `None` for a repetition of an earlier message, which opens no window"""
 
 
 @dataclass
 class BatchSavings:
-    """Messages and bytes of a separator, or of updates without one, if T is `window` (in µs)."""
+    """Messages and bytes with a window length T of `window` µs, for a separator or for all updates without one."""
 
     network: str
     origin: Origin
@@ -48,7 +48,7 @@ class BatchSavings:
     update_bytes: int = 0
     batches: int = 0
     batch_bytes: int = 0
-    """bytes of the BATCH_UPDATEs"""
+    """bytes of the BATCH_UPDATEs, without the blocks"""
     block_bytes: int = 0
     others: int = 0
     """updates in no window: without separator, or repeated while no window is open"""
@@ -56,12 +56,12 @@ class BatchSavings:
 
     @property
     def batched(self) -> tuple[int, int]:
-        """Messages and bytes if batches replace the UPDATEs of windows."""
+        """Number of messages and of bytes sent if batches replace the UPDATEs in windows."""
         return self.batches + self.others, self.batch_bytes + self.other_bytes
 
     @property
     def both(self) -> tuple[int, int]:
-        """Messages and bytes if UPDATEs are sent in addition to batches."""
+        """Number of messages and of bytes sent if all UPDATEs are sent, and batches in addition."""
         return self.updates + self.batches, self.update_bytes + self.batch_bytes
 
 
@@ -70,13 +70,13 @@ def estimate_savings(
 ) -> list[BatchSavings]:
     """Estimate the savings for each T, by network, origin and separator.
 
-    A simulated window takes all updates within T of its first update, regardless of log time. If log time ended
-    windows earlier, `kiln.batches` has more batches.
+    A simulated window takes all updates within T of its first update. A real window can end earlier, by log time. So
+    `kiln.batches` can have more batches than estimated for the T in use.
 
     Args:
         received: Updates grouped by separator, and ordered by event time in each group. At equal times, new updates
             come before repeated ones.
-        windows: Values of T, in µs.
+        windows: Window lengths T, in µs.
         typ: Message type of a BATCH_UPDATE.
         limit: Maximum size of a block, in bytes.
     """
@@ -93,7 +93,8 @@ def estimate_savings(
                         _add_window(saving, separator, window, typ, limit)
                         window = Window(update.event_time, update.event_time + saving.window)
                         candidates[number] = saving, window
-                    window.add(*update.new)
+                    stream, tip = update.new
+                    window.leaves.add(encode_stream_key(stream) + tip)
                 elif not is_inside:
                     saving.others += 1
                     saving.other_bytes += update.size
@@ -105,7 +106,6 @@ def estimate_savings(
 
 
 def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
-    """Add the batches of a window; a window without tips has no batch."""
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))
@@ -113,7 +113,7 @@ def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ:
 
 
 def read_received_updates(lake: Lake) -> Iterator[ReceivedUpdate]:
-    """Read the UPDATEs of the tables `updates` and `messages`, in the order for `estimate_savings`.
+    """Read the UPDATEs of the tables `updates` and `messages`, in the order that `estimate_savings` needs.
 
     Raises:
         SqlError: The query fails.
@@ -140,11 +140,11 @@ def read_received_updates(lake: Lake) -> Iterator[ReceivedUpdate]:
                 new = None if again else (stream, cid_bytes(tip))
                 yield ReceivedUpdate(network, origin, separator, event_time, size, new)
             case _:
-                raise TypeError(f"a row of updates or messages has other types than its columns: {row!r}")
+                raise TypeError(f"a row of the view announcements has unexpected types: {row!r}")
 
 
 def parse_windows(text: str) -> tuple[int, ...]:
-    """Parse `1s,5s,30s` to distinct durations in µs.
+    """Parse a list of durations such as `1s,5s,30s` to µs, without duplicates.
 
     Raises:
         ValueError: A duration is malformed or zero; the message says what was expected.

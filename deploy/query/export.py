@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 RECORD: Final = "kiln_export"
-"""table of an export with a row for each copied table"""
+"""name of a table in the export, with a row for each copied table"""
 _RECORD_COLUMNS: Final = {
     "table_name": "VARCHAR",
     "version": "BIGINT",
@@ -51,7 +51,7 @@ _MEMORY: Final = 1 << 30
 
 
 class ExportError(KilnError):
-    """The lake cannot be exported. An existing file is unchanged."""
+    """The lake cannot be exported. An earlier export file is left unchanged."""
 
 
 def export_lake(
@@ -71,7 +71,7 @@ def export_lake(
         progress: Called with progress messages.
         names: Tables and views to export, by default all. The tables that a named view reads are also exported, and
             so are the views that read only exported tables.
-        since: Time from which rows are copied, for tables whose rows have an age.
+        since: Copy only rows from this time on, in tables with a time column. By default, all rows are copied.
         as_of: Version or time of the tables, by default the newest.
 
     Returns:
@@ -173,7 +173,7 @@ def _translate_file_errors(target: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Export:
-    """The file under its temporary name, and the tables and views to write into it."""
+    """An export in progress: a temporary file, and the tables to copy into it."""
 
     lake: Lake
     target: Path
@@ -181,12 +181,12 @@ class _Export:
     tables: Mapping[str, DeltaTable]
     """the tables to copy, open"""
     left_out: frozenset[str]
-    """tables of the lake that are not copied, so that their views are not exported"""
+    """tables of the lake that are not copied; views that read them are not exported"""
     as_of: AsOf | None
     progress: Callable[[str], None]
 
     def copy_tables(self, since: datetime | None) -> list[Row]:
-        """Copy the tables, and return the rows of the record, which is also in the file."""
+        """Copy the tables, write the table `kiln_export`, and return its rows."""
         now = datetime.now(UTC)
         record: list[Row] = []
         with self._connect() as connection:
@@ -225,7 +225,7 @@ class _Export:
             connection.execute("CHECKPOINT")  # DuckDB raises no error of the checkpoint that it makes on closing
 
     def _create_view(self, connection: duckdb.DuckDBPyConnection, view: View) -> bool:
-        """Create a view, and return false if it is not exported."""
+        """Create a view in the file. Return false if a table of the view is not exported, or lacks columns."""
         if self.left_out.intersection(view.tables):
             return False
         try:
@@ -233,7 +233,7 @@ class _Export:
         except (duckdb.BinderException, duckdb.CatalogException) as error:
             # a table has other columns than Kiln's, or is named like the view
             reason = str(error).split("\n")[0]
-            self.progress(f"no view {view.name}: {reason}")
+            self.progress(f"the view {view.name} is not exported: {reason}")
             return False
         return True
 
@@ -255,9 +255,9 @@ class _Export:
                 yield connection
         except duckdb.OutOfMemoryException as error:
             raise ExportError(
-                f"cannot export to {self.target}: out of memory. DuckDB may use {limit} of this machine or container, "
-                f"and most of the free space in {self.target.parent} for temporary files. Give DuckDB more, or export "
-                "less (--tables, --since)"
+                f"cannot export to {self.target}: out of memory. DuckDB may use {limit} of memory, and most of the "
+                f"free space in {self.target.parent} for temporary files. Free memory or disk space, or export less "
+                "(--tables, --since)"
             ) from error
         except (duckdb.Error, OSError, RuntimeError) as error:
             reason = str(error).split("\n")[0]
@@ -279,7 +279,10 @@ class _Export:
 
 
 def _execute_interruptibly(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyConnection:
-    """Execute a statement in a thread: in the main thread, DuckDB lets signals wait until a large table is copied."""
+    """Execute a statement in a thread, so that Ctrl-C can interrupt it.
+
+    In the main thread, DuckDB would handle the signal only after it has copied the table.
+    """
     with ThreadPoolExecutor(1) as thread:
         execution = thread.submit(connection.execute, sql)
         try:

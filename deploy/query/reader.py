@@ -34,13 +34,13 @@ Value = TypeVar("Value")
 
 
 class LakeNotFoundError(KilnError):
-    """There is no lake at the given location. The message names the locations that were searched."""
+    """There is no lake, or a lake without tables, at the given location."""
 
 
 class QueryResult:
-    """Rows of a query, for the library of your choice.
+    """Result of a query, as Python tuples or for pyarrow, pandas or polars.
 
-    Each method reads the rows from the same version of the tables, and takes the memory of the whole result.
+    Each method runs the query on the same version of the tables, and loads the whole result into memory.
     """
 
     def __init__(self, query: QueryRelation) -> None:
@@ -91,7 +91,6 @@ class QueryResult:
         return self._read(self._query.relation.pl)
 
     def __repr__(self) -> str:
-        """Format the first rows as a table."""
         from rich.console import Console
 
         from kiln.deploy.query.answer import print_table
@@ -112,9 +111,9 @@ class TraceReport:
 
     id: str
     kind: str
-    """kind of the subject: "batch", "stream", "tip" or "message", as `kiln trace` names it"""
+    """kind of the traced id: batch, stream, tip, message or frame"""
     steps: Mapping[str, list[dict[str, object]]]
-    """rows of each step (docs/trace.md), in the order of the output"""
+    """rows of each step, by name of the step (docs/trace.md), in the order of the path"""
 
 
 class LakeReader:
@@ -136,7 +135,7 @@ class LakeReader:
         return self._lake.path
 
     def sql(self, query: str, *, as_of: int | str | datetime | None = None) -> QueryResult:
-        """Run a query in DuckDB's SQL over tables and views.
+        """Run a query over the tables and views, in DuckDB's SQL.
 
         Args:
             query: One SELECT.
@@ -180,7 +179,8 @@ class LakeReader:
 
         Args:
             subject: CID of a batch or tip, StreamID, message id, or `PARTITION/OFFSET[/INDEX]` in kiln.frames.
-            messages: Number of newest messages and batches whose details are read.
+            messages: Read copies and frames of at most this many messages, and publications of as many batches; the
+                newest ones.
 
         Raises:
             IdError: The text is not an id.
@@ -226,8 +226,8 @@ def open_sample() -> LakeReader:
 def _find_tables(lake: Lake) -> LakeReader:
     if not lake.tables():
         raise LakeNotFoundError(
-            f"there are no Delta tables in {lake.path}. Pass a state folder, or the folder of the tables; kiln run "
-            "fills one, and kiln.sample() opens the lake that comes with Kiln"
+            f"there are no Delta tables in {lake.path}. Pass a state folder, or the folder of the tables. kiln run "
+            "creates a state folder; kiln.sample() opens the sample lake that comes with Kiln"
         )
     return LakeReader(lake)
 
@@ -244,11 +244,6 @@ def _read_as_of(as_of: int | str | datetime | None) -> AsOf | None:
 
 
 def _require(*packages: str) -> None:
-    """Check that packages are installed.
-
-    Raises:
-        PrerequisiteError: A package is not installed.
-    """
     for name in packages:
         if find_spec(name) is None:
             raise PrerequisiteError(f"{name} is not installed. Install it: pip install {name}")

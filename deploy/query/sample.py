@@ -12,7 +12,7 @@ from typing import Final
 from kiln.conf.process.errors import KilnError
 
 SAMPLE_LAKE: Final = Path(__file__).with_name("sample_lake")
-"""Folder of the tables."""
+"""Folder of the sample lake's tables."""
 
 
 def copy_sample(state: Path) -> Path:

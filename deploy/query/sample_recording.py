@@ -1,8 +1,8 @@
 """Recording of the sample lake (`kiln.deploy.query.sample`): `make sample`.
 
-`kiln run` records a demo network at a low rate, `kiln backfill run` rebuilds a part of it with another T, and
-`kiln quality` checks the tables. Each table is then copied into one compressed file. Rows differ between two recordings
-in times, keys and ids only. `make sample ARGS="--from STATE"` takes the tables of a state folder instead.
+`kiln run` records a demo network at a low rate, `kiln backfill run` rebuilds a part of the tables with another window
+length, and `kiln quality` checks the tables. Each table is then copied into one compressed file. Two recordings differ
+only in times, keys and ids. `make sample ARGS="--from STATE"` packs the tables of an existing state folder instead.
 """
 
 from __future__ import annotations
@@ -73,13 +73,15 @@ def _kiln(state: Path, *arguments: str) -> str:
     command = [sys.executable, "-P", "-m", "kiln.deploy.cli", *arguments]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode != 0:
-        raise KilnError(f"kiln {arguments[0]} ended with {done.returncode}:\n{done.stdout}")
+        raise KilnError(f"kiln {arguments[0]} exited with code {done.returncode}. Its output:\n{done.stdout}")
     return done.stdout
 
 
 def pack_lake(source: Lake, target: Lake) -> None:
-    """Copy each table, including the tables of the backfill run, into a table of one file. The run then refers to the
-    versions of the copies."""
+    """Copy each table of the lake and of the backfill run into a table of one file.
+
+    The rows of `backfill_runs` have table versions. They are changed to the versions of the copies.
+    """
     for lake, packed in ((source.locate_run(RUN), target.locate_run(RUN)), (source, target)):
         for name in sorted(lake.tables(), key=_RUN_LOG.__eq__):
             _pack_table(lake, packed, name)
@@ -113,7 +115,7 @@ def _pack_table(source: Lake, target: Lake, name: str) -> None:
 
 
 def _renumber(details: dict[str, object], packed: Lake) -> str:
-    """Replace the versions in an event of the run by those of the packed tables."""
+    """Replace the table versions in an event of the backfill run with the versions of the packed tables."""
     inputs = details.get("inputs")
     if isinstance(inputs, dict):
         inputs["live"] = {name: packed.open(name).version() for name in inputs["live"]}
@@ -132,7 +134,7 @@ def _drop_location(action: str) -> str:
 
 
 def measure_folder(folder: Path) -> int:
-    """Return the size of the files of a folder in bytes."""
+    """Return the total size of a folder's files in bytes."""
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
@@ -148,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             packed.mkdir()
             pack_lake(source, Lake(str(packed)))
             if (size := measure_folder(packed)) > MAX_BYTES:
-                raise KilnError(f"the sample lake has {size:,} bytes, more than {MAX_BYTES:,}")
+                raise KilnError(f"the sample lake would have {size:,} bytes, but may have {MAX_BYTES:,}. Record less")
         except KilnError as error:
             print(error, file=sys.stderr)
             return error.exit_code

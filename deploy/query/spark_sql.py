@@ -122,12 +122,12 @@ def _first_line(error: Exception) -> str:
 
 SOURCES = sorted(Path(__file__).parent.glob("*.scala"))
 FUNCTIONS = Path(__file__).with_name("functions.txt")
-"""file that is copied to the folder of the classes"""
+"""list of allowed functions, which `ReadOnly.scala` loads from the class path"""
 _PATIENCE = 300.0  # seconds
 
 
 def compile_classes(progress: Callable[[str], None]) -> Path:
-    """Compile the classes, unless they exist, into a folder per version of the source and of pyspark.
+    """Compile `ReadOnly.scala` for the JVM, unless this version of it was already compiled for this pyspark.
 
     Args:
         progress: Called with progress messages.
@@ -146,7 +146,7 @@ def compile_classes(progress: Callable[[str], None]) -> Path:
     folder = parent / digest.hexdigest()[:16]
     if folder.is_dir():
         return folder
-    progress("compiling the JVM classes that reject SQL that writes (needed once) …")
+    progress("compiling the guard that keeps Spark SQL read-only (once per version) …")
     parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix="compiling-", dir=parent))
     try:
@@ -176,10 +176,11 @@ def _compile(jars: Path, into: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         raise PrerequisiteError(
-            f"compiling the JVM classes that reject SQL that writes takes more than {_PATIENCE:.0f} s. Retry"
+            "cannot compile the guard that keeps Spark SQL read-only: the compiler took more than "
+            f"{_PATIENCE:.0f} s. Retry"
         ) from None
     if done.returncode != 0:
         raise PrerequisiteError(
-            "the JVM classes that reject SQL that writes do not compile with this pyspark. Install the version in "
-            f"requirements.lock:\n{(done.stdout + done.stderr)[:2000]}"
+            "cannot compile the guard that keeps Spark SQL read-only with this pyspark. Install the version in "
+            f"requirements.lock. Output of the compiler:\n{(done.stdout + done.stderr)[:2000]}"
         )

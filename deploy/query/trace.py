@@ -1,8 +1,8 @@
-"""Trace of an id through the tables: the plan of its steps, and their execution over one connection.
+"""`kiln trace`: follow an id through the tables, in steps of one query each.
 
-The plan consists of pure functions from an id and the rows of earlier steps to the next steps. A step has a title and a
-query in which all ids, times and positions are literals. So the query also runs in `kiln sql`, and DuckDB skips files
-and row groups that cannot contain the literals. If the query were a join, DuckDB would read these too.
+Pure functions plan the next steps from the id and the rows of earlier steps. In the query of a step, all ids, times and
+positions are literals. So the query also runs in `kiln sql`, and DuckDB skips files and row groups that cannot contain
+the literals. With a join instead of literals, DuckDB would read these files too.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ MESSAGES: Final = 25
 """Number of newest messages whose copies and frames are shown, and of batches whose publications are shown."""
 
 _NAMED: Final = 200
-"""Maximum number of updates in a query as literals."""
+"""Maximum number of updates whose ids or offsets are literals in a query."""
 
 _AFTER: Final = timedelta(minutes=2)
 """Time after a publication during which peers may request its announcement (IWANT)."""
 
 _CLOCKS: Final = timedelta(minutes=1)
-"""Maximum difference between the clocks of two brokers, or of broker and bridge."""
+"""Assumed maximum difference between the clocks of two brokers, or of broker and bridge."""
 
 
 @dataclass(frozen=True)
 class TraceStep:
-    """A query with a title; `nothing` explains an empty result."""
+    """A query of a trace. `says` is its title, and `nothing` is shown instead of an empty result."""
 
     name: str
     says: str
@@ -54,17 +54,20 @@ _TITLES: Final = {
     "messages": ("Messages, each from its first valid copy", "no valid message"),
     "copies": ("Copies of the messages, with the sending peer, the time and the verdict", "no copy"),
     "frames": ("Frames of the copies, with their bytes", "not in the table frames"),
-    "separator": ("Separator of the updates, its source, and the verified genesis", "no update in the log"),
-    "updates": ("Updates, with their offsets in the log", "no update in the log"),
+    "separator": ("Separator of the updates, its source, and the verified genesis", "no update in kiln.updates"),
+    "updates": ("Updates, with their offsets in kiln.updates", "no update in kiln.updates"),
     "batches": ("Window and batch of each update", "in no batch"),
     "batch": ("Batch: its window in event time, and its block", "not a batch of this Kiln"),
     "block": ("Tips in the block", "no tips in the table batch_tips"),
     "publications": ("Attempts to publish the batch, with their receipts", "not published by the bridge"),
     "sent": (
-        "Outgoing frames with the announcement of the newest batch, with the receiving peers",
-        "no outgoing frame has the batch",
+        "Outgoing frames that announce the newest batch, with the receiving peers",
+        "no outgoing frame announces the batch",
     ),
-    "announcements": ("Received announcements of the batch, including our own sent back", "none received"),
+    "announcements": (
+        "Received announcements of the batch, including the bridge's own that peers sent back",
+        "none received",
+    ),
     "tips": ("Sources of the tips", "not in the table tips"),
     "quarantine": ("Quarantined records", "none"),
 }
@@ -74,7 +77,7 @@ STEPS: Final = tuple(_TITLES)
 
 
 def describe_kind(subject: Id, found: StepRows) -> str:
-    """Describe the kind of the subject in a word."""
+    """Return the kind of the traced id: batch, tip, stream, message or frame."""
     match subject:
         case CidRef():
             return "batch" if _is_batch(found) else "tip"
@@ -87,7 +90,7 @@ def describe_kind(subject: Id, found: StepRows) -> str:
 
 
 def list_steps(subject: Id, found: StepRows) -> list[str]:
-    """List the steps to show, in order. If the CID is a tip, the step that searched for a batch is left out."""
+    """List the steps to show, in order. For a tip, the step that searched for a batch with this CID is left out."""
     hidden = {"batch"} if isinstance(subject, CidRef) and not _is_batch(found) else set()
     return [name for name in STEPS if name in found and name not in hidden]
 
@@ -164,7 +167,6 @@ QUALIFY {_HEARD} >= b.opened_at
 
 
 def _steps_of_updates(which: str, found: StepRows) -> Iterator[TraceStep]:
-    """Plan the steps for the rows of the table `updates` that meet the condition `which`."""
     chosen = f"SELECT {_UPDATE}\nFROM updates AS u\nWHERE {which}"
     yield _step("updates", f"{chosen}\nORDER BY heard_at, message_id")
     if "updates" in found:
@@ -185,13 +187,11 @@ ORDER BY heard_at, message_id""",
 
 
 def _at_offsets(updates: Sequence[Row]) -> str:
-    """Build a condition on the offsets of these updates; empty if there are too many updates."""
     offsets = sorted({offset for row in updates if isinstance(offset := row["log_offset"], int)})
     return f"\n  AND log_offset IN ({', '.join(map(str, offsets))})" if 0 < len(offsets) <= _NAMED else ""
 
 
 def _messages_of(updates: Sequence[Row], members: str) -> str:
-    """Build the condition that a message is one of these updates, which the query `members` selects."""
     if not updates:
         return "false"
     if len(updates) > _NAMED:
@@ -203,7 +203,6 @@ def _messages_of(updates: Sequence[Row], members: str) -> str:
 
 
 def _steps_of_publications(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
-    """Plan the steps for the publications of the batch, or of the newest batches of the subject."""
     heard = _texts(found["messages"], "batch_cid")
     if isinstance(subject, CidRef) and _is_batch(found):
         cids = [subject.text]
@@ -225,7 +224,6 @@ ORDER BY published_at""",
 
 
 def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Iterator[TraceStep]:
-    """Plan the steps for frames and quarantine. A message over BEP 50 has no copies and only one position."""
     copied = set(_texts(found["copies"], "message_id"))
     rows = [*found["copies"], *(row for row in newest if row["message_id"] not in copied)]
     places = [place for row in rows if (place := _place(row))]
@@ -240,7 +238,6 @@ def _steps_of_places(subject: Id, found: StepRows, newest: Sequence[Row]) -> Ite
 
 
 def _newest(found: StepRows, most: int) -> list[Row]:
-    """Select the newest messages and announcements, without duplicates."""
     rows = [*found["messages"], *found.get("announcements", ())]
     by_id = {row["message_id"]: row for row in rows}
     return sorted(by_id.values(), key=lambda row: _span([row], "observed_at", "observed_at"), reverse=True)[:most]
@@ -271,7 +268,7 @@ def _step(name: str, sql: str) -> TraceStep:
 
 
 def _messages(which: str, *, data: bool = True) -> TraceStep:
-    """Build the step for messages; `data` includes their bytes, which are slow to read if scattered over the table."""
+    """Build the step for messages. Without `data`, leave out their bytes: for many messages these are slow to read."""
     content = "octet_length(data) AS bytes, data" if data else "ver"
     return _step(
         "messages",
@@ -419,7 +416,6 @@ def _at(place: FrameRef) -> str:
 
 
 def _texts(rows: Iterable[Row], column: str) -> list[str]:
-    """Return the distinct texts of a column, in order."""
     return list(dict.fromkeys(value for row in rows if isinstance(value := row.get(column), str)))
 
 
@@ -449,7 +445,7 @@ TABLES = (
 
 
 class TraceError(KilnError):
-    """There is nothing to trace; the message has the id, and where it was searched."""
+    """No table contains the id, or a table is missing or cannot be read."""
 
 
 class StepAnswer(Answer):
@@ -463,7 +459,7 @@ class StepAnswer(Answer):
 
 @dataclass(frozen=True)
 class Trace:
-    """A trace: the kind of its subject, and the steps in order."""
+    """Result of a trace: the id, its kind, and the results of the steps in order."""
 
     subject: Id
     kind: str
@@ -471,12 +467,12 @@ class Trace:
 
 
 def trace_subject(lake: Lake, subject: Id, most: int = MESSAGES) -> Trace:
-    """Trace a subject through the tables.
+    """Trace an id through the tables.
 
     Args:
         lake: The lake.
         subject: Id to trace.
-        most: Maximum number of messages whose copies and frames are shown.
+        most: Maximum number of messages with copies and frames in the result, and of batches with publications.
 
     Raises:
         TraceError: No table has the id, or a table is missing.
@@ -501,7 +497,9 @@ def trace_subject(lake: Lake, subject: Id, most: int = MESSAGES) -> Trace:
                     answers[step.name] = answer = _run_step(connection, step)
                     found[step.name] = [dict(zip(answer.columns, cells, strict=True)) for cells in answer.cells]
     if not any(found.values()):
-        raise TraceError(f"no table in {lake.path} has {subject.text}")
+        raise TraceError(
+            f"no table in {lake.path} has {subject.text}. Check the id, or wait until its rows are committed"
+        )
     return Trace(subject, describe_kind(subject, found), tuple(answers[name] for name in list_steps(subject, found)))
 
 
@@ -511,4 +509,4 @@ def _run_step(connection: duckdb.DuckDBPyConnection, step: TraceStep) -> StepAns
         columns = tuple(str(column[0]) for column in connection.description or ())
         return StepAnswer(step, columns, connection.fetchall())
     except (duckdb.Error, OSError) as error:
-        raise TraceError(f"step {step.name}: {error}") from error
+        raise TraceError(f"the query of the step {step.name} failed: {error}") from error

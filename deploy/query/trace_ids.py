@@ -1,4 +1,4 @@
-"""Subjects of `kiln trace`: ids as users paste them, distinguished by their form."""
+"""Parser of the ids that `kiln trace` accepts. The form of an id shows its kind."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class IdError(KilnError):
 
 @dataclass(frozen=True)
 class CidRef:
-    """CID of a batch or a tip. Only the tables show which of the two, because both have the same form."""
+    """CID of a batch or a tip. Both have the same form, so only the tables show which of them it is."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class StreamRef:
-    """A StreamID, base36."""
+    """A StreamID in base36."""
 
     text: str
 
@@ -50,7 +50,7 @@ class MessageRef:
 
 @dataclass(frozen=True)
 class FrameRef:
-    """Position of a frame in `kiln.frames`, and `index` of a message in the RPC, `None` for all messages."""
+    """Position of a frame in `kiln.frames`. `index` selects a message of the frame's RPC; `None` selects all."""
 
     partition: int
     offset: int
@@ -58,7 +58,7 @@ class FrameRef:
 
     @property
     def text(self) -> str:
-        """Text form, as in the keys of `kiln.quarantine`."""
+        """`PARTITION/OFFSET` or `PARTITION/OFFSET/INDEX`, as in the keys of `kiln.quarantine`."""
         return f"{self.partition}/{self.offset}" + ("" if self.index is None else f"/{self.index}")
 
 
@@ -81,7 +81,9 @@ def parse_id(text: str) -> Id:
     except StreamIdError:
         pass
     if commit := _parse_commit(text):
-        raise IdError(f"cannot trace {text}, the id of a commit. Trace its stream {commit.stream.text}, or its tip")
+        raise IdError(
+            f"cannot trace the CommitID {text}. Trace its stream {commit.stream.text}, or the CID of the commit"
+        )
     try:
         cid_bytes(text)
         return CidRef(text)

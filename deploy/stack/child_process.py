@@ -1,5 +1,7 @@
-"""Child processes that end with their parent, even if the parent is killed, with their environment and logs. The bridge
-is one of them; its status file shows its state."""
+"""Child processes with their environment and logs, which end with their parent, even if the parent is killed.
+
+`BridgeProcess` runs the bridge as such a process, and reads its status file.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from os import environ
 from pathlib import Path
 from typing import Final
@@ -34,7 +35,7 @@ if os.getppid() == int(sys.argv[1]):
 def bind_to_parent(command: Sequence[str]) -> list[str]:
     """Wrap a command so that its process gets SIGTERM when the thread that starts it ends.
 
-    Does nothing on other systems than Linux.
+    On other systems than Linux, the command is returned unchanged.
 
     Args:
         command: A command line that begins with a full path.
@@ -55,14 +56,15 @@ def terminate_process(process: subprocess.Popen[bytes] | subprocess.Popen[str], 
 
 
 LIMIT: Final = 8 << 20
-"""bytes; log and copy together have at most twice as much, plus what a process writes between two checks"""
+"""size in bytes above which a log is copied and truncated. Log and copy together can take twice as much, plus what a
+process writes between two checks"""
 
 
 def rotate_log(path: Path, limit: int = LIMIT) -> None:
     """Copy a log of more than `limit` bytes to `NAME.1`, over an older copy, and truncate the log.
 
-    The log stays the same file, because a process may have it open for appending. What a process writes between copy
-    and truncation is lost. Does nothing if there is no log, or no space for the copy.
+    The log is truncated and not renamed, because a process may have it open for appending. Lines that are written
+    between copy and truncation are lost. If there is no log, or no space for the copy, nothing happens.
     """
     try:
         if path.stat().st_size <= limit:
@@ -79,13 +81,13 @@ def rotate_log(path: Path, limit: int = LIMIT) -> None:
 
 
 def read_last_line(log: Path) -> str:
-    """Read the last line of a log that is neither empty nor news."""
+    """Read the last line of a log, apart from empty lines and lines of level info or debug."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     stripped = (line.strip(" |+-") for line in reversed(lines))
     return next((line for line in stripped if line and not is_news(line)), "it logged nothing")
 
 
-_FRESH = 10.0  # s; an older status means that the bridge hangs
+_FRESH = 10.0  # s; if the status is older, the bridge hangs
 
 
 class BridgeProcess:
@@ -94,14 +96,14 @@ class BridgeProcess:
     Call `start`, then `check` often, and `stop` at the end.
     """
 
-    def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._status_file = settings.bridge_dir / "status.json"
         self._log = settings.logs / "bridge.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._backoff = Backoff(now)
+        self._backoff = Backoff()
         self.error = ""
-        """why the bridge does not run; empty if it runs"""
+        """reason why the bridge does not run; empty while it runs"""
 
     def start(self) -> None:
         """Start the bridge, and return at once."""
@@ -119,7 +121,7 @@ class BridgeProcess:
             )
 
     def check(self) -> None:
-        """Restart a dead bridge after an exponential back-off, and rotate its log."""
+        """Restart the bridge after an exponential back-off if it has ended, and rotate its log."""
         if self._process is not None and self._process.poll() is not None:
             self._backoff.record_death()
             self.error = f"the bridge exited with code {self._process.returncode}: {read_last_line(self._log)}"
@@ -146,8 +148,7 @@ class BridgeProcess:
         return status
 
     def end_capture(self) -> None:
-        """Stop the capture of frames; the bridge keeps publishing. A bridge that is still starting has captured no
-        frame, and ends."""
+        """Make the bridge stop capturing frames and keep publishing. A bridge that is still starting is stopped."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGUSR1 if self._status_file.exists() else signal.SIGTERM)
 
@@ -159,5 +160,5 @@ class BridgeProcess:
 
 
 def child_environment(settings: Settings) -> Mapping[str, str]:
-    """Build the environment that gives a child process exactly these settings."""
+    """Build environment variables with which a child process has exactly these settings."""
     return {name: value for name, value in environ.items() if not name.startswith(ENV_PREFIX)} | environment(settings)

@@ -2,9 +2,9 @@
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
-`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln that stops the broker
-when it ends); `logs/broker.log` and `logs/broker.out` (output of the JVM). The path of the log is relative, so that
-the folder can be moved.
+`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln process that owns the
+broker: it stops the broker when it ends); `logs/broker.log` and `logs/broker.out` (output of the JVM). Paths in the
+broker's settings are relative, so that the state folder can be moved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROPERTIES = PROJECT / "conf" / "broker.properties"
 LOG4J = PROJECT / "conf" / "log4j2-broker.properties"
 
 _TEMPORARY_FOLDER: Final = "tmp"
-"""folder of the JVM's temporary files, such as native libraries, which a killed broker leaves"""
+"""folder of the JVM's temporary files, such as native libraries, which a killed broker does not delete"""
 
 # JVM startup takes a second or two of CPU. The C1 compiler and the serial collector take the least, and leave the cores
 # to Spark, which starts at the same time. The default initial heap is a 64th of the machine's memory, which the JVM
@@ -60,7 +60,7 @@ _JVM = (
 
 
 class BrokerError(PrerequisiteError):
-    """The broker does not start; the message has the reason and a remedy."""
+    """The broker cannot be started or stopped, or does not answer."""
 
 
 class BrokerRunningError(BrokerError):
@@ -70,7 +70,8 @@ class BrokerRunningError(BrokerError):
         self.address = address
         where = f" at {address}" if address else " (and still starting)"
         super().__init__(
-            f"the broker of {state} is already running{where}. Stop that Kiln, or pass another folder with --state"
+            f"the broker of the state folder {state} is already running{where}. Stop the Kiln process that uses it, or "
+            "pass another folder with --state"
         )
 
 
@@ -86,8 +87,10 @@ def find_running_broker(state: Path) -> str | None:
     return broker.address if broker else None
 
 
-def stop_running(state: Path, timeout: float = 20.0) -> bool:
+def stop_running(state: Path) -> bool:
     """Stop the broker of this state folder, started by any process.
+
+    The broker gets SIGTERM, and SIGKILL if it has not ended after 20 s.
 
     Returns:
         True if a broker was running.
@@ -105,10 +108,10 @@ def stop_running(state: Path, timeout: float = 20.0) -> bool:
             pass
         except PermissionError:
             raise BrokerError(
-                f"cannot stop the broker of {state}: process {broker.pid} belongs to another user"
+                f"cannot stop the broker of {state}: process {broker.pid} belongs to another user. Stop it as that user"
             ) from None
-        # unlike the process number, the lock of a process cannot be reused
-        deadline = time.monotonic() + timeout
+        # wait for the lock, because another process may get the same process number
+        deadline = time.monotonic() + 20.0
         while _read_running_broker(state) == broker:
             if time.monotonic() > deadline:
                 break
@@ -133,7 +136,8 @@ def await_broker(
         process: The broker's process, if known.
 
     Raises:
-        BrokerError: The timeout is over, `process` has ended, or the broker rejects the password.
+        BrokerError: The broker does not accept requests within the timeout, for example because it rejects the
+            password, or `process` has ended.
     """
     # a slow import, made while the JVM starts
     from kafka.admin import KafkaAdminClient
@@ -152,7 +156,10 @@ def await_broker(
             if process is not None and process.poll() is not None:
                 raise BrokerError(f"the broker exited during startup (code {process.returncode})")
             if time.monotonic() > deadline:
-                raise BrokerError(f"the broker at {address} did not answer within {timeout:.0f} s")
+                raise BrokerError(
+                    f"the broker at {address} did not answer within {timeout:.0f} s. The reason may be in "
+                    "logs/broker.log in its state folder"
+                )
             try:
                 socket.create_connection((host, int(port)), timeout=1).close()
                 with open_client(KafkaAdminClient, **options) as admin:
@@ -168,9 +175,9 @@ def await_broker(
 
 
 def archive_classes(classpath: Iterable[Path]) -> Path:
-    """Start the broker once in a temporary folder, and archive its classes in a file next to the jars.
+    """Start the broker once in a temporary folder, and write a CDS archive of its classes next to the jars.
 
-    The archive halves the time of later starts. A JVM that does not match the archive ignores it.
+    The archive halves the time of later starts. A JVM of another version ignores it.
 
     Raises:
         BrokerError: The archive cannot be created.
@@ -185,7 +192,7 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
         broker.start()
         broker.stop(timeout=120)
         if not fresh.is_file():
-            raise BrokerError("the JVM wrote no archive of its classes")
+            raise BrokerError(f"the JVM wrote no archive of its classes to {fresh}")
         unfinished = archive.with_name(f"{archive.name}.{os.getpid()}")
         shutil.copyfile(fresh, unfinished)
         unfinished.replace(archive)
@@ -193,9 +200,10 @@ def archive_classes(classpath: Iterable[Path]) -> Path:
 
 
 class EmbeddedBroker:
-    """The broker of a state folder; a context manager that starts and stops it.
+    """The broker of a state folder, as a context manager that starts and stops it.
 
-    The broker listens on 127.0.0.1 only. On Linux it ends when the *thread* that started it ends, even by SIGKILL.
+    The broker listens on 127.0.0.1 only. On Linux, the broker ends when the *thread* that started it ends, even if the
+    thread's process is killed.
 
     Args:
         state: The state folder.
@@ -203,7 +211,7 @@ class EmbeddedBroker:
         controller_port: Port of the controller.
         classpath: `jars.list_jars("broker")`.
         heap: Maximum heap of the JVM.
-        settings: Settings of Kafka, which override `conf/broker.properties`.
+        settings: Settings of Kafka that override `conf/broker.properties`.
     """
 
     def __init__(
@@ -244,7 +252,7 @@ class EmbeddedBroker:
 
     @property
     def log(self) -> Path:
-        """The broker's log."""
+        """Path of the broker's log."""
         return self.state / "logs" / "broker.log"
 
     @property
@@ -257,8 +265,8 @@ class EmbeddedBroker:
 
         Raises:
             BrokerRunningError: The broker of this state folder already runs.
-            BrokerError: A port is in use, Java or the disk fails, or the broker does not come up within `timeout`
-                seconds; it is then stopped.
+            BrokerError: A port is in use, there is no usable Java, the state folder cannot be written, or the broker
+                does not accept requests within `timeout` seconds and was stopped.
         """
         self.launch()
         with ExitStack() as cleanup:  # the cleanup also runs on an interrupt
@@ -272,7 +280,7 @@ class EmbeddedBroker:
         return self.address
 
     def launch(self) -> None:
-        """Start the broker and return at once, with the errors of `start`; `await_broker` waits for it."""
+        """Start the broker, and return before it accepts requests. The errors are those of `start`."""
         if self.pid is not None:
             return
         folder = self.state / "broker"
@@ -282,7 +290,7 @@ class EmbeddedBroker:
             (self.state / "logs").mkdir(exist_ok=True)
             lock = (folder / "lock").open("a")
         except OSError as error:
-            raise BrokerError(f"cannot use the state folder: {error}") from None
+            raise BrokerError(f"cannot use the state folder {self.state}: {error}") from None
         with lock, (self.state / "logs" / "broker.out").open("wb") as out:
             if not try_lock(lock):
                 raise BrokerRunningError(self.state, find_running_broker(self.state))
@@ -328,7 +336,7 @@ class EmbeddedBroker:
 
     def _java(self, *options: str) -> list[str]:
         if not self.classpath:
-            raise BrokerError("there are no jars for the broker. Run make jars")
+            raise BrokerError("there are no jars for the broker. Run make jars, or python -m kiln.deploy.stack.jars")
         try:
             java = find_java().executable
         except JavaError as error:
@@ -363,7 +371,10 @@ class EmbeddedBroker:
         return "\n".join([PROPERTIES.read_text(encoding="utf-8"), "# added at start", *lines, ""])
 
     def _format(self, folder: Path, out: IO[bytes]) -> None:
-        """Format the empty storage. Kafka writes `meta.properties` last, so interrupted formatting is repeated."""
+        """Format the empty storage with Kafka's tool, which writes `meta.properties` last.
+
+        Without this file, the next start formats the storage again, so an interruption does no harm.
+        """
         java = self._java(f"-Dlog4j2.configurationFile={LOG4J.as_uri()}", *self._archive_option)
         command = [
             *java,
@@ -434,7 +445,7 @@ def _read_cluster_id(folder: Path) -> str:
 
 
 def main() -> int:
-    """Archive the broker's classes for the jars of this checkout. If that fails, print a note and return 0."""
+    """Archive the broker's classes for the jars of this checkout. Return 0 even if that fails."""
     try:
         archive_classes(list_jars("broker"))
     except (BrokerError, JarsError) as error:
@@ -443,11 +454,11 @@ def main() -> int:
 
 
 OWNER: Final = "broker"
-"""Lock of the state folder that the Kiln process holds which stops the broker when it ends."""
+"""Name of a lock in the state folder. The process that holds it owns the broker, and stops the broker at its end."""
 
 
 def read_owner(state: Path) -> int | None:
-    """Read the process number of the Kiln that owns this state folder's broker; `None` if there is no owner."""
+    """Read the process number of the owner of this state folder's broker (`OWNER`); `None` if it has no owner."""
     return read_lock_holder(state / "locks" / OWNER)
 
 

@@ -36,7 +36,6 @@ from kiln.deploy.stack.java import JavaError, find_java
 PROJECT = Path(__file__).resolve().parents[2]
 IVY_XML = PROJECT / "conf" / "ivy.xml"
 IVY_S3 = PROJECT / "conf" / "ivy-s3.xml"
-# Ivy's command line does not read this file by default; users describe their mirrors in it.
 
 STAMP = "complete"
 Conf = Literal["spark", "broker"]
@@ -48,7 +47,7 @@ _FETCHED = re.compile(r"^\s*\[SUCCESSFUL \]")
 
 
 class JarsError(PrerequisiteError):
-    """The jars are missing or cannot be fetched; the message has the reason and a remedy."""
+    """The jars are missing, wrong or cannot be fetched."""
 
 
 def _ignore_progress(_: str) -> None:
@@ -59,7 +58,7 @@ def read_pinned_jars(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
     """Read the pinned jars of an ivy.xml.
 
     Returns:
-        File names by conf, in the order of the file.
+        File names by Ivy conf (`spark`, `broker`), in the order of the file.
 
     Raises:
         JarsError: A dependency is not pinned to one version.
@@ -72,7 +71,7 @@ def read_pinned_jars(ivy_xml: bytes) -> dict[str, tuple[str, ...]]:
         if conf not in files:
             raise JarsError(f'ivy.xml: {name}: conf="{conf}->…" names none of {", ".join(files)}')
         if not re.fullmatch(r"[0-9][\w.-]*", revision):
-            raise JarsError(f'ivy.xml: {name}: rev="{revision}" is not one version')
+            raise JarsError(f'ivy.xml: {name}: rev="{revision}" is not one version. Pin a version, such as 1.2.3')
         files[conf].append(f"{name}-{revision}.jar")
     return {conf: tuple(names) for conf, names in files.items()}
 
@@ -86,18 +85,18 @@ def verify_checksums(root: Path, ivy_xml: Path = IVY_XML) -> None:
     """Compare each pinned jar with its checksum.
 
     Raises:
-        JarsError: A jar has a wrong checksum, or `conf` has no checksum of it.
+        JarsError: A jar has a wrong checksum, or the file of checksums does not list it.
     """
     path = checksums_path(ivy_xml)
     try:
         lines = [line.split() for line in path.read_text(encoding="ascii").splitlines()]
         expected = {name: digest for digest, name in lines}
     except (OSError, ValueError) as error:
-        raise JarsError(f"cannot read {path}: {error}") from None
+        raise JarsError(f"cannot read the checksums in {path}: {error}. Restore the file, or run make lock") from None
     problems: list[str] = []
     for name, digest in _compute_checksums(root, ivy_xml).items():
         if name not in expected:
-            problems.append(f"{name}: no line in {path.name}. After a change of ivy.xml: make lock")
+            problems.append(f"{name}: no line in {path.name}. If you have changed ivy.xml, run make lock")
         elif digest != expected[name]:
             problems.append(f"{name}: sha256 {digest}, expected {expected[name]}")
     if problems:
@@ -138,7 +137,10 @@ def find_home() -> Path | None:
 
 
 def find_ivy_settings() -> Path:
-    """Return the path of the user's Ivy settings, which need not exist."""
+    """Return the path of the file in which a user sets up Ivy, for example with a mirror. The file may not exist.
+
+    Ivy's command line reads the file only if it is passed as an option.
+    """
     return (find_home() or Path("/")) / ".ivy2" / "ivysettings.xml"
 
 
@@ -157,15 +159,15 @@ def ensure_jars(
     ivy_xml: Path = IVY_XML,
     resolve: Resolve | None = None,
 ) -> Path:
-    """Fetch missing jars and return the folder. Several processes can call this at once.
+    """Fetch missing jars and return the folder. Several processes can call this at the same time.
 
-    A retry continues with what Ivy's cache (`~/.ivy2`) already has.
+    After an interruption, another call fetches only the jars that Ivy's cache (`~/.ivy2`) lacks.
 
     Args:
         root: Jars folder, by default `default_root`.
         progress: Called with lines of text.
-        ivy_xml: The pinned jars.
-        resolve: Fetches the jars, by default `run_ivy`.
+        ivy_xml: File that pins the jars.
+        resolve: Function that fetches the jars, by default `run_ivy`.
 
     Raises:
         JarsError: The jars cannot be fetched.
@@ -200,7 +202,7 @@ def ensure_jars(
 
 
 def list_jars(conf: Conf, root: Path | None = None, ivy_xml: Path = IVY_XML) -> list[Path]:
-    """List the jars that Kiln adds to Spark's, or the class path of the embedded broker.
+    """List the jars of an Ivy conf: `spark` are added to Spark's own jars, `broker` run the embedded broker.
 
     Raises:
         JarsError: The folder is incomplete.
@@ -213,18 +215,18 @@ def list_jars(conf: Conf, root: Path | None = None, ivy_xml: Path = IVY_XML) -> 
     return [root / conf / name for name in read_pinned_jars(ivy_xml.read_bytes())[conf]]
 
 
-def s3_root(root: Path | None = None) -> Path:
-    """Return the folder of the jars for an object store, which may not exist."""
-    return (root or default_root()) / "s3"
+def s3_root() -> Path:
+    """Return the folder of the jars for an object store. The folder may not exist."""
+    return default_root() / "s3"
 
 
 def spark_archive_path(root: Path | None = None) -> Path:
-    """Return the path of the archive of Spark's classes, which may not exist (deploy/run/spark_classes.py)."""
+    """Return the path of the CDS archive of Spark's classes (deploy/run/spark_classes.py). It may not exist."""
     return (root or default_root()) / "spark" / "classes.jsa"
 
 
 def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
-    """Let Ivy fill `into/<conf>/` with the jars of every conf, from its default or the user's resolvers."""
+    """Run Ivy to fetch the jars of every conf into `into/<conf>/`, from Maven Central or the user's resolvers."""
     try:
         java = find_java().executable
     except JavaError as error:
@@ -264,7 +266,6 @@ def run_ivy(ivy_xml: Path, into: Path, progress: Progress) -> None:
 
 
 def explain_ivy_failure(output: list[str], status: int) -> str:
-    """Explain a failed run of Ivy from the lines of its output."""
     text = "\n".join(output)
     if re.search(
         r"UnknownHost|Connection refused|timed? ?out|unreachable|Server access error|SSLHandshake", text, re.I
@@ -276,7 +277,10 @@ def explain_ivy_failure(output: list[str], status: int) -> str:
             "Without a network: copy the folder .jars of another checkout."
         )
     elif "UNRESOLVED DEPENDENCIES" in text or "FAILED DOWNLOADS" in text:
-        cause = "some of the jars pinned in conf/ivy.xml are not in the repository, or have a wrong checksum"
+        cause = (
+            "some of the jars pinned in conf/ivy.xml are not in the repository, or have a wrong checksum. Check the "
+            "repository or mirror"
+        )
     else:
         cause = f"Ivy exited with code {status}"
     signs = ("::", "WARN", "ERROR", "problem", "not found", "Exception", "denied", "No space")
@@ -307,16 +311,16 @@ def _build_stamp(root: Path, ivy_xml: Path) -> dict[str, object]:
 def _lock_folder(root: Path) -> Iterator[None]:
     try:
         root.mkdir(parents=True, exist_ok=True)
-        write_checksums = (root / "lock").open("a")
+        lock = (root / "lock").open("a")
     except OSError as error:
-        raise JarsError(f"cannot create the folder of the jars: {error}") from None
-    with write_checksums:
-        fcntl.flock(write_checksums, fcntl.LOCK_EX)
+        raise JarsError(f"cannot create the folder of the jars, {root}: {error}") from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None:
-    """Write the checksums of the jars in the repository. Committing the checksums means trusting these jars."""
+    """Fetch the pinned jars and write their checksums to `conf`. Whoever commits the checksums trusts these jars."""
     with tempfile.TemporaryDirectory() as fresh:
         resolve(ivy_xml, Path(fresh), _ignore_progress)
         lines = [f"{digest}  {name}\n" for name, digest in _compute_checksums(Path(fresh), ivy_xml).items()]
@@ -324,13 +328,10 @@ def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None
 
 
 def main() -> int:
-    """Fetch the jars into the default folder, or verify the checksums of complete jars. Return 1 on an error.
-
-    --s3 fetches the jars for an object store.
-    """
+    """Fetch missing jars into the default folder, or verify the checksums of existing jars. Return 1 on an error."""
     parser = argparse.ArgumentParser(description="Fetch the jars that conf/ivy.xml pins.")
-    parser.add_argument("--lock", action="store_true", help="rewrite the checksums in conf")
-    parser.add_argument("--s3", action="store_true", help="the jars for an object store")
+    parser.add_argument("--lock", action="store_true", help="fetch the jars anyway and write their checksums to conf")
+    parser.add_argument("--s3", action="store_true", help="use the jars for an object store (conf/ivy-s3.xml)")
     options = parser.parse_args()
     ivy_xml, root = (IVY_S3, s3_root()) if options.s3 else (IVY_XML, default_root())
 

@@ -25,7 +25,7 @@ _DEBIAN_PACKAGES = ("openjdk-17-jre-headless", "openjdk-21-jre-headless")
 
 
 class JavaError(PrerequisiteError):
-    """There is no usable Java; the message has the reason, and how to install one."""
+    """There is no usable Java. The message says why, and how to install one."""
 
 
 class Java(NamedTuple):

@@ -1,5 +1,6 @@
-"""The broker of the settings: start and stop it if it is embedded, and create and check Kiln's topics on it
-(docs/design/contracts.md, Kafka topics).
+"""Start and stop the embedded Kafka broker; create and check Kiln's topics on it, or on the broker in the settings.
+
+Source: docs/design/contracts.md, Kafka topics.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class TopicsError(PrerequisiteError):
-    """Topics cannot be used or created; the message has a line per problem, with a remedy."""
+    """Topics cannot be used or created. The message has a line with a remedy for each problem."""
 
 
 class BrokerAwayError(TopicsError):
@@ -75,34 +76,35 @@ def find_problems(
         name: Name in `TOPICS`.
         partitions: Number of partitions by the settings.
         actual_partitions: Number of partitions of the topic.
-        config: Kafka's configuration of the topic, with defaults.
-        bootstrap: Address for the commands in the remedies.
+        config: Kafka's configuration of the topic, including defaults.
+        bootstrap: Address of the broker, for the commands in the remedies.
     """
     entity = f"--entity-type topics --entity-name {topic}"
     alter = f"kafka-configs.sh --bootstrap-server {bootstrap} --alter {entity} --add-config "
     if TOPICS[name].for_life and actual_partitions != partitions:
         yield (
             f"{topic} has {actual_partitions} partitions, but the settings have {partitions}. The number cannot "
-            f"change, because windows are stored by partition. Set kafka.{name}_partitions = {actual_partitions}, or "
-            "start over with another kafka.prefix"
+            "change, because open windows are stored by partition. Set "
+            f"kafka.{name}_partitions = {actual_partitions}, or start with new topics under another kafka.prefix"
         )
     if config.get("message.timestamp.type") != "LogAppendTime":
         yield (
             f"{topic}: message.timestamp.type is {config.get('message.timestamp.type')}, but windows need the broker's "
-            f"timestamps. If the topic has no records yet, run:\n    {alter}message.timestamp.type=LogAppendTime\n"
-            "If the topic has records, their timestamps stay wrong: set another kafka.prefix"
+            f"timestamps, LogAppendTime. If the topic has no records yet, run:\n"
+            f"    {alter}message.timestamp.type=LogAppendTime\n"
+            "If it has records, their timestamps stay wrong: set another kafka.prefix, to start with new topics"
         )
     if int(config.get("max.message.bytes", "0")) < MAX_RECORD:
         yield (
-            f"{topic}: max.message.bytes is {config.get('max.message.bytes')}, but records can have {MAX_RECORD}. "
-            f"Run:\n    {alter}max.message.bytes={MAX_RECORD}"
+            f"{topic}: max.message.bytes is {config.get('max.message.bytes')}, but records can have {MAX_RECORD} "
+            f"bytes. Run:\n    {alter}max.message.bytes={MAX_RECORD}"
         )
     compacted = "compact" in config.get("cleanup.policy", "").split(",")
     if compacted != TOPICS[name].compacted:
         policy = "compact" if TOPICS[name].compacted else "delete"
-        effect = "expires streams" if TOPICS[name].compacted else "loses all but the newest record of each key"
+        effect = "deletes old streams" if TOPICS[name].compacted else "keeps only the newest record of each key"
         yield (
-            f"{topic}: cleanup.policy is {config.get('cleanup.policy')}, so the topic {effect}. "
+            f"{topic}: cleanup.policy is {config.get('cleanup.policy')}, so Kafka {effect}. "
             f"Run:\n    {alter}cleanup.policy={policy}"
         )
 
@@ -113,12 +115,12 @@ RIGHTS = ("DESCRIBE", "DESCRIBE_CONFIGS", "READ", "WRITE")
 
 
 def find_missing_rights(topic: Mapping[str, object]) -> Iterable[str]:
-    """Describe the missing rights on a topic in one line.
+    """Describe the missing rights on a topic in one line, or in none if no right is missing.
 
-    If the broker reports no rights, it counts as granting all.
+    A broker that does not report the user's rights counts as granting all.
 
     Args:
-        topic: Description by kafka-python.
+        topic: Description of the topic from kafka-python's `describe_topics`.
     """
     allowed = topic["authorized_operations"]
     if topic["error_code"] != _NO_RIGHT and not allowed:
@@ -203,7 +205,7 @@ def ensure_topics(
 
 
 def read_compression(topics: Iterable[str], client_options: Mapping[str, object]) -> dict[str, str]:
-    """Read `compression.type` of topics from the broker.
+    """Read the setting `compression.type` of each topic from the broker.
 
     Args:
         topics: Full names.
@@ -232,7 +234,7 @@ def _create_topics(admin: KafkaAdminClient, topics: Mapping[str, Mapping[str, ob
     """Create topics, and wait for them.
 
     Returns:
-        The names of the created topics, without topics that another Kiln has just created.
+        The names of the topics that this call created. Another process may have created some of `topics` meanwhile.
 
     Raises:
         TopicsError: The broker rejects a topic.
@@ -245,11 +247,11 @@ def _create_topics(admin: KafkaAdminClient, topics: Mapping[str, Mapping[str, ob
         if not topic["error_code"]:
             created.append(topic["name"])
         elif error is not TopicAlreadyExistsError:
-            right = "the right CREATE is missing, or DESCRIBE if the topic exists: "
+            right = "the user lacks the right CREATE, or DESCRIBE if the topic exists: "
             prefix = right if issubclass(error, AuthorizationError) else ""
             failures.append(f"{topic['name']}: {prefix}{topic['error_message'] or error.__name__}")
     if failures:
-        raise TopicsError("\n".join([f"{bootstrap} cannot create topics:", *failures]))
+        raise TopicsError("\n".join([f"cannot create topics on the broker {bootstrap}:", *failures]))
     admin.wait_for_topics(list(topics))
     return created
 
@@ -258,7 +260,7 @@ Say = Callable[[str], None]
 
 
 class TruncatedTopicError(KilnError):
-    """A topic ends before the offset up to which a query has read it."""
+    """A topic ends before the offset up to which a query has read it, for example because old data was restored."""
 
 
 _CHECK_EVERY = 0.25  # s
@@ -266,7 +268,7 @@ _RETRY_EVERY = 2.0
 
 
 class LaunchedBroker:
-    """A broker that may still be starting."""
+    """A broker in use, which may still be starting. This class is for your own Kafka, which Kiln does not start."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -287,20 +289,21 @@ class LaunchedBroker:
         return self._kafka.servers
 
     def check_topics(self) -> None:
-        """Check that the topics of a broker just started in a state folder are not older than the checkpoints in the
-        folder. Call this before anything is written to the topics.
+        """Check an embedded broker that this process has started: no topic may end before the offset in a checkpoint.
+
+        Call this before anything is written to the topics, because new records would hide the loss.
 
         Raises:
-            TruncatedTopicError: A topic is older than a checkpoint.
+            TruncatedTopicError: A topic ends before the offset in a checkpoint.
         """
 
 
 class SupervisedBroker(LaunchedBroker):
-    """The embedded broker of a state folder: started if no broker runs, and restarted if it dies.
+    """The embedded broker of a state folder. It is started if none runs, and restarted if it ends.
 
-    One Kiln process at a time owns the broker: it holds the lock `OWNER`. The owner starts the broker, which ends
-    with the owner, even if the owner is killed. The next Kiln process that checks becomes the owner, and starts the
-    broker again. Other processes use the broker and leave it running.
+    One Kiln process at a time owns the broker, by holding the lock `OWNER`. The owner starts the broker, and the broker
+    ends with the owner, even if the owner is killed. Then another Kiln process that uses the broker becomes the owner,
+    and starts it again. Processes that are not the owner leave the broker running when they end.
     """
 
     def __init__(self, settings: Settings, say: Say) -> None:
@@ -332,8 +335,8 @@ class SupervisedBroker(LaunchedBroker):
         address = find_running_broker(self._state)
         if address not in (None, servers):
             raise BrokerError(
-                f"the broker of {self._state} runs at {address}, but the settings have {servers}. Stop it (kiln broker "
-                f"stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
+                f"the broker of the state folder {self._state} runs at {address}, but the settings have {servers}. "
+                f"Stop it (kiln broker stop), or set kafka.embedded_port = {str(address).rpartition(':')[2]}"
             )
         ensure_password(self._state / "broker")
         if owned:
@@ -341,12 +344,13 @@ class SupervisedBroker(LaunchedBroker):
             self._say("starting the broker")
             self._start(classpath)
         else:
-            self._say(f"using the broker at {servers}, which {'runs' if address else 'another Kiln is starting'}")
+            started = "is already running" if address else "another Kiln process is starting"
+            self._say(f"using the broker at {servers}, which {started}")
             self._thread.start()
         self._launched = True
 
     def await_ready(self) -> str:
-        """Wait as `LaunchedBroker.await_ready`. From then on, the broker is restarted when it dies."""
+        """Wait as `LaunchedBroker.await_ready` does. From then on, the broker is restarted if it ends."""
         if self._embedded is not None and not self._thread.is_alive():
             self._embedded.start()  # raises if the broker does not come up
             self._thread.start()
@@ -377,7 +381,7 @@ class SupervisedBroker(LaunchedBroker):
         except StateInUseError:
             pass
         except OSError as error:
-            raise BrokerError(f"cannot use the state folder: {error}") from None
+            raise BrokerError(f"cannot use the state folder {self._state}: {error}") from None
         return self._is_owner
 
     def _start(self, classpath: Iterable[Path]) -> None:
@@ -422,8 +426,8 @@ class SupervisedBroker(LaunchedBroker):
 def start_broker(settings: Settings, say: Say, *, check_topics: bool = True) -> Iterator[str]:
     """Provide a broker that answers and has Kiln's topics while the context is open.
 
-    An embedded broker is started if it does not run, restarted when it dies, and stopped at the end, unless another
-    live Kiln process owns it (`SupervisedBroker`).
+    An embedded broker is started if it does not run, and restarted if it ends. It is stopped when the context ends,
+    unless another live Kiln process owns it (`SupervisedBroker`).
 
     Args:
         settings: The settings.
@@ -438,7 +442,7 @@ def start_broker(settings: Settings, say: Say, *, check_topics: bool = True) -> 
         JarsError: The jars cannot be fetched.
         BrokerError: The broker does not start.
         TopicsError: A topic cannot be created or used.
-        TruncatedTopicError: A topic is older than a checkpoint.
+        TruncatedTopicError: A topic ends before the offset in a checkpoint.
     """
     with launch_broker(settings, say) as launched:
         servers = launched.await_ready()
@@ -449,7 +453,7 @@ def start_broker(settings: Settings, say: Say, *, check_topics: bool = True) -> 
 
 @contextmanager
 def launch_broker(settings: Settings, say: Say) -> Iterator[LaunchedBroker]:
-    """Launch a broker as `start_broker` does, but do not wait until it answers: `await_ready` waits."""
+    """Launch a broker as `start_broker` does, but do not wait for it. Call `await_ready` of the result to wait."""
     if not settings.kafka.embedded:
         say(f"using the broker at {settings.kafka.servers}")
         yield LaunchedBroker(settings.broker)
@@ -466,7 +470,8 @@ def launch_broker(settings: Settings, say: Say) -> Iterator[LaunchedBroker]:
 def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
     """Start a broker as `start_broker` does, for a process that can work without a broker for a while.
 
-    A broker that is down is not waited for: the topics are created or checked once it answers.
+    If your own broker does not answer, the context is entered at once. A thread waits until the broker answers, and
+    then creates and checks the topics.
 
     Args:
         settings: The settings.
@@ -482,7 +487,7 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
                 say(str(error))  # a bridge captures in any case, because frames that it misses are lost
             yield
             return
-        say(f"no broker at {kafka.servers}: records wait in {settings.bridge_dir / 'spool'} until one answers")
+        say(f"no broker at {kafka.servers} answers. Records wait in {settings.bridge_dir / 'spool'} until one does")
         stop = threading.Event()
         thread = threading.Thread(target=_await_topics, args=(launched, say, stop), name="broker", daemon=True)
         thread.start()
@@ -504,10 +509,11 @@ def _await_topics(launched: LaunchedBroker, say: Say, stop: threading.Event) -> 
 
 
 def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
-    """Check that no topic ends before the offset up to which a query has read it, as after an older copy of the
-    broker's data was restored. The query would skip new records up to that offset.
+    """Check that no topic ends before the offset up to which a query has read it.
 
-    A topic that was deleted and created again is recognised by its id at any later time.
+    A topic can be too short because an older copy of the broker's data was restored. The query would then skip new
+    records up to that offset. Topics whose id is not the one in the checkpoint are left out here: they were deleted and
+    created again, which the query detects from the id when it starts.
 
     Raises:
         TruncatedTopicError: A topic ends before that offset.
@@ -533,10 +539,10 @@ def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
 
 
 def make_topics(kafka: Kafka, servers: str) -> None:
-    """Create the missing topics, and check the existing ones.
+    """Create and check Kiln's topics with the partitions and retention in the settings.
 
     Raises:
-        TopicsError: See `ensure_topics`.
+        TopicsError: An existing topic has wrong settings, or the broker rejects a new one or does not answer.
     """
     ensure_topics(
         servers,

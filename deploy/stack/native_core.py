@@ -1,10 +1,11 @@
 """Build the native core, or explain how to get the compiler that it needs.
 
-`make setup` calls `python -m kiln.deploy.stack.native_core`, which builds the core if rustc is there, else prints the
-command to build it. `make native` adds `--install`, which installs rustc as root on Debian, and fails without a core.
+`make setup` calls `python -m kiln.deploy.stack.native_core`, which builds the core if rustc is installed, and else
+prints how to build it. `make native` adds `--install`: as root on Debian, this installs rustc. With `--install`, the
+exit code is 1 if the core cannot be built.
 
-`--wheel WHEEL` adds the core to a copy of a wheel. The tag of the copy has the version of the C library that the core
-was built with, so that no older system installs the copy. Source: PEP 600.
+`--wheel WHEEL` writes a copy of a wheel with the core. The tag of the copy contains the glibc version with which the
+core was built, so that pip does not install the copy on a system with an older glibc. Source: PEP 600.
 """
 
 from __future__ import annotations
@@ -85,16 +86,16 @@ def add_core(wheel: Path, library: Path, tag: str) -> Path:
 
 
 def main(arguments: list[str]) -> int:
-    """Build the core, or put it into a wheel.
-
-    With `--install`, rustc is installed if it is missing, and the exit code is 1 if the core cannot be built.
-    """
+    """Build the core, or add it to a wheel, with the arguments that the module's docstring describes."""
     if arguments[:1] == ["--wheel"]:
         engine, tag = find_engine(), find_tag()
         if engine.is_native and tag is not None:
             add_core(Path(arguments[1]), LIBRARY, tag)
         else:
-            print(f"no wheel with the native core: {engine.reason or 'the C library is not glibc'}", file=sys.stderr)
+            print(
+                f"no wheel with the native core was written: {engine.reason or 'the C library is not glibc'}",
+                file=sys.stderr,
+            )
         return 0
     must_build = "--install" in arguments
     try:
@@ -102,7 +103,10 @@ def main(arguments: list[str]) -> int:
             install_rustc()
         rustc = find_rustc()
         if rustc is None:
-            print(f"no rustc, so Python decodes all frames. For the native core: {BUILD_COMMAND}")
+            print(
+                "rustc is not installed, so Python decodes all frames, more slowly. To get the native core: "
+                f"{BUILD_COMMAND}"
+            )
             return 0
         build_library(rustc)
     except PrerequisiteError as error:

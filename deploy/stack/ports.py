@@ -1,4 +1,4 @@
-"""Ports of this machine: which are free, which answer, and the processes that use them."""
+"""Checks of ports: whether they are free or answer, and which processes listen on them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,11 @@ def is_listening(server: str, patience: float = 2.0) -> bool:
 
 
 def check_port_free(port: int, host: str = HOST, *, udp: bool = False) -> OSError | None:
-    """Return why no process can listen on this port of an address now; `None` if one can."""
+    """Check that a process can listen on a port of an address now.
+
+    Returns:
+        The operating system's error, or `None` if the port is free.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM if udp else socket.SOCK_STREAM) as probe:
         if not udp:  # SO_REUSEADDR, as Java sets it: an earlier broker's TIME_WAIT does not block the port
@@ -60,7 +64,7 @@ def check_port_free(port: int, host: str = HOST, *, udp: bool = False) -> OSErro
 
 
 def find_port_holder(port: int) -> PortHolder | None:
-    """Find the process that listens on a port; `None` if unknown, as for other users' processes."""
+    """Find the process that listens on a port. Returns `None` if it is unknown, as for processes of other users."""
     import psutil
 
     try:

@@ -1,5 +1,8 @@
-"""The Spark session of `kiln run`, whose JVM writes to log files and not to the screen. After the end of the JVM, the
-next session starts another one. Each process has a folder of its own for temporary files."""
+"""Spark sessions for the processes of Kiln.
+
+Spark's JVM writes to log files instead of the terminal. If the JVM has ended, the next session starts another JVM. Each
+process has its own folder for Spark's temporary files.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +42,17 @@ class JvmEndedError(KilnError):
 
 
 class JvmStartError(PrerequisiteError):
-    """Spark's JVM did not start. The message has the cause that it printed."""
+    """Spark's JVM did not start. The message contains the cause that the JVM printed."""
 
 
 def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
     """Check that Spark's JVM runs.
 
     Args:
-        patience: Seconds to wait for its end.
+        patience: Seconds to wait for the JVM to end, because it may be ending already.
 
     Returns:
-        The error if the JVM has ended, else `None`.
+        The error if the JVM has ended. `None` if it runs, or if spark-submit started it.
     """
     process = getattr(SparkContext._gateway, "proc", None)
     if not isinstance(process, subprocess.Popen):
@@ -68,13 +71,13 @@ def check_jvm(patience: float = 0.0) -> JvmEndedError | None:
 def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path] = ()) -> Iterator[SparkSession]:
     """Open a Spark session.
 
-    The JVM logs to `logs/spark.log`. The printed output of the JVM and its Python workers goes to `logs/spark.out`. If
-    Spark runs on this machine, it ignores the variables of another Spark (`isolate_spark`).
+    The JVM logs to `logs/spark.log`. The printed output of the JVM and its Python workers goes to `logs/spark.out`.
+    With a local master, environment variables of another Spark installation have no effect (`isolate_spark`).
 
     Args:
         settings: The settings.
-        name: Name of the application; any but `kiln` logs to the folder `logs/NAME`.
-        classes: Additional folders for the end of the class path.
+        name: Name of the application. With another name than `kiln`, the logs are in the folder `logs/NAME`.
+        classes: Folders to append to the class path of the JVM.
 
     Raises:
         JavaError: There is no usable Java.
@@ -114,7 +117,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
 
 
 def stop_session(spark: SparkSession) -> None:
-    """Stop a session. If the JVM has ended, stop the rest of the session, and make PySpark forget the JVM."""
+    """Stop a session. If its JVM has ended, also reset PySpark, so that the next session starts a new JVM."""
     try:
         (spark if check_jvm() is None else spark.sparkContext).stop()
     except (Py4JError, OSError):
@@ -128,12 +131,12 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def _log_lost_connection(request: object, client_address: object) -> None:
-    """Log the end of the JVM, which socketserver would print as a trace."""
-    _LOG.warning("connection for Spark's accumulators lost", exc_info=True)
+    """Log a lost connection to the JVM. Otherwise, socketserver would print a traceback to the terminal."""
+    _LOG.warning("lost the connection over which Spark's JVM sends accumulators", exc_info=True)
 
 
 def _build_archive_option() -> str:
-    """Build the JVM option for the archive of Spark's classes; empty if there is none."""
+    """Build the JVM option for the CDS archive of Spark's classes, which shortens the start; empty without archive."""
     classes = spark_archive_path()
     # a JVM that does not match the archive runs without it
     return f'"-XX:SharedArchiveFile={classes}"' if classes.is_file() else ""
@@ -141,7 +144,7 @@ def _build_archive_option() -> str:
 
 @contextmanager
 def _explain_failed_start(printed: Path) -> Iterator[None]:
-    """Raise `JvmStartError` if the JVM ended before it answered, with the cause from the file of its output."""
+    """Raise `JvmStartError` if the JVM ends during startup, with the cause from its output file `printed`."""
     start = printed.stat().st_size if printed.exists() else 0
     try:
         yield
@@ -160,8 +163,10 @@ def _explain_failed_start(printed: Path) -> Iterator[None]:
 
 @contextmanager
 def _ignore_hangups() -> Iterator[None]:
-    """Let processes started in this context ignore SIGHUP, as PySpark's JVM ignores SIGINT. When the terminal is
-    closed, this process stops the queries, and the JVM ends with this process."""
+    """Let processes started in this context ignore SIGHUP.
+
+    When the terminal is closed, this process needs the JVM to stop the queries. The JVM ends with this process.
+    """
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
@@ -187,11 +192,11 @@ def redirect_output(path: Path) -> Iterator[None]:
 
 
 _LOCK: Final = "lock"
-"""Name of two kinds of lock files: one in each folder, held by the folder's process until it ends, and one next to the
-folders."""
+"""Name of the lock file in each scratch folder, which the folder's process holds until it ends. The lock file next to
+the folders has the same name, and is held while a folder is created."""
 
 _locks: list[IO[str]] = []
-"""Locks held until the end of this process, because a JVM uses its first folder for all sessions."""
+"""Locks of this process's scratch folders. They are held to its end, because a JVM always uses its first folder."""
 
 
 def create_scratch_folder(state: Path) -> Path:

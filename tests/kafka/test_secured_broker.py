@@ -143,7 +143,7 @@ def test_missing_rights_are_listed(broker: SecuredBroker) -> None:
     assert words == "kafka.sasl_username (poor) lacks the right READ on the consumer group kiln.publisher.x"
     consumer.close()
     elsewhere = poor.model_copy(update={"prefix": "other."})
-    with pytest.raises(TopicsError, match="the right CREATE is missing, or DESCRIBE if the topic exists"):
+    with pytest.raises(TopicsError, match="the user lacks the right CREATE, or DESCRIBE if the topic exists"):
         make_topics(elsewhere, elsewhere.servers)
 
 

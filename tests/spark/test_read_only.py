@@ -229,5 +229,5 @@ def is_refused(function: str, call: str, spark: SparkSession) -> bool:
     try:
         check_read_only(spark, f"EXPLAIN {call.format(function)}")
     except SqlError as error:
-        return f"the function {function} is not possible" in str(error)
+        return f"the function {function} is not allowed" in str(error)
     return False

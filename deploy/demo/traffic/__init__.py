@@ -1,8 +1,8 @@
-"""Synthetic traffic of a gossipsub network, and a ledger of its content.
+"""Synthetic traffic of a gossipsub network, and a ledger that lists its messages and bad frames.
 
-`Traffic` is the traffic that a bridge would capture: frames of several connections, with messages of many authors in
-several copies, control messages, garbage and forgeries. The traffic depends only on the arguments: no clock is read,
-and all randomness comes from the seed.
+`Traffic` generates the frames that a bridge would capture from several connections: messages of many authors in several
+copies, control messages, garbage and forgeries. Equal arguments give equal traffic: no clock is read, and all
+randomness comes from the seed.
 """
 
 from kiln.deploy.demo.traffic.generator import GeneratedFrame, Traffic, write_traffic

@@ -27,7 +27,7 @@ DEFAULT_NETWORK: Final = "testnet-clay"
 
 
 def survey_file(path: Path) -> CaptureSurvey:
-    """Read a capture file to its end, and return what it contains.
+    """Read a capture file to its end, and return a summary of its records.
 
     Raises:
         CaptureError: The file is not a valid capture.
@@ -52,19 +52,19 @@ def replay(
     """Send the frames of one capture file, in order, and return their number.
 
     Args:
-        found: Result of `survey_file`, if the caller has it.
-        network: Network of all frames. By default the most frequent network in topics of the file, else `fallback`.
-        pace: Factor of the captured speed, such as 2.0 for twice as fast; `None` for full speed.
+        found: Result of `survey_file` for this file. If `None`, the file is surveyed.
+        network: Network of all frames. If `None`, the most frequent network in the file's topics, or `fallback`.
+        pace: Speed relative to the capture, such as 2.0 for twice as fast. If `None`, frames are sent without pauses.
         now: Returns the time in seconds. Used only with `pace`, like `sleep`.
         progress: Called with the number of records so far, for each record.
 
     Raises:
         CaptureError: The file is not a valid capture. No frame was sent.
         OSError: The file cannot be read to its end. No frame was sent.
-        ValueError: `pace` is not above 0.
+        ValueError: `pace` is not greater than 0.
     """
     if pace is not None and not pace > 0:
-        raise ValueError(f"pace must be above 0 (1.0 is the speed of the capture), not {pace}")
+        raise ValueError(f"pace must be greater than 0 (1.0 is the speed of the capture), not {pace}")
     with path.open("rb") as raw:
         digest = hashlib.file_digest(raw, "sha256").digest()
     if found is None:
@@ -96,12 +96,12 @@ def replay(
 
 
 _LOGS: Final = frozenset(FORMATS) - {kiln_capture.NAME}
-"""Protocols of frames that were read from logs of other programs, whose messages have no signature."""
+"""Protocols of frames that were read from logs of other programs. Their messages lack signatures."""
 _LETTERS: Final[Mapping[str, Literal["R", "S"]]] = {"IN": "R", "OUT": "S"}
 
 
 class ExportedFrame(NamedTuple):
-    """A row of the query of `build_export_query`."""
+    """A row that the query of `build_export_query` returns."""
 
     direction: str
     observed_at: int
@@ -112,7 +112,7 @@ class ExportedFrame(NamedTuple):
     payload: bytes
     declared_length: int
     is_earlier: bool
-    """true for the first frame of a connection that began before the range"""
+    """true if the frame is from before the time range: the first frame of a connection with frames in the range"""
 
 
 @dataclass
@@ -121,7 +121,7 @@ class ExportCounts:
 
     records: int = 0
     earlier: int = 0
-    """records from before the range: the first RPCs of connections, with topics to which later RPCs refer"""
+    """records from before the time range: first RPCs of connections, whose topics later RPCs refer to by index"""
     from_logs: int = 0
     """frames left out because they come from logs of other programs, which lack parts that a capture needs"""
     truncated: int = 0

@@ -1,7 +1,7 @@
-"""Generator of synthetic traffic: messages over time, through connections, frame by frame from hello to closing.
+"""Generator of synthetic traffic: all frames of several connections, from the hello to the close.
 
-Bad input outside of message data (malformed or oversized RPCs, rejected hellos) is bad by construction, so its reason
-is known without parsing.
+The generator knows the reason of each malformed or oversized RPC and each rejected hello, because it builds them for
+that reason. So no parser is needed for the ledger.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class GeneratedFrame(NamedTuple):
 
 
 class SyntheticConnection:
-    """A connection; `number` distinguishes the successive connections of a remote peer."""
+    """A connection of the local peer to a remote peer. `number` counts the connections of the same remote peer."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class SyntheticConnection:
         hello: bytes | None = None,
         hello_parses: bool = True,
     ) -> None:
-        """Derive the id from `label` and `start_ns`, so that the same peer at another time has another connection.
+        """Derive the connection's id from the seed, `label`, `start_ns` and `number`.
 
         Args:
-            style: Software of the remote peer.
+            style: Selects the gossipsub version and extensions of the remote peer.
             hello: ExtTopicTable bytes of the remote peer, by default those of `style`.
-            hello_parses: True if the first RPC of the remote peer can contain `hello` and stay readable.
+            hello_parses: False if `hello` would make the first RPC of the remote peer unreadable.
         """
         self.protocol = _PROTOCOLS[style % len(_PROTOCOLS)]
         self.partial_messages = style % len(_PROTOCOLS) == _PARTIAL_MESSAGES
@@ -103,7 +103,7 @@ class SyntheticConnection:
     def send(
         self, due_ns: int, direction: Direction, payload: bytes, verdicts: bytes = b"", declared_length: int = 0
     ) -> GeneratedFrame:
-        """Build the next frame of a direction."""
+        """Build the next frame of a direction. A payload with a `declared_length` is cut, as a bridge does."""
         frame = Frame()  # a new one, because a reused Frame keeps the memory of every earlier payload
         frame.CopyFrom(self._frame)
         self.sequence[direction] += 1
@@ -116,7 +116,7 @@ class SyntheticConnection:
         return GeneratedFrame(due_ns, self.id, frame.SerializeToString())
 
     def open(self, due_ns: int) -> list[GeneratedFrame]:
-        """Build the hellos of both sides, with their subscriptions and extensions."""
+        """Build the first frame of each direction, with subscription and extensions."""
         sides: tuple[tuple[Direction, bytes], ...] = (("IN", self._hello_sent), ("OUT", self.hello_out))
         return [
             self.send(due_ns, side, self.subscription(side, self.topic) + self._extensions(hello))
@@ -124,12 +124,14 @@ class SyntheticConnection:
         ]
 
     def close(self, due_ns: int) -> list[GeneratedFrame]:
-        """Build the closing frame of each direction."""
+        """Build the closing frame of each direction, which has an empty payload."""
         return [self.send(due_ns, "IN", b""), self.send(due_ns, "OUT", b"")]
 
     def subscription(self, direction: Direction, topic: str) -> bytes:
-        """Build a SUBSCRIBE for a topic, or an UNSUBSCRIBE if this side is already subscribed. A second SUBSCRIBE would
-        mean a new stream (`schemas/captures/kiln_capture.py`)."""
+        """Build a SUBSCRIBE for a topic, or an UNSUBSCRIBE if this side is already subscribed.
+
+        A second SUBSCRIBE would be taken for the start of a new connection (`schemas/captures/kiln_capture.py`).
+        """
         topics = self.subscribed[direction]
         wanted = topic not in topics
         (topics.add if wanted else topics.discard)(topic)
@@ -154,7 +156,7 @@ HELLO_STAGE: Final = "hello"
 
 
 class BadRpc(NamedTuple):
-    """A payload, and its length on the wire if it was cut, else 0."""
+    """A payload that is no valid RPC. `declared_length` is its length on the wire if it was cut, else 0."""
 
     payload: bytes
     declared_length: int
@@ -162,7 +164,7 @@ class BadRpc(NamedTuple):
 
 
 class BadHello(NamedTuple):
-    """Rejected ExtTopicTable bytes; `parses` is true if they are protobuf."""
+    """ExtTopicTable bytes that a bridge rejects for `reason`. `parses` is true if they are valid protobuf."""
 
     hello: bytes
     reason: str
@@ -170,18 +172,20 @@ class BadHello(NamedTuple):
 
 
 def build_random_rpc(random: Random) -> BadRpc:
-    """Build random bytes whose first one has the invalid wire type 6 or 7."""
+    """Build an RPC of up to 400 random bytes that is no valid protobuf."""
     return BadRpc(build_malformed_protobuf(random, 400), 0, RPC_MALFORMED)
 
 
 def build_truncated_rpc(random: Random, rpc: bytes) -> BadRpc:
-    """Cut an RPC of one field, which is thus incomplete."""
+    """Cut an RPC of one field at a random position, so that the field is incomplete."""
     return BadRpc(rpc[: random.randrange(1, len(rpc))], 0, RPC_MALFORMED)
 
 
 def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
-    """Build an RPC over 4 MiB, of a message and a field of zeros, and cut the RPC as the tap does. `write_traffic`
-    restores its length."""
+    """Build an RPC over 4 MiB from a message and a field of zeros, and cut it as a bridge does.
+
+    `write_traffic` restores the full length.
+    """
     declared = MAX_RPC + random.randrange(1, 1 << 20)
     filler = declared - len(publish)
     head = publish + b"\x12" + write_varint(filler - 5)  # a varint of four bytes
@@ -189,7 +193,7 @@ def build_oversized_rpc(random: Random, publish: bytes) -> BadRpc:
 
 
 def build_bad_hello(random: Random) -> BadHello:
-    """Build a topic table that is rejected, for a random reason of `kiln.schemas.wire.topic_table`."""
+    """Build a topic table with a random error, one of those that `kiln.schemas.wire.topic_table` rejects."""
     hashes = [random.randbytes(HASH_LENGTH) for _ in range(random.randrange(1, 6))]
     match random.randrange(4):
         case 0:
@@ -207,7 +211,7 @@ def build_bad_hello(random: Random) -> BadHello:
 
 
 def build_malformed_protobuf(random: Random, most: int) -> bytes:
-    """Build up to `most` random bytes whose first one has the invalid wire type 6 or 7."""
+    """Build fewer than `most` random bytes. The first byte has the invalid wire type 6 or 7."""
     data = random.randbytes(random.randrange(1, most))
     return bytes([data[0] | 0b110]) + data[1:]
 
@@ -223,11 +227,11 @@ _BACKOFF: Final = 60  # seconds
 
 
 class Traffic:
-    """One run of the traffic of a world.
+    """Synthetic traffic from one start time on.
 
     The same options, start and rate give the same bytes. The ledger covers the frames yielded so far, and is complete
-    when `frames` has ended. Keys of connections and ids of messages depend on the start, so that two runs of one world
-    do not repeat each other.
+    when `frames` has ended. Ids of connections and messages depend on the start, so that traffic with the same options
+    and another start does not repeat them.
     """
 
     def __init__(self, options: TrafficOptions, start_ns: int, rate: float, *, keep_ledger: bool = True) -> None:
@@ -239,7 +243,7 @@ class Traffic:
             keep_ledger: False for a run without end, because the ledger grows with each message.
 
         Raises:
-            ValueError: `rate` is not above 0.
+            ValueError: `rate` is not greater than 0.
         """
         if not rate > 0:
             raise ValueError(f"rate: {rate} messages per second; must be greater than zero")
@@ -266,13 +270,13 @@ class Traffic:
         ]
 
     def stop(self) -> None:
-        """Generate no more messages; `frames` yields pending frames, closes the connections and ends."""
+        """Generate no more messages. Then `frames` yields the pending and closing frames, and ends."""
         self._stopped = True
 
     def frames(self, *, messages: int | None = None, duration_ns: int | None = None) -> Iterator[GeneratedFrame]:
-        """Yield the frames in the order in which they are due. Call this once.
+        """Yield the frames in the order of their due times. Call this only once.
 
-        The frames end after `messages` messages (garbage included), after `duration_ns`, or after `stop`.
+        The traffic ends after `messages` messages (including garbage), after `duration_ns`, or after `stop`.
         """
         for connection in self._connections:
             yield from connection.open(0)
@@ -297,7 +301,6 @@ class Traffic:
     # ---------------------------------------------------------------- events
 
     def _step(self, due: int) -> None:
-        """Generate a message and its accompanying events."""
         options, random = self.options, self._random
         u = random.random()
         for share, action in self._actions:
@@ -363,7 +366,6 @@ class Traffic:
                 self._spread(due, self._messages.usual(self._messages.garbage(kind), spammer, now))
 
     def _spread(self, due: int, copy: SyntheticCopy) -> None:
-        """Send copies through several peers, the first at once."""
         random, options = self._random, self.options
         count_copies = options.copies if random.random() < 0.7 else random.randint(1, options.copies)
         for place, peer in enumerate(random.sample(range(options.peers), count_copies)):
@@ -375,7 +377,6 @@ class Traffic:
         self._recent.append(copy.gossip_id)
 
     def _control(self, due: int) -> None:
-        """Generate control messages and subscriptions of a peer or the local node; an IHAVE is answered."""
         random = self._random
         peer = random.randrange(self.options.peers)
         side: Direction = "IN" if random.random() < 0.7 else "OUT"
@@ -417,7 +418,7 @@ class Traffic:
         return self._flush(peer, due)
 
     def _flush(self, peer: int, due: int) -> list[GeneratedFrame]:
-        """Build an RPC with all pending messages of a connection."""
+        """Build a frame with all pending messages of a peer's connection; none if no message is pending."""
         copies = self._waiting[peer]
         if not copies:
             return []
@@ -449,7 +450,6 @@ class Traffic:
         return [frame]
 
     def _stranger(self, due: int) -> list[GeneratedFrame]:
-        """Generate a peer that connects with a rejected hello, and disconnects."""
         bad = build_bad_hello(self._random)
         self._strangers += 1
         connection = SyntheticConnection(
@@ -483,7 +483,7 @@ class Traffic:
 
 
 def find_verdicts(copies: list[SyntheticCopy], checked: bool) -> bytes:
-    """Find the `Frame.verdicts` of an RPC with these messages; empty if none was checked."""
+    """Build `Frame.verdicts` of an RPC with these messages, a byte per message; empty if none was checked."""
     given = [
         copy.pinned if copy.pinned is not None else copy.verdict if checked else Verdict.NOT_CHECKED for copy in copies
     ]
@@ -491,7 +491,6 @@ def find_verdicts(copies: list[SyntheticCopy], checked: bool) -> bytes:
 
 
 def count_copies(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) -> None:
-    """Record in the ledger that these copies were sent."""
     for copy in copies:
         entry = ledger.message(copy.entry)
         if copy.tally == "good_copies":
@@ -507,7 +506,7 @@ def count_copies(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) 
 def build_fault(
     connection: SyntheticConnection, data: bytes, stage: str, reason: str, observed_at: int, sequence: int | None = None
 ) -> FrameEntry:
-    """Build the ledger entry of a bad IN frame: the newest frame of the connection, or the frame with `sequence`."""
+    """Build the ledger entry of a bad IN frame: by default the connection's newest one, else that with `sequence`."""
     number = connection.sequence["IN"] if sequence is None else sequence
     return FrameEntry(
         connection=connection.id.hex(),
@@ -521,10 +520,10 @@ def build_fault(
 
 
 def write_traffic(stream: BinaryIO, frames: Iterable[GeneratedFrame]) -> int:
-    """Write frames as a capture, uncompressed (wrap the stream in gzip for `*.rpc.gz`).
+    """Write frames as an uncompressed capture file. For `*.rpc.gz`, pass a gzip stream.
 
-    RPCs that were cut get their full length again. Closing frames are left out, since they are no RPCs. Use
-    `TrafficOptions.for_capture`: a capture has no refused hellos, no verdicts and no ids of connections.
+    RPCs that were cut get their full length again. Closing frames are left out, because they are no RPCs. Use
+    `TrafficOptions.for_capture`, because a capture has no rejected hellos, verdicts or ids of connections.
 
     Returns:
         The number of records.

@@ -1,7 +1,7 @@
-"""The ledger: content of synthetic traffic, with its expected results, recorded by the generator.
+"""The ledger: a list of the messages and bad frames in synthetic traffic, with their expected results.
 
-The ledger never reads frames: an entry comes from the parts of which a message was built, not from the result of a
-decoder.
+The generator makes each entry from the parts of which it builds a message. So the ledger does not depend on a decoder,
+and tests compare the tables with it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ SeparatorSource = Literal["topic", "model"]
 
 
 class MessageEntry(msgspec.Struct, tag_field="entry", tag="message", kw_only=True):
-    """A distinct gossip message with all its copies, except those of OUT frames.
+    """A distinct gossip message with the counts of its copies in IN frames.
 
-    The fields from `era` to `ts` are the contents of the message, with ids in canonical form, and all `None` if the
-    data cannot be decoded. `separator` is the separator of an UPDATE, from the topic's name or the field `model`, as
-    `separator_source` says. If `outcome` is "message", the table `messages` gets the message once, provided that a
-    copy is valid, and quarantine gets the forged copies with the stage "signature" and `forged_reason`. If `outcome`
-    is "quarantine", quarantine gets every copy, with `stage` and `reason`.
+    The fields from `era` to `ts` are the content of the message, with ids in canonical form. They are `None` if the
+    data cannot be decoded. `separator` is the separator of an UPDATE. It comes from the name of the topic or from the
+    field `model`, as `separator_source` states.
+
+    If `outcome` is "message" and a copy is valid, the table `messages` gets one row. Forged copies get rows in
+    `quarantine`, with the stage "signature" and `forged_reason`. If `outcome` is "quarantine", every copy gets a row in
+    `quarantine`, with `stage` and `reason`.
     """
 
     message_id: str = ""
@@ -57,7 +59,7 @@ class MessageEntry(msgspec.Struct, tag_field="entry", tag="message", kw_only=Tru
 
 
 class FrameEntry(msgspec.Struct, tag_field="entry", tag="frame", frozen=True):
-    """A frame that is bad as a whole, not because of one of its messages.
+    """A frame that is rejected as a whole. A rejected message in a valid frame has a `MessageEntry` instead.
 
     `connection`, `direction` and `sequence` are `None` if the record's value is not a Frame. `sha256` is the hash of
     the bad bytes: the hello, the payload, or the record's whole value.
@@ -92,11 +94,11 @@ class Ledger:
         return len(self.messages) + len(self.frames)
 
     def message(self, entry: MessageEntry) -> MessageEntry:
-        """Return the entry of a message, after adding `entry` if the message is new."""
+        """Return the message's entry in the ledger; if there is none, add `entry` and return it."""
         return self.messages.setdefault((entry.network, entry.message_id), entry)
 
     def add(self, other: Iterable[Entry]) -> None:
-        """Add entries, such as those of another ledger, and sum up the copies of known messages."""
+        """Add entries, such as those of another ledger. The copies of a message in both are summed up."""
         for entry in other:
             if isinstance(entry, FrameEntry):
                 self.frames.append(entry)

@@ -1,5 +1,8 @@
-"""Gossip messages in the formats of all Ceramic versions, valid and invalid, signed or not, each with a ledger entry.
-For nodes that sign messages themselves, also the contents of messages without ledger entries."""
+"""Generator of gossip messages in the formats of all Ceramic versions: valid or invalid, signed or not.
+
+`MessageFactory` makes complete messages with ledger entries. `generate_contents` makes only topics and data, for nodes
+that sign messages themselves.
+"""
 
 from __future__ import annotations
 
@@ -51,25 +54,30 @@ Tally = Literal["good_copies", "forged_copies", "bad_copies"]
 
 
 class MessageContent(NamedTuple):
-    """An unsigned message, and its entry without ids and author. If it cannot be decoded, the entry has the reason."""
+    """Data of a message, and its ledger entry, which still lacks message id, origin and author.
+
+    If the data cannot be decoded, the entry has the expected reason.
+    """
 
     data: bytes
     entry: MessageEntry
 
 
 class SyntheticCopy(NamedTuple):
-    """One message on the wire.
+    """One copy of a message on the wire, with its ledger entry."""
 
-    `verdict` is the verdict of a bridge. `pinned` is a verdict that the frames of this copy always have (0: never
-    checked), so that the reason in the ledger does not depend on which component checks.
-    """
-
-    publish: bytes  # the field of the RPC, tag and length included
+    publish: bytes
+    """field `publish` of the RPC, with tag and length"""
     verdict: Verdict
+    """verdict of a bridge that checks the message"""
     entry: MessageEntry
     tally: Tally
+    """count in the entry that this copy increases"""
     gossip_id: bytes
+    """message id of gossipsub, as in IHAVE"""
     pinned: Verdict | None = None
+    """Verdict in every frame with this copy, because the expected reason depends on it. If `None`, a frame has either
+    `verdict` or NOT_CHECKED."""
 
 
 class _OpenQuery(NamedTuple):
@@ -84,7 +92,7 @@ def field(number: int, value: bytes) -> bytes:
 
 
 class MessageFactory:
-    """Makes messages, one after another, from one random source."""
+    """Makes messages. All random choices come from one `Random`, so another order of calls gives other messages."""
 
     def __init__(self, options: TrafficOptions, population: Population, random: Random) -> None:
         self._options = options
@@ -100,7 +108,7 @@ class MessageFactory:
     # ---------------------------------------------------------------- content
 
     def content(self, kind: MessageType, now_ns: int) -> MessageContent:
-        """Make a valid message of a type. Without a QUERY to answer, RESPONSE makes a QUERY."""
+        """Make a valid message of a type. If there is no QUERY to answer yet, a QUERY is made instead of a RESPONSE."""
         match kind:
             case "UPDATE":
                 content = self._update()
@@ -118,7 +126,7 @@ class MessageFactory:
         return content
 
     def announced_again(self, now_ns: int) -> MessageContent:
-        """Make a new message with an earlier update, or with a new update if there is no earlier one."""
+        """Return the content of an earlier UPDATE to send again; if there is none, make a new UPDATE."""
         return self._random.choice(self._announced) if self._announced else self.content("UPDATE", now_ns)
 
     def _era(self) -> Era:
@@ -135,7 +143,6 @@ class MessageFactory:
         return self._population.pick_stream(self._random.random())
 
     def _place(self, era: Era = "stream", separator: Separator | None = None) -> tuple[str, str]:
-        """Return network and topic name."""
         network = self._options.network
         if era == "2020":
             return network, TOPIC_2020
@@ -233,7 +240,7 @@ class MessageFactory:
         return MessageContent(data, entry)
 
     def _rewritten(self, data: bytes) -> bytes:
-        """Rewrite a message in the form of other clients."""
+        """Rewrite JSON as other clients may write it: sorted, with unknown keys, indented, or with repeated keys."""
         match self._random.randrange(4):
             case 0:
                 return orjson.dumps(orjson.loads(data), option=orjson.OPT_SORT_KEYS)
@@ -247,7 +254,7 @@ class MessageFactory:
     # ---------------------------------------------------------------- garbage
 
     def garbage(self, kind: GarbageKind) -> MessageContent:
-        """Make a message with malformed data, of one of the kinds in DATA_GARBAGE."""
+        """Make a message with invalid data. `kind` must be one of DATA_GARBAGE."""
         data, reason = self._bad_data(kind)
         entry = MessageEntry(
             network=self._options.network,
@@ -259,7 +266,6 @@ class MessageFactory:
         return MessageContent(data, entry)
 
     def _bad_data(self, kind: GarbageKind) -> tuple[bytes, str]:
-        """Make new bytes that are no message, and the reason why."""
         random = self._random
         match kind:
             case "random_data":
@@ -287,7 +293,7 @@ class MessageFactory:
             case "bad_shape":
                 return self._bad_shape()
             case _:
-                raise ValueError(f"garbage of kind {kind} has valid data. Use a kind of DATA_GARBAGE")
+                raise ValueError(f"garbage of kind {kind} has valid data. Pass one of {', '.join(DATA_GARBAGE)}")
 
     def _plain_update(self) -> bytes:
         return write_update(self._pick("stream").text, cid_text(b"\x01\x85\x01\x12\x20" + self._random.randbytes(32)))
@@ -340,14 +346,16 @@ class MessageFactory:
     # ---------------------------------------------------------------- on the wire
 
     def usual(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
-        """Make a message as the nodes of this network send it."""
+        """Make a message that is signed if the network requires signatures, else unsigned."""
         return self._signed(content, author, now_ns) if self._options.signed else self._unsigned(content)
 
     def forged(
         self, content: MessageContent, author: SyntheticAuthor, now_ns: int
     ) -> tuple[SyntheticCopy, SyntheticCopy]:
-        """Make a forged copy, with other data and the old signature, and the true copy of one message. They arrive in
-        this order."""
+        """Make two copies of a signed message: a forged one, with other data and the same signature, and the true one.
+
+        The forged copy is sent first.
+        """
         seqno = self._seqno(author, now_ns)
         seal = _seal(author, _body(author, content.data, seqno, content.entry.topic))
         entry = self._entry(content, author, seqno)
@@ -365,7 +373,7 @@ class MessageFactory:
     def impostor(
         self, content: MessageContent, victim: SyntheticAuthor, signer: SyntheticAuthor, now_ns: int
     ) -> SyntheticCopy:
-        """Make a message in the name of `victim`, whose peer id contains a key, but signed by another author."""
+        """Make a message in the name of `victim`, but signed by another author."""
         seqno = self._seqno(victim, now_ns)
         body = _body(victim, content.data, seqno, content.entry.topic)
         entry = self._entry(content, victim, seqno)
@@ -374,7 +382,7 @@ class MessageFactory:
         return SyntheticCopy(publish, Verdict.INVALID, entry, "bad_copies", victim.peer + seqno)
 
     def wrong_auth(self, content: MessageContent, author: SyntheticAuthor, now_ns: int) -> SyntheticCopy:
-        """Make a message that is signed on a network without signatures, or the other way round."""
+        """Make an unsigned message if the network requires signatures, else a signed one."""
         signed = not self._options.signed
         copy = self._signed(content, author, now_ns) if signed else self._unsigned(content)
         if self._options.policy == "either":
@@ -417,7 +425,7 @@ class MessageFactory:
 
 
 def _body(author: SyntheticAuthor, data: bytes, seqno: bytes, topic: str) -> bytes:
-    """Serialize a message without signature and key: the bytes to sign."""
+    """Serialize a message without signature and key. These are the bytes to sign."""
     return field(1, author.peer) + field(2, data) + field(3, seqno) + field(4, topic.encode())
 
 
@@ -460,12 +468,17 @@ def list_topics(options: TrafficOptions, most_separators: int | None = None) -> 
 def generate_contents(
     options: TrafficOptions, clock_ns: Callable[[], int], on: Collection[str] | None = None
 ) -> Iterator[TopicData]:
-    """Generate endless messages of every type and era, on the topics `on`, by default on `list_topics(options)`.
+    """Generate messages of every type and era without end.
 
-    `clock_ns`: unix time in ns, read once at the start and once per message. Equal options and clock readings
-    give equal messages; another start gives other messages of the same streams and separators. Of
-    `options.garbage_kinds`, only the kinds in DATA_GARBAGE are generated. There are no forgers, impostors, copies or
-    connections. Messages for other topics, such as `/ceramic` in 2020, are moved to the topic of the network.
+    Equal options and times give equal messages. At another start time, the messages differ, but not the streams and
+    separators. Of `options.garbage_kinds`, only the kinds in DATA_GARBAGE are generated. There are no forged messages,
+    copies or connections.
+
+    Args:
+        options: Options of the traffic.
+        clock_ns: Returns the Unix time in ns. It is called once at the start and once per message.
+        on: Allowed topics, by default `list_topics(options)`. Messages for other topics, such as `/ceramic` in 2020,
+            get the topic of the network.
     """
     random = Random(f"content/{options.seed}/{clock_ns()}")
     messages = MessageFactory(options, Population(options), random)

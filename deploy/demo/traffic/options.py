@@ -106,18 +106,18 @@ class TrafficOptions:
 
     @property
     def policy(self) -> Policy:
-        """Signature policy that outcomes in the ledger depend on; always `either` for origin REPLAY (decision 5)."""
+        """Signature policy that decides the outcomes in the ledger. Always `either` for origin REPLAY (decision 5)."""
         if self.origin == "REPLAY":
             return "either"
         return "strict" if self.signed else "none"
 
     @property
     def second_network(self) -> str:
-        """Name of the second network, to which `other_network` refers."""
+        """Name of the second network (see `other_network`)."""
         return f"{self.network}-2"
 
     def for_capture(self) -> TrafficOptions:
-        """Return options for the part of the traffic that a capture file can hold: no verdicts, no rejected hellos."""
+        """Return options without verdicts and rejected hellos, which a capture file cannot contain."""
         kinds = tuple(kind for kind in self.garbage_kinds if kind != "wrong_hello")
         return replace(self, origin="REPLAY", checked=0.0, garbage_kinds=kinds, garbage=self.garbage if kinds else 0.0)
 

@@ -36,7 +36,7 @@ def derive_bytes(seed: int, *path: str | int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def derive_private_key(seed: int, kind: KeyType, name: str) -> PrivateKey:
-    """Derive the key of `name` from a seed; all RSA keys are the same one."""
+    """Derive the key of `name` from a seed. All RSA keys are equal."""
     material = derive_bytes(seed, "key", kind, name)
     match kind:
         case "ed25519":
@@ -88,8 +88,10 @@ class SyntheticStream(NamedTuple):
 
 
 class SyntheticAuthor:
-    """An author, who signs messages. Every third author writes random seqnos, as JavaScript nodes did; the others count
-    from their clock, as Go does.
+    """An author, who signs messages.
+
+    Every third author has random seqnos, as in JavaScript nodes. The seqnos of the others begin with the time and grow,
+    as in Go nodes.
     """
 
     __slots__ = ("_last", "_sign", "key_field", "kind", "peer", "random_seqno", "text")
@@ -110,15 +112,16 @@ class SyntheticAuthor:
         return self._sign(SIGN_PREFIX + bare)
 
     def next_seqno(self, now_ns: int) -> bytes:
-        """Return max(now, last + 1), big-endian."""
+        """Return the next seqno in 8 bytes, big-endian: the time in ns, or the last seqno + 1 if that is greater."""
         self._last = max(now_ns, self._last + 1)
         return self._last.to_bytes(8, "big")
 
 
 class Population:
-    """The separators, streams and authors of a world.
+    """The separators, streams and authors of the synthetic traffic with the given options.
 
-    The arguments `u` and `v` of its methods are random numbers from 0 to 1, which select; popularity is skewed.
+    The argument `u` of a method is a random number from 0 to 1 that selects one of them. Some are picked more often
+    than others.
     """
 
     def __init__(self, options: TrafficOptions) -> None:
@@ -132,7 +135,6 @@ class Population:
         self.old_stream: Callable[[int], SyntheticStream] = lru_cache(maxsize=4096)(self._old_stream)
 
     def _separator(self, rank: int) -> Separator:
-        """Return the separator of a rank, 0 being the most popular."""
         digest = derive_bytes(self._seed, "separator", rank)
         if rank % 10 == 4:
             return Separator(ODD_KEY, encode_separator_value(digest[1 : 2 + digest[0] % 30]))
@@ -143,7 +145,6 @@ class Population:
         return Separator("model", StreamID(MODEL, _DAG_JOSE + digest).text)
 
     def _stream(self, number: int) -> SyntheticStream:
-        """Return a stream. Its separator is drawn once, by Zipf's law."""
         digest = derive_bytes(self._seed, "stream", number)
         kind, separator = TILE + (digest[12] & 1) * CAIP10_LINK, None
         if _fraction(digest[:6]) >= self._options.without_separator:
@@ -157,11 +158,11 @@ class Population:
         return SyntheticStream(StreamID(CAIP10_LINK if digest[12] & 3 == 0 else TILE, _genesis(digest)).text, None)
 
     def pick_stream(self, u: float) -> SyntheticStream:
-        """Pick any stream. Streams with low numbers are picked twice as often as the average."""
+        """Pick a stream. Streams with low numbers are picked up to twice as often as the average."""
         return self.stream(int(self._options.streams * u * (0.5 + 0.5 * u)))
 
     def pick_old_stream(self, u: float) -> SyntheticStream:
-        """Pick a tile or a CAIP-10 link, the only types before models."""
+        """Pick a stream of type tile or CAIP-10 link, the only types before Ceramic had models."""
         return self.old_stream(int(max(1, self._options.streams // 20) * u))
 
     def pick_separator(self, u: float) -> Separator:
@@ -176,7 +177,7 @@ class Population:
         return author
 
     def pick_spammer(self, u: float) -> SyntheticAuthor:
-        """Pick one of the two authors that sign all garbage."""
+        """Pick one of the two authors who sign all garbage and all impostors' messages."""
         number = int(_SPAMMERS * u)
         spammer = self._spammers.get(number)
         if spammer is None:
@@ -202,8 +203,10 @@ def _genesis(digest: bytes) -> bytes:
 
 
 def _signer(key: PrivateKey) -> Callable[[bytes], bytes]:
-    """Build a signer with repeatable bytes. `kiln.schemas.wire.identity.sign` draws a nonce for each ECDSA
-    signature."""
+    """Build a function that signs data, with equal signatures for equal data.
+
+    `kiln.schemas.wire.identity.sign` is not used, because it draws a random nonce for each ECDSA signature.
+    """
     if isinstance(key, ec.EllipticCurvePrivateKey):
         curve = key
         algorithm = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)

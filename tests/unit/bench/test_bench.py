@@ -200,7 +200,7 @@ def runs(pid: int) -> bool:
 
 def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     hangs = "import subprocess, sys, time; print(subprocess.Popen(['sleep', '100']).pid, flush=True); time.sleep(100)"
-    with pytest.raises(BenchError, match="not done within 1"):
+    with pytest.raises(BenchError, match="did not end within 1"):
         run_within(1, [sys.executable, "-c", hangs], tmp_path)
     child = int((tmp_path / "out").read_text())
     wait_until(lambda: not runs(child), "the end of what the program started")
@@ -208,7 +208,7 @@ def test_a_program_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path)
 
 def test_what_a_program_says(tmp_path: Path) -> None:
     assert run_within(30, [sys.executable, "-c", "print(7)"], tmp_path) == "7\n"
-    with pytest.raises(BenchError, match=r"ended with 1; last words: ValueError: no lake$"):
+    with pytest.raises(BenchError, match=r"exited with code 1\. Last line of its log: ValueError: no lake$"):
         run_within(30, [sys.executable, "-c", "raise ValueError('no lake')"], tmp_path)
 
 
@@ -283,7 +283,7 @@ def test_a_missed_aim_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["dekode"], "'dekode' is none of"),
+        (["dekode"], "'dekode' is no measurement"),
         (["--runs", "0"], "above 0"),
         (["--scale", "-1"], "above 0"),
         (["--folder", "/nowhere"], "no such folder"),

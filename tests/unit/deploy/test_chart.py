@@ -301,7 +301,7 @@ def test_pods_that_share_no_storage_are_refused_in_a_sentence(
     ("told", "said"),
     [
         ("settings.network.name=", "settings.network.name is missing: name the network that the bridge joins"),
-        ("settings.bridge.bootstrap=null", "settings.bridge.bootstrap is empty, so the bridge would meet no peer"),
+        ("settings.bridge.bootstrap=null", "settings.bridge.bootstrap is empty, so the bridge would find no peers"),
     ],
 )
 def test_a_bridge_without_a_network_is_refused_in_a_sentence(values: Path, told: str, said: str) -> None:

@@ -137,12 +137,17 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault("a silent peer", "KilnNoFramesReceived", _silent, "No frame was received"),
-    Fault("a build that cannot decode", "KilnBreakerTripped", _cannot_decode, "The breaker stopped the query archive"),
+    Fault("a silent peer", "KilnNoFramesReceived", _silent, "The bridge has received no frame"),
+    Fault(
+        "a build that cannot decode",
+        "KilnBreakerTripped",
+        _cannot_decode,
+        "The query archive was stopped by its breaker",
+    ),
     Fault("Kiln killed", "KilnDown", _killed, "Kiln has stopped"),
     Fault("a stuck query", "KilnQueryLagging", _stuck, "The query batch is"),
     Fault("a full spool", "KilnSpoolFull", _full, "The spool of the bridge is full"),
-    Fault("Kafka away for a minute", "KilnKafkaDown", _kafka_away, "The broker does not answer"),
+    Fault("Kafka away for a minute", "KilnKafkaDown", _kafka_away, "The Kafka broker does not answer"),
     Fault("a table without commits", "KilnTableStale", _not_fresh, "The table frames had no commit"),
 )
 

@@ -336,7 +336,7 @@ def test_at_a_pace_each_frame_waits_for_its_time(tmp_path: Path, pace: float) ->
 
 @pytest.mark.parametrize("pace", [0.0, -1.0, float("nan")])
 def test_a_pace_must_be_above_zero(tmp_path: Path, pace: float) -> None:
-    with pytest.raises(ValueError, match="pace must be above 0"):
+    with pytest.raises(ValueError, match="pace must be greater than 0"):
         replay(made(tmp_path, heard(b"")), lambda _: None, pace=pace, now=unused, sleep=sleepless)
 
 

@@ -158,7 +158,9 @@ def test_names_are_listed_by_a_query_as_at_the_prompt(tmp_path: Path, capsys: py
     text = told("\\d")
     assert [line.split()[0] for line in text.splitlines()] == ["tips", *views()]
     assert "late_p99_seconds" in told("\\d lateness")
-    assert "there is no tisp; did you mean tips?; \\d lists what there is" in told("\\d tisp", code=1)
+    assert "there is no table or view tisp; did you mean tips?; \\d lists all tables and views" in told(
+        "\\d tisp", code=1
+    )
     assert "there is no command \\x. \\d lists the tables and views" in told("\\x", code=1)
 
 
@@ -168,7 +170,9 @@ def test_an_empty_lake_says_so(tmp_path: Path) -> None:
 
 
 def test_a_view_over_a_table_of_other_columns_says_so(lake: Path) -> None:
-    with pytest.raises(SqlError, match=r"latest_tips, over tips and updates: .*column \"network\" not found"):
+    with pytest.raises(
+        SqlError, match=r"cannot create the view latest_tips over tips and updates: .*column \"network\" not found"
+    ):
         query_lake(Lake(str(lake)), "SELECT * FROM latest_tips")
 
 

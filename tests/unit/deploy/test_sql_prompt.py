@@ -62,7 +62,7 @@ def test_what_there_is_can_be_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert typed(lake_in(tmp_path), "\\d\r\\d lateness\r\\d tips\r\\d nope\r", tmp_path / "history") == []
     said = capsys.readouterr().out
     assert all(name in said for name in ("tips", "batches", *views(), "late_p99_seconds", "observed_at"))
-    assert "there is no nope" in said
+    assert "there is no table or view nope" in said
 
 
 def test_history_is_kept_for_its_user_alone(tmp_path: Path) -> None:

@@ -310,7 +310,7 @@ def test_setup_without_rustc_names_the_command(capsys: pytest.CaptureFixture[str
     with patch.object(native_core, "find_rustc", lambda: None):
         assert native_core.main([]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "no rustc, so Python decodes all frames. For the native core: make native"
+        "rustc is not installed, so Python decodes all frames, more slowly. To get the native core: make native"
     ]
 
 

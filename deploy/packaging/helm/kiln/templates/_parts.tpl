@@ -111,8 +111,8 @@ affinity: {{- toYaml . | nindent 2 }}
     resources: {requests: {storage: {{ .size }}}}
 {{- end }}
 
-{{/* Fails if the pods of the queries share no storage, and so have no common lake. A driver of spark-applications loses
-     its volume, with the checkpoints, at each start. */}}
+{{/* Fails if the pods of the queries share no storage, because they need a common lake. A driver of spark-applications
+     also needs storage for its checkpoints, because it gets an empty volume at each start. */}}
 {{- define "kiln.sharedStorage" -}}
 {{- $jobs := .Values.jobs -}}
 {{- if and $jobs.enabled (ne $jobs.as "together") (not $jobs.volume.existingClaim) -}}
@@ -120,21 +120,21 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- range $part := ternary (list "lake") (list "lake" "checkpoints") (eq $jobs.as "pods") -}}
 {{- $inStore := hasPrefix "s3://" (dig $part "uri" "" $values.settings) -}}
 {{- if not (or $inStore (hasKey $values.secrets (printf "KILN_%s__URI" (upper $part)))) -}}
-{{- fail (printf "jobs.as=%s runs each query in pods of its own, and they share no storage. Set settings.%s.uri to a place in an object store, such as s3://BUCKET/%s, or jobs.volume.existingClaim to a volume that all pods can write at once." $jobs.as $part $part) -}}
+{{- fail (printf "jobs.as=%s runs each query in pods of its own, and they share no storage. Set settings.%s.uri to a path in an object store, such as s3://BUCKET/%s, or jobs.volume.existingClaim to a volume that all pods can write at once." $jobs.as $part $part) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
 
-{{/* Fails if a bridge would join no network. */}}
+{{/* Fails if the settings name no network for the bridge, or no peers. */}}
 {{- define "kiln.hasNetwork" -}}
 {{- if .Values.bridge.enabled -}}
 {{- if not (or (dig "network" "name" "" .Values.settings) (hasKey .Values.secrets "KILN_NETWORK")) -}}
-{{- fail "settings.network.name is missing: name the network that the bridge joins, as in its topics, such as mainnet." -}}
+{{- fail "settings.network.name is missing: name the network that the bridge joins, such as mainnet (NAME in its topics /ceramic/NAME)." -}}
 {{- end -}}
 {{- $overlay := dig "bep50" "enabled" false .Values.settings -}}
 {{- if not (or (dig "bridge" "bootstrap" list .Values.settings) (hasKey .Values.secrets "KILN_BRIDGE__BOOTSTRAP") $overlay) -}}
-{{- fail "settings.bridge.bootstrap is empty, so the bridge would meet no peer: list peers of the network, such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…, or set bridge.enabled=false." -}}
+{{- fail "settings.bridge.bootstrap is empty, so the bridge would find no peers: list some peers of the network, such as /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW…, or set bridge.enabled=false." -}}
 {{- end -}}
 {{- end -}}
 {{- end }}
