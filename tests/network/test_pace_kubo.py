@@ -1,6 +1,6 @@
 """Own messages and a Kubo that ignores what it validates after a later message of the same author (0.40 and later).
 
-KILN_TEST_PACE_MESSAGES: how many messages, 200 unless told. The figures in docs/design/bridge.md (Publishing) are of
+KILN_TEST_PACE_MESSAGES: number of messages, 200 by default. To try the limits with more:
 
     KILN_TEST_KUBO=… KILN_TEST_PACE_MESSAGES=1000 .venv/bin/python -m pytest -rP tests/network/test_pace_kubo.py
 """
