@@ -140,7 +140,7 @@ class _Connections:
 
 
 def _side(number: int) -> bytes:
-    return build_range_key(_digest(number)[:16], 0)
+    return build_range_key(_digest(number)[:16], "IN")
 
 
 class _Streams:

@@ -24,8 +24,8 @@ class FairQueue(Generic[Item]):
     """A queue in which each item has a path, such as (peer, separator). All paths of a queue have the same length.
 
     At each level of the paths, the keys take turns. In the example, peers take turns, and a peer's turns go to its
-    separators in turn. So before the next item of a peer, each other peer gets at most one turn, however many items it
-    has. Items with the same path keep their order.
+    separators in turn. So a peer waits for at most one item of each other peer, however many items the others have.
+    Items with the same path keep their order.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
-"""Detection and repair of power-loss damage, of stale checkpoints, and of re-created topics (decision 19).
+"""Detection and repair of damage by power loss, of checkpoints older than their tables, and of re-created topics.
 
-No remedy loses or duplicates rows:
+No repair loses or duplicates rows (decision 19):
 
-- `repair` sets torn newest files aside, at each start.
-- `recover_tables` restores the tables of `archive` or `sink` to the newest micro-batch that all of them have, and gives
-  the query a new checkpoint that begins after this micro-batch.
-- `advance_query` lets `updates`, which has no table, resume after its own output, with deduplication state rebuilt
-  from Kafka.
-- `adopt_topics` lets a query resume in re-created topics, and keeps its tables, state and deduplication state.
+- `repair` moves damaged files of the newest micro-batches away. It runs at each start of the queries.
+- `recover_tables` restores the tables of `archive` or `sink` to the newest micro-batch that all of them have. The query
+  continues after this micro-batch with a new checkpoint.
+- `advance_query` is for `updates`, which has no table. The query continues after its newest output in Kafka, with a new
+  checkpoint and deduplication state that is rebuilt from Kafka.
+- `adopt_topics` lets a query continue in topics that were created again, with its tables and state.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ from kiln.schemas.queries import QUERIES
 
 
 class DamageError(KilnError):
-    """A checkpoint or table is damaged or stale, and needs an explicit `kiln recover`."""
+    """A checkpoint or table is damaged or outdated, and the user must run `kiln recover`."""
 
 
 @dataclass(frozen=True)
 class DamageLocation:
-    """Locations of state folder, checkpoints and lake."""
+    """State folder, checkpoints and lake that `examine` checks and the repairs change."""
 
     state: Path
     checkpoints: Location
@@ -75,21 +75,21 @@ class DamageLocation:
 
 @dataclass(frozen=True)
 class Damage:
-    """Damage of one query, or of one table that no query writes."""
+    """Damage of the checkpoint or tables of one query, or of one table that no query writes."""
 
     query: str
     problem: str
     remedy: str
     files: tuple[Path, ...] = ()
-    """affected files"""
+    """damaged files"""
     files_to_set_aside: tuple[Path, ...] = ()
-    """files whose removal is the whole repair, which `repair` does"""
+    """files to move away, if this alone repairs the damage; `repair` does it"""
     is_restorable: bool = False
-    """true if `recover_tables` can continue the query"""
+    """true if `recover_tables` can repair the damage"""
     advance_from: ProgressReport | None = None
-    """progress that `advance_query` can resume at"""
+    """progress after which `advance_query` can let the query continue"""
     adopted_topics: Mapping[str, TopicState] = field(default_factory=dict)
-    """re-created topics, by full name, that `adopt_topics` continues at their offsets `begin`"""
+    """re-created topics by name, in which `adopt_topics` can let the query continue at the offsets `begin`"""
 
     @property
     def is_self_repairing(self) -> bool:
@@ -108,16 +108,15 @@ def examine(
     progress: ProgressReport | None = None,
     topics: Mapping[str, Mapping[str, TopicState]] | None = None,
 ) -> list[Damage]:
-    """Examine checkpoints and tables of these queries, and the tables that no query writes.
+    """Examine the checkpoints and tables of queries, and the tables that no query writes.
 
     Args:
-        location: Folders to examine.
         names: Queries to examine.
-        progress: Progress of `updates` according to Kafka, or `None` if that is not known.
-        topics: State of the topics that each query reads, by full name, or `None` if that is not known.
+        progress: Progress that `updates` has committed to Kafka, or `None` if it is not known.
+        topics: By query, the topics that it reads, by name with prefix; `None` if they are not known.
 
     Returns:
-        At most one `Damage` for each query and table.
+        At most one `Damage` for each query, and for each table that no query writes.
     """
     damages: list[Damage | None] = []
     for name in names:
@@ -138,13 +137,13 @@ def repair(
     progress: ProgressReport | None = None,
     topics: Mapping[str, Mapping[str, TopicState]] | None = None,
 ) -> list[str]:
-    """Repair what is safe to repair in every case. The arguments are as for `examine`.
+    """Repair all damage that can be repaired by moving files away. The arguments are those of `examine`.
 
     Returns:
         A description of each repair.
 
     Raises:
-        DamageError: There is other damage.
+        DamageError: There is damage that only `kiln recover` repairs.
     """
     damages = examine(location, names, progress, topics)
     for damage in damages:
@@ -158,7 +157,7 @@ def repair(
 
 
 def set_files_aside(location: DamageLocation, damage: Damage) -> str:
-    """Move the blocking files to `set-aside`, and describe the moves."""
+    """Repair damage by moving files to the folder `set-aside`, and return a description of the repair."""
     for path in damage.files_to_set_aside:
         _set_aside(location, path)
     return f"{damage.query}: {damage.problem}. {damage.remedy}"
@@ -173,19 +172,19 @@ def recover_tables(
     *,
     durable: bool,
 ) -> None:
-    """Continue `archive` or `sink` after the newest micro-batch that all its tables have. The tables are restored to
-    this micro-batch, and the query reads later records from Kafka again. An interrupted call can be repeated.
+    """Restore the tables of `archive` or `sink`, and give the query a new checkpoint.
+
+    The tables are restored to the newest micro-batch that all of them have. The query then reads the later records from
+    Kafka again. A call that was interrupted can be repeated.
 
     Args:
-        location: Folders of the query.
-        name: The query.
-        topics: The topics that the query reads, by full name.
+        topics: The topics that the query reads, by name with prefix.
         read_identities: Reads the digests of the rows in the tables, for the deduplication file.
-        now: Time from which the digests are kept, µs.
+        now: Time from which the retention of these digests counts, µs.
         durable: True if the deduplication file must survive a power cut.
 
     Raises:
-        DamageError: Rows would be lost. Nothing was changed, except that torn files were set aside.
+        DamageError: Rows would be lost. Nothing was changed, except that damaged files were moved away.
     """
     lake, checkpoints = location.lake, location.checkpoints.folder
     obstacle = _find_obstacle(location, name)
@@ -193,8 +192,10 @@ def recover_tables(
         raise DamageError(f"{obstacle}. {_RESTORE_OR_RESTART}")
     logs = _read_table_logs(lake, name)
     if any(log.within for log in logs.values()):
+        damaged = [_log_entry_path(lake, table, version) for table, log in logs.items() for version in log.within]
         raise DamageError(
-            f"a commit of a table of {name} is damaged, and later commits are intact. {_NOTHING_TO_RESTORE}"
+            f"cannot restore the tables of {name}: the commit {_list_names(damaged)} is damaged, and later commits are "
+            f"intact. {_NOTHING_TO_RESTORE}"
         )
     for path in _list_torn_logs(lake, logs):
         _set_aside(location, path)
@@ -220,31 +221,36 @@ def recover_tables(
 
 
 def _find_obstacle(location: DamageLocation, name: str) -> str:
-    """Describe why the deduplication state of a query cannot be made from its tables; empty if it can."""
+    """Describe why a query's deduplication state cannot be rebuilt from its tables; empty if it can be rebuilt."""
     if location.checkpoints.folder is None:
         return (
-            f"the checkpoint of {name} is in an object store, so its deduplication state is Spark's, which cannot be "
-            "rebuilt"
+            f"cannot restore the tables of {name}: its checkpoint is in an object store, so its deduplication state is "
+            "in Spark's state store, which cannot be rebuilt from tables"
         )
     if (location.checkpoints.folder / name / "state").exists():
-        return f"the deduplication state of {name} is in Spark's state, which cannot be rebuilt"
+        return (
+            f"cannot restore the tables of {name}: its deduplication state is in Spark's state store, which cannot be "
+            "rebuilt from tables"
+        )
     return ""
 
 
 def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]) -> tuple[log.Offsets, bool]:
-    """Find the offsets at which a query continues: the offsets in the tables, or the oldest offsets of a re-created
-    topic.
+    """Find the offsets at which a query continues after its tables are restored.
+
+    They are the offsets that the restored tables contain. In a topic that was created again, they are its oldest ones.
 
     Returns:
-        The offsets, and true if a topic was re-created: its old records cannot be read again, so no row may be removed.
+        The offsets, and true if a topic was created again. Its old records cannot be read again, so the tables must
+            keep all their rows.
 
     Raises:
-        DamageError: Kafka no longer has the records after the offsets in the tables, or did not answer.
+        DamageError: Kafka no longer has the records after these offsets, or did not answer.
     """
     if missing := sorted(point.offsets.keys() - topics.keys()):
         raise DamageError(
-            f"cannot read the topics {', '.join(missing)}, from which {name} continues. Start the broker, or correct "
-            "kafka.bootstrap, and repeat kiln recover"
+            f"cannot restore the tables of {name}: cannot read its topics {', '.join(missing)} from Kafka. Start the "
+            "broker, or correct kafka.bootstrap, and run kiln recover again"
         )
     mismatches = find_mismatches(point.topics, point.offsets, topics)
     begin: dict[str, Mapping[int, int]] = {topic: mismatch.begin for topic, mismatch in mismatches.items()}
@@ -256,17 +262,23 @@ def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]
             if oldest > at:
                 raise DamageError(
                     f"cannot restart {name} at the offset {at:,} of {topic}-{part}: the oldest record in Kafka has "
-                    f"{oldest:,}, and the rows in between would be lost. {_RESTORE_OR_RESTART}"
+                    f"the offset {oldest:,}, so the records in between would be lost. {_RESTORE_OR_RESTART}"
                 )
     return begin, bool(mismatches)
 
 
 def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, now: int) -> None:
-    """Resume a query at `damage.advance_from` with a new checkpoint. An interrupted call can be repeated.
+    """Let a query without tables continue after its newest output in Kafka, with a new checkpoint.
 
-    The first micro-batch reads from `since` up to `damage.advance_from`, and only fills the deduplication state. The
-    old checkpoint is set aside, and the new one continues its epochs: the first output beyond `damage.advance_from` has
-    the epoch after the old checkpoint's last one (decision 7). `now` is in µs.
+    The first micro-batch of the new checkpoint reads records again whose output exists, only to rebuild the
+    deduplication state. The next one writes output, and its number follows on the numbers of the old checkpoint, so
+    that consumers do not take it for a repeat (decision 7). The old checkpoint is moved away. A call that was
+    interrupted can be repeated.
+
+    Args:
+        damage: The damage. `advance_from` is the progress after which the query continues.
+        since: Offsets at which the first micro-batch begins. It ends at `advance_from`.
+        now: The time, µs.
     """
     if damage.advance_from is None:
         raise DamageError(f"{damage.query}: {damage.remedy}")
@@ -275,7 +287,7 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     began = old.replaced_epoch or Epoch(damage.advance_from.query_id, 0)
     replaced = Epoch(began.query, began.batch + damage.advance_from.batch_id)
     fresh = checkpoints / f"{damage.query}.new"
-    # the state of a query that was stopped in its first micro-batch (OffsetSeq)
+    # the files of a query that was stopped in its first micro-batch (OffsetSeq)
     first = {"batchWatermarkMs": 0, "batchTimestampMs": now // 1_000, "conf": old.conf if old.planned >= 0 else {}}
     others = {
         "offsets/0": f"v1\n{json.dumps(first)}\n{json.dumps(damage.advance_from.ends)}",
@@ -288,11 +300,11 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
 
 
 def adopt_topics(location: DamageLocation, damage: Damage) -> None:
-    """Resume a query in the topics of `damage.adopted_topics`, at their offsets `begin`.
+    """Let a query continue in topics that were created again: `damage.adopted_topics`, at their offsets `begin`.
 
-    Afterwards the newest finished micro-batch ends at these offsets, and the next one reads from them. A micro-batch
-    that was begun and not finished keeps its id, and reads nothing of these topics when Spark repeats it. Tables, state
-    and deduplication state stay as they are. An interrupted call can be repeated.
+    The checkpoint is changed so that the newest finished micro-batch ends at these offsets. If Spark repeats an
+    unfinished micro-batch, it reads nothing of these topics. Tables and state stay, but the deduplication file forgets
+    the records of the unfinished micro-batch. A call that was interrupted can be repeated.
     """
     checkpoint = Checkpoint(location.checkpoints / damage.query)
     planned, done = checkpoint.planned, checkpoint.planned == checkpoint.committed
@@ -316,7 +328,7 @@ def adopt_topics(location: DamageLocation, damage: Damage) -> None:
 
 
 def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Location, offsets: log.Offsets) -> None:
-    """Replace the offsets of these topics in a Spark file, and copy the old file to `set-aside`."""
+    """Replace the offsets of some topics in a file of a checkpoint, and copy the old file to the folder `set-aside`."""
     old = path.read()
     *head, last = old.decode().splitlines()
     source = json.loads(last)
@@ -331,7 +343,7 @@ def _replace_offsets(location: DamageLocation, checkpoint: Checkpoint, path: Loc
 
 
 def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, TopicState]) -> Damage | None:
-    """Check that the offsets of a checkpoint belong to the topics that Kafka has now."""
+    """Detect topics that were created again, or have lost records, since the checkpoint stored their offsets."""
     checkpoint = Checkpoint(location.checkpoints / name)
     if not topics or not checkpoint.exists:
         return None
@@ -346,61 +358,62 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
     lost = (
         ""
         if unfinished is None
-        else f". Its micro-batch {unfinished} was not finished: its records that are in no table are lost"
+        else f". The records of its unfinished micro-batch {unfinished} are lost, as far as they are in no table"
     )
     others = ", ".join(mismatches)
     descriptions = "; ".join(mismatch.description for mismatch in mismatches.values())
     problem = f"{descriptions}. If {name} continued at its old offsets, it would skip records"
-    remedy = f"{name} keeps its tables and deduplication state, and reads {others} from the oldest new record on{lost}"
+    remedy = f"{name} keeps its tables and deduplication state, and reads {others} from the oldest new record{lost}"
     adopted = {topic: topics[topic]._replace(begin=mismatch.begin) for topic, mismatch in mismatches.items()}
     return Damage(name, problem, remedy, adopted_topics=adopted)
 
 
 def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
-    """Offer `recover_tables` for a query whose tables show where it can continue."""
+    """Propose `recover_tables` as the repair if the query's tables can be restored. Else return `damage` unchanged."""
     name = damage.query
     if not QUERIES[name].tables or _find_obstacle(location, name) or damage.remedy == _NOTHING_TO_RESTORE:
         return damage
     topics = (
-        f"{name} reads {', '.join(damage.adopted_topics)} from the oldest new record on, and recognises what its tables"
-        " have. The records of an unfinished micro-batch that are in no table are lost"
+        f"{name} reads {', '.join(damage.adopted_topics)} from the oldest new record, and recognises the rows that its "
+        "tables have. The records of an unfinished micro-batch are lost, as far as they are in no table"
         if damage.adopted_topics
         else f"{name} reads the later records from Kafka again"
     )
     remedy = (
         f"The tables of {name} are restored to the newest micro-batch that all of them have, and {topics}. The query "
-        "gets a new checkpoint, with deduplication state from its tables"
+        "gets a new checkpoint, with deduplication state that is rebuilt from its tables"
     )
     return replace(damage, remedy=remedy, adopted_topics={}, is_restorable=True)
 
 
 def _examine_progress(location: DamageLocation, name: str, progress: ProgressReport | None) -> Damage | None:
-    """Compare a checkpoint with the query's progress in Kafka, and check the deduplication state."""
+    """Detect a checkpoint that is older than the query's output in Kafka, or that lacks deduplication state."""
     checkpoint = Checkpoint(location.checkpoints / name)
     if progress is not None and checkpoint.exists and progress.query_id != checkpoint.query_id:
         progress = None
     if progress is not None and progress.batch_id > checkpoint.planned:
         end = f"ends with micro-batch {checkpoint.planned}" if checkpoint.exists else "does not exist"
         problem = (
-            f"the checkpoint of {name} in {checkpoint.path} is older than the query's output in Kafka: it {end}, and "
-            f"{name} has written micro-batch {progress.batch_id}. The query would repeat the output in between"
+            f"the checkpoint of {name} in {checkpoint.path} is older than the query's output in Kafka: the checkpoint "
+            f"{end}, and {name} has written micro-batch {progress.batch_id}. The query would repeat the output in "
+            "between"
         )
     else:
         lost = _describe_lost_state(location, name, checkpoint)
         if not lost:
             return None
-        problem = f"{lost}: without this deduplication state, {name} would accept repeated records as new"
+        problem = f"{lost}. Without this deduplication state, {name} would accept repeated messages as new"
     if progress is None or checkpoint.path.folder is None:
         return Damage(name, problem, _RESTORE_OR_RESTART)
     remedy = (
-        f"{name} continues after micro-batch {progress.batch_id} with a new checkpoint. First it reads again, in one "
-        "micro-batch, the frames whose updates belong to its deduplication state"
+        f"{name} continues after micro-batch {progress.batch_id} with a new checkpoint. First, it reads older frames "
+        "again in one micro-batch, to rebuild its deduplication state"
     )
     return Damage(name, problem, remedy, advance_from=progress)
 
 
 def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkpoint) -> str:
-    """Describe the damage of a query's deduplication state; empty if there is none."""
+    """Describe how a query's deduplication file is damaged, missing or outdated; empty if it is sound."""
     folder, done = checkpoint.path.folder, checkpoint.committed
     if name == "batch" or folder is None or done < 0:
         return ""
@@ -411,11 +424,14 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
         except DedupStoreError as error:
             return str(error)
         if marked.batch < done:
-            return f"{path} ends with micro-batch {marked.batch}, and the checkpoint with {done}"
+            return (
+                f"the deduplication file {path} ends with micro-batch {marked.batch}, and its checkpoint with "
+                f"micro-batch {done}"
+            )
         return find_missing_digests(folder)
     if has_dedup_state(folder) or checkpoint.ends(done) == checkpoint.first_offsets:
         return ""  # a query creates the file with its first records
-    return f"{path} is missing"
+    return f"the deduplication file {path} is missing"
 
 
 def _examine(location: DamageLocation, name: str) -> Damage | None:
@@ -423,7 +439,10 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     logs = _read_table_logs(lake, name)
     within = [_log_entry_path(lake, table, version) for table, log in logs.items() for version in log.within]
     if within:
-        problem = f"{_list_names(within)} is damaged, or names a missing file, and later commits are intact"
+        problem = (
+            f"the commit {_list_names(within)} is damaged, or contains a file that is missing, and later commits are "
+            "intact"
+        )
         return Damage(name, problem, _NOTHING_TO_RESTORE, tuple(within))
     if not checkpoint.path.exists():
         return _examine_missing_checkpoint(name, checkpoint, lake, logs)
@@ -436,7 +455,7 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     sound = claimed if folder is None else find_sound_end(folder)  # a power cut tears nothing in an object store
     if folder is not None and sound is None:
         damaged = list_torn_files(folder, None)
-        problem = f"no micro-batch of {checkpoint.path} is intact. Damaged: {_list_names(damaged)}"
+        problem = f"no micro-batch in the checkpoint {checkpoint.path} is intact. Damaged files: {_list_names(damaged)}"
         return Damage(name, problem, _RESTORE_OR_RESTART, tuple(damaged))
     return _examine_end(name, checkpoint, claimed, sound or claimed, lake, logs)
 
@@ -449,7 +468,13 @@ def _examine_end(
     lake: Lake,
     logs: Mapping[str, TableLog],
 ) -> Damage | None:
-    """Examine the end of a checkpoint: `claimed` according to file names, `sound` according to intact files."""
+    """Compare the newest micro-batch of a checkpoint with its intact files, and with the query's tables.
+
+    Args:
+        claimed: The newest micro-batch according to the names of the checkpoint's files.
+        sound: The newest micro-batch whose files are intact.
+        logs: Logs of the query's tables.
+    """
     torn_tables = {table for table, log in logs.items() if log.torn}
     if older := find_older_table(lake, name, checkpoint, sound.next - 1, torn_tables):
         return Damage(name, older, _RESTORE_OR_RESTART)
@@ -464,14 +489,15 @@ def _examine_end(
     if newest > claimed.batch_id:
         table = max(writes, key=writes.__getitem__)
         problem = (
-            f"the checkpoint of {name} in {checkpoint.path} is older than the table {table}: it ends with micro-batch "
-            f"{claimed.batch_id}, and the table has micro-batch {newest}. The query would skip the records in between"
+            f"the checkpoint of {name} in {checkpoint.path} is older than the table {table}: the checkpoint ends with "
+            f"micro-batch {claimed.batch_id}, and the table has micro-batch {newest}. The query would skip the records "
+            "in between"
         )
     elif files or extra:
         problem = _describe_torn(files or extra, logs)
     else:
         return None
-    # a torn commit may have lost rows of a micro-batch that is done; one that is not done is repeated
+    # a torn commit may have lost rows of a finished micro-batch; Spark repeats an unfinished one
     done_writes = list_done_writes(checkpoint, sound.next - 1)
     has_lost_rows = any(done.batch_id > writes[done.table] for done in done_writes if done.table in torn_tables)
     if not has_lost_rows and _can_continue(name, claimed, sound, newest):
@@ -484,7 +510,7 @@ _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() f
 
 
 def _examine_log_of(lake: Lake, table: str) -> Damage | None:
-    """Examine a table that no query writes. A torn commit was never reported as done, as writers wait for the sync."""
+    """Examine a table that no query writes. A damaged newest commit can go: its writer has not reported success yet."""
     location = locate_log(lake.folder(table))
     if not location.exists():
         return None
@@ -493,25 +519,34 @@ def _examine_log_of(lake: Lake, table: str) -> Damage | None:
     if not torn:
         return None
     remedy = (
-        "Kiln moves these files to the folder set-aside. The table then has its previous version, or Kiln creates it "
-        "again"
+        "Kiln moves these files to the folder set-aside. The table then has its previous version. If it has none, Kiln "
+        "creates the table again"
     )
     files = torn if log.newest >= len(log.torn) else [Path(location.uri)]  # the whole log if no commit is intact
     return Damage(f"table {table}", _describe_torn(torn), remedy, tuple(torn), tuple(files))
 
 
-_NOTHING_TO_RESTORE = "Restore the newest copy of the table, or move all tables of the query away (RUNBOOK, State)"
+_NOTHING_TO_RESTORE = (
+    "Restore the newest copy of the table, or move the query's checkpoint and all its tables away (docs/RUNBOOK.md, "
+    "State)"
+)
 _RESTORE_OR_RESTART = (
-    "Restore the newest copy of checkpoint and tables, or restart the query from scratch (RUNBOOK, State)"
+    "Restore the newest copy of checkpoint and tables, or restart the query from scratch (docs/RUNBOOK.md, State)"
 )
 
 
 def _can_continue(name: str, claimed: LastIntactMicroBatch, sound: LastIntactMicroBatch, newest_write: int) -> bool:
-    """Return true if a query that resumes at the sound end neither loses nor repeats anything.
+    """Return true if a query that continues after its newest intact micro-batch loses and repeats no rows.
 
-    A micro-batch with intact offsets reads the same records again, and the tables recognise it. A micro-batch that is
-    planned again may read other records, so no table may have rows of it yet. The repeats of `updates` are recognised
-    for its newest micro-batch only (decision 7). `batch` is a function of its log (decision 1).
+    If Spark repeats a micro-batch from intact offsets, it reads the same records, and the tables recognise the repeat.
+    If the offsets are lost, the micro-batch may read other records, so no table may have rows of it yet. Consumers of
+    `updates` recognise a repeat of its newest micro-batch only (decision 7). `batch` may repeat everything, because the
+    same records always give the same batches (decision 1).
+
+    Args:
+        claimed: The newest micro-batch according to the names of the checkpoint's files.
+        sound: The newest micro-batch whose files are intact.
+        newest_write: The newest micro-batch in a table; -1 if there is none.
     """
     if name == "batch":
         return True
@@ -523,7 +558,9 @@ def _can_continue(name: str, claimed: LastIntactMicroBatch, sound: LastIntactMic
 def _describe_torn(files: Sequence[Path], logs: Mapping[str, TableLog] | None = None) -> str:
     named = [name for log in (logs or {}).values() for name in log.files]
     missing = f" ({', '.join(named[:3])})" if named else ""
-    return f"{_list_names(files)} is empty or truncated, as by a power cut, or does not match the other files{missing}"
+    are = "is" if len(files) == 1 else "are"
+    names = _list_names(files)
+    return f"{names} {are} empty or truncated, as after a power cut, or inconsistent with other files{missing}"
 
 
 def _list_names(files: Sequence[Path]) -> str:
@@ -534,13 +571,13 @@ def _list_names(files: Sequence[Path]) -> str:
 def _examine_missing_checkpoint(
     name: str, checkpoint: Checkpoint, lake: Lake, logs: Mapping[str, TableLog]
 ) -> Damage | None:
-    """Examine a query without checkpoint: it has not begun, or the checkpoint is lost."""
+    """Examine a query without checkpoint: either the query has never started, or its checkpoint is lost."""
     files = _list_torn_logs(lake, logs)
     if not files:
         full = [table for table in QUERIES[name].appends if _has_rows(lake, table)]
         problem = (
-            f"there is no checkpoint {checkpoint.path}, yet the tables {', '.join(full)} in {lake.path} have rows. The "
-            "query would write them again"
+            f"the checkpoint {checkpoint.path} does not exist, but the tables {', '.join(full)} in {lake.path} have "
+            f"rows. {name} would write these rows again"
         )
         return Damage(name, problem, _RESTORE_OR_RESTART) if full else None
     torn = tuple(files[: sum(len(log.torn) for log in logs.values())])
@@ -557,7 +594,7 @@ def _has_rows(lake: Lake, table: str) -> bool:
 
 
 def _examine_missing_metadata(name: str, checkpoint: Checkpoint, folder: Path) -> Damage | None:
-    """Examine a checkpoint without intact `metadata`, which Kiln syncs before the first micro-batch."""
+    """Examine a checkpoint whose file `metadata`, with the query id, is missing or damaged."""
     metadata = folder / "metadata"
     if checkpoint.planned > 0 or checkpoint.committed >= 0:
         return Damage(name, _describe_torn([metadata]), _RESTORE_OR_RESTART, (metadata,))
@@ -568,24 +605,22 @@ def _examine_missing_metadata(name: str, checkpoint: Checkpoint, folder: Path) -
 
 
 def _list_torn_logs(lake: Lake, logs: Mapping[str, TableLog]) -> list[Path]:
-    """List the torn commits of the logs of tables, and then the unreadable checkpoints."""
+    """List the damaged commits of the logs of tables, and then their unreadable Delta checkpoints."""
     torn = [_log_entry_path(lake, table, version) for table, log in logs.items() for version in log.torn]
     return torn + [path for log in logs.values() for path in log.checkpoints]
 
 
 def _log_entry_path(lake: Lake, table: str, version: int) -> Path:
-    """Return the path of a log entry in a lake on disk; nothing is torn in an object store."""
     return Path(locate_commit(lake.folder(table), version).uri)
 
 
 def _read_table_logs(lake: Lake, name: str) -> dict[str, TableLog]:
-    """Read the logs of the query's existing tables, by table."""
     existing = (table for table in QUERIES[name].tables if locate_log(lake.folder(table)).exists())
     return {table: inspect_log(lake, table) for table in existing}
 
 
 def _set_aside(location: DamageLocation, path: Path) -> None:
-    """Move a file with its checksum file to `set-aside` in the state folder."""
+    """Move a file, with Hadoop's checksum file of it, to the folder `set-aside` in the state folder."""
     for file in (path, path.with_name(f".{path.name}.crc")):
         if file.exists():
             inside = file.relative_to(location.state if file.is_relative_to(location.state) else file.anchor)

@@ -1,4 +1,4 @@
-"""Formats of bytes and rows: pure functions and data classes, with no Spark session, no socket and no clock."""
+"""Formats of bytes and rows, as pure functions and data classes: nothing here uses Spark, a socket or a clock."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def __getattr__(name: str) -> object:
         from kiln.schemas.wire import topic_table
 
         return getattr(topic_table, name)
-    raise AttributeError(f"module 'schemas' has no attribute {name!r}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,7 @@
-"""Every fault that Kiln writes to quarantine: the stage that rejected the bytes, the reason, and what an operator does.
+"""All faults for which Kiln writes bytes to quarantine, with an explanation and a remedy for each.
 
-FAULTS is the closed set. A module that rejects bytes defines its own reasons (``kiln.schemas.wire.pubsub.REASONS``, for
-example); tests/unit/schemas/test_faults.py checks that this set has the same reasons. The runbook's table is
-`markdown()`; write the table with `python -m kiln.schemas.faults docs/RUNBOOK.md`.
+A module that rejects bytes defines its own reasons, for example ``kiln.schemas.wire.pubsub.REASONS``. A test checks
+that `FAULTS` has the same reasons. `python -m kiln.schemas.faults docs/RUNBOOK.md` writes the tables of the runbook.
 """
 
 from __future__ import annotations
@@ -13,58 +12,59 @@ from typing import Final, NamedTuple
 
 
 class Fault(NamedTuple):
-    """A kind of row in the table `quarantine`."""
+    """A reason for which Kiln writes rows to the table `quarantine`, with its explanation and remedy."""
 
     stage: str
-    """the step that rejected the bytes, snake_case"""
+    """processing step that rejected the bytes, in snake_case"""
     reason: str
-    """snake_case; one reason may occur at several stages"""
+    """code in snake_case; the same reason may occur at several stages"""
     meaning: str
-    """description of the rejected bytes, in sentences"""
+    """explanation of what is wrong with the bytes"""
     what_to_do: str
-    """what an operator does about the fault, in sentences"""
+    """remedy, for the operator"""
 
 
 _HELLO_WRITER: Final = (
-    "The frame's messages are still read. Fix the program that wrote the frame: it must leave the hello empty if it "
-    "refused the hello."
+    "The frame's messages are still read. Fix the program that wrote the frame: it must write an empty hello in place "
+    "of an invalid one."
 )
 _NOTHING: Final = "Nothing. If the number of rows grows, find the sending peer."
-_WRITER: Final = "Find the program that writes to the topic. Only Kiln may write to it."
+_WRITER: Final = "Find the program that wrote the record, and stop it: only Kiln may write to its topics."
 _FRAME_WRITER: Final = "Fix the program that wrote the frame."
 _CLIENT: Final = (
     "Nothing if a single client is at fault. If many authors send such messages, the message format may have changed."
 )
 _OTHER_CLIENT: Final = (
-    "Nothing. The client that created the message is at fault: a message id consists of author and sequence number."
+    "Nothing. The client that created the message is at fault: gossipsub requires author and sequence number, because "
+    "they are the message's id."
 )
 _RETENTION: Final = (
-    "Keep the bridge running, or raise `kafka.retention`: records that wait longer "
-    "are lost. For an existing topic, change the retention with Kafka's own tools."
+    "Keep the bridge running, or raise `kafka.retention`, after which Kafka deletes records. For an existing topic, "
+    "change the retention with Kafka's own tools."
 )
 _GARBAGE: Final = (
     "Nothing if the message is garbage. If there are many such messages, another protocol may use the topic."
 )
 _BATCH_TYP: Final = "Check whether the network uses another number for batches, and set `batch.typ` to it."
-_POLICY: Final = "Check whether `policy.networks` and `policy.topics` match the policies that the network uses."
+_POLICY: Final = "Check that `policy.networks` and `policy.topics` match the signature policies of the network."
 _FORGED: Final = (
-    "If a single peer sends such messages, identify it; nothing else is needed. If "
-    "many peers send them, someone is forging messages."
+    "Nothing if a single peer sends such messages. If many peers do (`remote_peer` in the table `frames`), someone is "
+    "forging messages."
 )
 _ANNOUNCER: Final = "Nothing. The node that announced the batch is at fault."
-_GIVER: Final = "Check the IPFS node, and the peers from which it fetches blocks."
+_GIVER: Final = "Check the IPFS node, and the peers from which it fetches blocks: one of them serves wrong blocks."
 _NO_STREAM: Final = "Nothing. If the number of rows grows, find the peer that announces such streams."
 _PUBLISHER: Final = (
-    "Nothing. Either the publisher is at fault, or it publishes items of another kind under a key that you follow."
+    "Nothing. Either the publisher is at fault, or it uses the same key for items that do not announce batches."
 )
-_BUG: Final = "Report the fault with `detail` and `data`."
-_FIXED: Final = "Once a version of Kiln can process the record,"
+_BUG: Final = "Report a bug in Kiln, with `detail` and `data` of the row."
+_FIXED: Final = "After an update of Kiln that fixes the bug,"
 _REBUILD: Final = (
-    f"{_BUG} {_FIXED} rebuild the rows of the record's time: `kiln backfill run`, then `kiln backfill swap`."
+    f"{_BUG} {_FIXED} rebuild the rows for the time of the record: `kiln backfill run`, then `kiln backfill swap`."
 )
 _DECODER: Final = (
-    "The message is in the table `messages`, without `decoded`. Fix the decoder, restart Kiln, and rebuild the rows: "
-    "`kiln backfill run`, then `kiln backfill swap`. Nothing if the message is garbage."
+    "The row in the table `messages` lacks `decoded`. If the message is valid, fix the decoder, restart Kiln, and "
+    "rebuild the rows: `kiln backfill run`, then `kiln backfill swap`."
 )
 _DHT_SENDER: Final = "Nothing. The sender of the datagram is at fault."
 
@@ -74,39 +74,39 @@ FAULTS: Final = (
         "frame",
         "frame_malformed",
         "A record of `kiln.frames` is not a valid Frame, or has no value.",
-        "Find the program that writes to the topic. Only the bridge, `kiln replay` and `kiln quarantine replay` may "
-        "write to it.",
+        "Find the program that wrote the record, and stop it: only the bridge, `kiln replay` and `kiln quarantine "
+        "replay` may write to `kiln.frames`.",
     ),
     Fault(
         "frame",
         "frame_invalid",
-        "A Frame violates the contract: `connection` is not 16 bytes long, `direction` or `origin` is unknown, "
+        "A field of a Frame is invalid: `connection` is not 16 bytes long, `direction` or `origin` is unknown, "
         "`sequence` is 0, a number exceeds 2^63 - 1, a time is outside the years 2000 to 2099, `network` is not 1 "
         "to 256 characters long, or a field exceeds its maximum length. `detail` names the field; `data` is the "
         "whole Frame.",
         _FRAME_WRITER,
     ),
-    # ---- Kiln's own faults: one record, or one message, at which a query failed
+    # ---- bugs in Kiln, each of which affects one record or one message
     Fault(
         "decode",
         "processing_failed",
-        "Kiln itself failed while decoding a message or a frame. The other messages of the frame are read.",
+        "A bug in Kiln: decoding a message or a frame raised an exception. The other messages of the frame are read.",
         f"{_BUG} {_FIXED} run `kiln quarantine replay --reason processing_failed`.",
     ),
     Fault(
         "archive",
         "processing_failed",
-        "The query `archive`, or a backfill, failed on one frame or on one row of a frame. All other rows are in "
-        "the tables.",
-        f"{_REBUILD} If the frame is not in the table `frames`, run with `--source kafka`, while Kafka still has it.",
+        "A bug in Kiln: the query `archive`, or a backfill, raised an exception for a frame or for one row of a "
+        "frame. All other rows are in the tables.",
+        f"{_REBUILD} If the frame is not in the table `frames`, add `--source kafka` while Kafka still has the frame.",
     ),
     Fault(
         "updates",
         "processing_failed",
-        "The query `updates` failed on one message. The message is in no batch.",
+        "A bug in Kiln: the query `updates` raised an exception for a message. The message is in no batch.",
         _REBUILD,
     ),
-    # ---- hellos: a row for each frame of the connection
+    # ---- hellos: each frame of a connection repeats its hellos, so each frame gives a row
     Fault(
         "hello",
         "hello_malformed",
@@ -149,27 +149,26 @@ FAULTS: Final = (
     Fault(
         "rpc",
         "rpc_too_many_messages",
-        "The RPC has more than 5,000 messages. Kiln read only the first 5,000. This row represents all the others, "
+        "The RPC has more than 5,000 messages. Kiln read only the first 5,000. This single row stands for all others, "
         "whose bytes are in the table `frames`.",
         _NOTHING,
     ),
     Fault(
         "rpc",
         "rpc_too_many_verdicts",
-        "The frame has more verdicts than its RPC has messages, so the verdicts cannot be matched to messages. Kiln "
-        "validated the messages again. `data` is the verdicts.",
+        "The frame has more signature verdicts than its RPC has messages, so they cannot be matched. Kiln checked the "
+        "signatures again. `data` contains the verdicts.",
         _FRAME_WRITER,
     ),
     Fault(
         "rpc",
         "rpc_too_costly",
-        "There are three cases. Validating the first messages of the RPC used up the CPU budget of one RPC: this row "
-        "represents the later messages that the bridge had not validated, and that were not read. Or the RPC has more "
-        "than 50,000 messages, subscriptions and ids: none of its messages was read, and `data` is the RPC. Or it has "
-        "more than 20,000 subscriptions and control entries: only the first 20,000 have rows. The table `frames` has "
-        "all bytes.",
-        "Find the sending peer: ordinary signatures are far cheaper to validate. If a single peer sends such RPCs, do "
-        "nothing else.",
+        "The RPC exceeds one of three limits on the work per RPC. (1) Checking signatures used up the CPU budget of an "
+        "RPC: this row stands for the later messages, which Kiln did not read unless the bridge had checked them. "
+        "(2) The RPC has more than 50,000 messages, subscriptions and ids: Kiln read no message, and `data` is the "
+        "RPC. (3) The RPC has more than 20,000 subscriptions and control entries: only the first 20,000 have rows. The "
+        "table `frames` has all bytes.",
+        "Find the sending peer: `remote_peer` in the table `frames`. Honest peers stay far below these limits.",
     ),
     # ---- topics
     Fault("topic", "topic_missing", "The message has neither a topic nor a topic index.", _NOTHING),
@@ -178,50 +177,51 @@ FAULTS: Final = (
     Fault(
         "topic",
         "no_table_agreed",
-        "The message has a topic index, but the two hellos share no bundle, or one hello is missing or was refused.",
-        "Nothing. The peer uses indices that were not agreed on.",
+        "The message has a topic index, but the peers agreed on no topic table: their hellos share no bundle, or a "
+        "hello is missing or invalid.",
+        "Nothing. The peer that sent the message is at fault.",
     ),
     Fault(
         "topic",
         "index_out_of_range",
-        "The topic index is 0, or is outside the table that the two hellos define.",
+        "The topic index is 0, or beyond the end of the topic table on which the peers agreed.",
         _NOTHING,
     ),
     Fault(
         "topic",
         "unknown_bundle_hash",
-        "The topic index refers to a bundle that both sides announced but whose topics Kiln does not know, or to a "
-        "bundle that comes after it.",
-        "Find out which topics the bundle contains; `detail` has its hash. Add them to `topic_table.bundles`, "
+        "Kiln cannot resolve the topic index. Both peers announced a topic bundle whose topics Kiln does not know, and "
+        "the index lies in this bundle or in a later one.",
+        "Find out which topics the bundle contains; `detail` has its hash. Add the bundle to `topic_table.bundles`, "
         "restart Kiln, and run `kiln quarantine replay --reason unknown_bundle_hash`.",
     ),
     # ---- signatures
     Fault(
         "signature",
         "bad_signature",
-        "The signature is not the author's signature of these bytes. Someone forged the message, or a peer altered "
-        "it on the way.",
+        "The signature of the message does not match its bytes and its author. Someone forged the message, or a peer "
+        "altered it on the way.",
         _FORGED,
     ),
     Fault(
         "signature",
         "bad_key",
-        "The author (`from`) is not a peer id, contains no usable key, or is not the peer id of the key in the "
-        "message.",
+        "Kiln found no public key for checking the signature: the author (`from`) is not a peer id, contains no usable "
+        "key, or does not match the key in the message.",
         _FORGED,
     ),
     Fault(
         "signature",
         "key_algorithm",
-        "The key's bytes name a different algorithm than its type. Such keys are crafted to be expensive to parse, "
-        "so Kiln reads the algorithm first and does not parse the rest. The bridge bans any peer that sends one on "
-        "a topic that the bridge follows.",
+        "The algorithm in the bytes of a public key is not that of the key's type. Attackers craft such keys because "
+        "parsing them is expensive, so Kiln does not parse them. A peer that sends such a key on a topic that the "
+        "bridge follows is banned.",
         "Find the sending peer: `remote_peer` in the table `frames`.",
     ),
     Fault(
         "signature",
         "missing_signature",
-        "The message is unsigned, but the network's policy is `strict`.",
+        "The message is unsigned, but the network's signature policy is `strict`.",
         _POLICY,
     ),
     Fault(
@@ -245,13 +245,14 @@ FAULTS: Final = (
     Fault(
         "signature",
         "unexpected_auth",
-        "The message has an author, a sequence number, a signature or a key, but the network's policy is `none`.",
+        "The message has an author, a sequence number, a signature or a key, but the network's signature policy is "
+        "`none`.",
         _POLICY,
     ),
     Fault(
         "signature",
         "against_policy",
-        "The bridge validated the message when the frame arrived, and rejected it under the network's policy.",
+        "The bridge rejected the message when the frame arrived, because it violates the network's signature policy.",
         _POLICY,
     ),
     # ---- messages
@@ -263,24 +264,28 @@ FAULTS: Final = (
     ),
     Fault("message", "not_an_object", "The message is JSON, but not an object.", _GARBAGE),
     Fault(
-        "message", "data_too_large", "The message has more than 1 MiB of data, which is not parsed as JSON.", _GARBAGE
+        "message",
+        "data_too_large",
+        "The message has more than 1 MiB of data, so Kiln did not parse it as JSON.",
+        _GARBAGE,
     ),
     Fault(
         "message",
         "unknown_typ",
-        "`typ` is missing, is not a number, or is not the number of a message type.",
-        "Check whether the network has a new message type.",
+        "The field `typ` is missing, is not a number, or is not the number of a message type.",
+        "Nothing if a single client is at fault. Otherwise, check whether the network has a new message type.",
     ),
     Fault(
         "message",
         "unknown_shape",
-        "`typ` is a number of KEEPALIVE or BATCH_UPDATE, but the message has the fields of neither.",
+        "The field `typ` (3, 4 or `batch.typ`) means KEEPALIVE or BATCH_UPDATE, but the fields are those of neither.",
         _BATCH_TYP,
     ),
     Fault(
         "message",
         "ambiguous_shape",
-        "`typ` is a number of KEEPALIVE or BATCH_UPDATE, and the message has the fields of both.",
+        "The field `typ` (3, 4 or `batch.typ`) means KEEPALIVE or BATCH_UPDATE, and the message has the fields of "
+        "both.",
         _BATCH_TYP,
     ),
     Fault(
@@ -289,9 +294,7 @@ FAULTS: Final = (
         "The message lacks a required StreamID: it has no `stream`, no `doc`, and no `id` with a `doctype`.",
         _CLIENT,
     ),
-    Fault(
-        "message", "bad_stream", "The stream's id is not a StreamID. A CommitID does not count as a StreamID.", _CLIENT
-    ),
+    Fault("message", "bad_stream", "The id of the stream is not a StreamID. A CommitID is refused too.", _CLIENT),
     Fault(
         "message",
         "unknown_doctype",
@@ -300,179 +303,203 @@ FAULTS: Final = (
         _CLIENT,
     ),
     Fault("message", "missing_tip", "The message lacks a required tip.", _CLIENT),
-    Fault("message", "bad_tip", "The tip is not a CID.", _CLIENT),
-    Fault("message", "bad_model", "`model` is present but is not a StreamID.", _CLIENT),
+    Fault("message", "bad_tip", "The tip in the message is not a CID.", _CLIENT),
+    Fault("message", "bad_model", "The message has a field `model` that is not a StreamID.", _CLIENT),
     Fault("message", "missing_id", "A QUERY or RESPONSE has no `id`.", _CLIENT),
-    Fault("message", "bad_id", "`id` of a QUERY or RESPONSE is not a string.", _CLIENT),
-    Fault("message", "missing_tips", "A RESPONSE has no tips.", _CLIENT),
+    Fault("message", "bad_id", "The field `id` of a QUERY or RESPONSE is not a string.", _CLIENT),
+    Fault("message", "missing_tips", "A RESPONSE has no field `tips`.", _CLIENT),
     Fault(
-        "message", "bad_tips", "`tips` of a RESPONSE is not an object, or one of its keys is not a StreamID.", _CLIENT
+        "message",
+        "bad_tips",
+        "The field `tips` of a RESPONSE is not an object, or a key in it is not a StreamID.",
+        _CLIENT,
     ),
     Fault(
         "message",
         "conflicting_tips",
-        "`tips` of a RESPONSE contains the same StreamID in two spellings, with different tips.",
+        "The field `tips` of a RESPONSE contains the same StreamID in two spellings, with different tips.",
         _CLIENT,
     ),
-    Fault("message", "bad_ts", "`ts` of a KEEPALIVE is outside the range of a date.", _CLIENT),
-    Fault("message", "bad_version", "`ver` or `ipfsVer` of a KEEPALIVE is not a string.", _CLIENT),
-    Fault("message", "bad_separator", "`sep` of a BATCH_UPDATE is not `<key>/<value in base36>`.", _CLIENT),
-    Fault("message", "bad_batch", "`batch` of a BATCH_UPDATE is not a CID.", _CLIENT),
+    Fault("message", "bad_ts", "The field `ts` of a KEEPALIVE is outside the range of a JavaScript Date.", _CLIENT),
+    Fault("message", "bad_version", "The field `ver` or `ipfsVer` of a KEEPALIVE is not a string.", _CLIENT),
+    Fault("message", "bad_separator", "The field `sep` of a BATCH_UPDATE is not `<key>/<value in base36>`.", _CLIENT),
+    Fault("message", "bad_batch", "The field `batch` of a BATCH_UPDATE is not a CID.", _CLIENT),
     Fault(
         "message",
         "unusable_batch",
-        "`batch` of a BATCH_UPDATE is a CID that no batch block can have. The CID of a batch block is a CIDv1 with "
-        "sha2-256 and the codec dag-cbor, cbor or raw.",
+        "The field `batch` of a BATCH_UPDATE is a CID that no batch block can have. The CID of a batch block is a "
+        "CIDv1 with sha2-256 and the codec dag-cbor, cbor or raw.",
         _CLIENT,
     ),
     # ---- separators
     Fault(
         "separator",
         "contradicts_genesis",
-        "The separator that an update claims, by its topic or its `model`, differs from the one in the genesis of "
-        "its stream. If the genesis was known in time, the update is batched under the separator of the genesis. If "
-        "the genesis arrived later, the update had already been released under its claim, and `data` is the record "
-        "of `kiln.wanted` of the first update with that claim.",
-        "Nothing. The view `misplaced` shows who announces streams on the wrong topic. The view `false_claims` "
-        "shows the batches that contain such updates.",
+        "An update claims a separator, by its topic or its field `model`, that is not the separator in the genesis of "
+        "its stream. If Kiln knew the genesis in time, the update goes into a batch of the separator in the "
+        "genesis. Otherwise, the update is in `kiln.updates` with the claimed separator, and `data` is the record of "
+        "`kiln.wanted` with the first such update.",
+        "Nothing. The view `misplaced` shows which authors announce streams on the wrong topic. The view "
+        "`false_claims` shows the batches that contain such updates.",
     ),
     Fault(
         "separator",
         "contradicts_topic",
         "A BATCH_UPDATE for one separator was received on the topic of another separator. The block of the batch is "
         "still fetched.",
-        "Nothing. The view `misplaced` shows who publishes batches on the wrong topic.",
+        "Nothing. The view `misplaced` shows which authors publish batches on the wrong topic.",
     ),
-    # ---- files of history
+    # ---- captures and logs that a user reads as history
     Fault(
         "history",
         "line_malformed",
-        "A line or a record of a file is not in the file's format. `detail` has the file and the line.",
-        "Nothing if other programs write to the same file. A file with two formats is read in the format of its "
-        "first recognized line, so split such a file.",
+        "A line or record of a capture or log file is not in the file's format. `detail` has the file and the line.",
+        "Nothing if other programs write to the same file. If a file contains two formats, split it: Kiln reads the "
+        "whole file in the format of its first recognized line.",
     ),
     Fault(
         "history",
         "line_too_long",
-        "A line of a file is longer than 16 MiB, or the message in it is longer than 4 MiB. For a line over 16 MiB, "
-        "`data` has the first 64 KiB; the rest is in the file.",
-        "Check the line in the file. No gossip message is that long.",
+        "A line of a log file is longer than 16 MiB, or its message is longer than 4 MiB. For a line over 16 MiB, "
+        "`data` has the first 64 KiB.",
+        "Check the line in the file, which `detail` names. No gossip message is that long.",
     ),
     Fault(
         "history",
         "no_message",
-        "A line of a service log belongs to another service, or to an event that carries no message.",
+        "A line of a js-ceramic log belongs to a service other than pubsub, or to an event without a message.",
         "Nothing. Such lines are expected.",
     ),
     Fault(
         "history",
         "metadata_only",
-        "An event of a go-libp2p-pubsub trace. A trace never contains message data. If the event is about a "
-        "received copy, the copy is in the table `copies`, and `data` is a gossipsub message with only the author, "
-        "the seqno and the topic. Otherwise, `data` is the event.",
+        "An event of a go-libp2p-pubsub trace, which never contains message data. If the event is about a received "
+        "copy, the table `copies` has the copy, and `data` is a gossipsub message with author, seqno and topic. "
+        "Otherwise, `data` is the event.",
         "Nothing. For messages with their data, read a capture file of Kiln or the output of Kubo's `pubsub/sub`.",
     ),
     Fault(
         "history",
         "file_ends_early",
-        "A file ends within a line or an event. Everything before that point is read.",
-        "If the file is still being written, or was not copied completely, read the whole file later.",
+        "A capture or log file ends within a line or an event. Kiln read everything before that point.",
+        "If the file is still being written, or was not copied completely, read the complete file later.",
     ),
     Fault(
         "history",
         "file_damaged",
-        "A capture file or a trace cannot be read beyond this point: its lengths are invalid, or a capture file ends "
-        "within a record or is damaged in its compression. Everything before that point is read. However, nothing is "
-        "read from a capture that names more connections and subscriptions than fit into 256 MiB.",
-        "Find an intact copy of the file, and read that copy.",
+        "A capture file or a trace cannot be read beyond a point, because a length is invalid, a record is incomplete "
+        "or the compression is damaged. Kiln read everything before that point. If the connections and subscriptions "
+        "of a capture need more than 256 MiB of memory, Kiln read nothing.",
+        "Find an intact copy of the file and read it, or split a capture that is too large.",
     ),
-    # ---- the user's decoder; the message itself is in the table `messages`
+    # ---- the user's decoder
     Fault(
         "decoder",
         "decoder_failed",
-        "The decoder of `network.decoder` raised an error, which is in `detail`; `data` has the message.",
+        "Your decoder (`network.decoder`) raised an error, which is in `detail`. `data` has the message.",
         _DECODER,
     ),
     Fault(
         "decoder",
         "decoder_too_slow",
-        "The decoder of `network.decoder` took longer than 1 s. After five such messages in a task, Kiln does not "
-        "call the decoder again in that task.",
+        "Your decoder (`network.decoder`) took longer than 1 s for a message. After five such messages in a Spark "
+        "task, Kiln does not call the decoder again in that task.",
         _DECODER,
     ),
     Fault(
         "decoder",
         "decoder_output",
-        "The decoder of `network.decoder` returned something other than a dict, a dict that JSON cannot represent, or "
+        "Your decoder (`network.decoder`) returned an object that is not a dict, a dict that JSON cannot represent, or "
         "more than 1 MiB of JSON.",
         _DECODER,
     ),
     # ---- BEP 50
-    Fault("bep50", "not_krpc", "A datagram with an item is not a message of the DHT.", _DHT_SENDER),
-    Fault("bep50", "no_item", "The message in the datagram does not contain a complete mutable item.", _DHT_SENDER),
+    Fault("bep50", "not_krpc", "A captured BEP 50 datagram is not a message of the BitTorrent DHT.", _DHT_SENDER),
+    Fault(
+        "bep50",
+        "no_item",
+        "The DHT message in a datagram does not contain a complete mutable item (BEP 44).",
+        _DHT_SENDER,
+    ),
     Fault(
         "bep50",
         "beyond_limits",
-        "The item's salt, value or sequence number is one that no node is allowed to store.",
+        "The salt, value or sequence number of a DHT item exceeds the limits of BEP 44.",
         _DHT_SENDER,
     ),
-    Fault("bep50", "bad_signature", "The item's signature is not valid for its key and salt.", _DHT_SENDER),
-    Fault("bep50", "not_bencoded", "The item's value is not a single canonical bencoded value.", _PUBLISHER),
-    Fault("bep50", "not_an_announcement", "The item's value is not a dictionary, or has another `typ`.", _PUBLISHER),
-    Fault("bep50", "bad_batch", "`batch` of an announcement is not a single CID.", _PUBLISHER),
-    Fault("bep50", "bad_prev", "`prev` of an announcement is not a sequence of CIDs.", _PUBLISHER),
-    Fault("bep50", "bad_separator", "`sep` of an announcement is not `<key>/<value in base36>`.", _PUBLISHER),
-    Fault("bep50", "bad_ts", "`ts` of an announcement is not a number of milliseconds.", _PUBLISHER),
-    Fault("bep50", "bad_n", "`n` of an announcement is not a count.", _PUBLISHER),
+    Fault("bep50", "bad_signature", "The signature of a DHT item is not valid for its key and salt.", _DHT_SENDER),
+    Fault("bep50", "not_bencoded", "The value of a DHT item is not one canonical bencoded value.", _PUBLISHER),
+    Fault(
+        "bep50",
+        "not_an_announcement",
+        "The value of a DHT item does not announce a batch: it is not a dictionary, or has another `typ`.",
+        _PUBLISHER,
+    ),
+    Fault("bep50", "bad_batch", "The field `batch` of a BEP 50 announcement is not a single CID.", _PUBLISHER),
+    Fault("bep50", "bad_prev", "The field `prev` of a BEP 50 announcement is not a sequence of CIDs.", _PUBLISHER),
+    Fault(
+        "bep50",
+        "bad_separator",
+        "The field `sep` of a BEP 50 announcement is not `<key>/<value in base36>`.",
+        _PUBLISHER,
+    ),
+    Fault("bep50", "bad_ts", "The field `ts` of a BEP 50 announcement is not a number of milliseconds.", _PUBLISHER),
+    Fault("bep50", "bad_n", "The field `n` of a BEP 50 announcement is not a number of tips.", _PUBLISHER),
     Fault(
         "bep50",
         "wrong_salt",
-        "The item's salt belongs to a separator other than the one that the announcement claims.",
+        "The salt of a DHT item is not that of the separator in its announcement.",
         _PUBLISHER,
     ),
-    Fault("bep50", "wrong_topic", "The datagram's topic is not the target of the item's key and salt.", _PUBLISHER),
-    Fault("bep50", "bad_network", "The frame's network has a name that cannot be part of a topic.", _FRAME_WRITER),
+    Fault(
+        "bep50",
+        "wrong_topic",
+        "The topic of a BEP 50 datagram is not the target of the item's key and salt.",
+        _PUBLISHER,
+    ),
+    Fault("bep50", "bad_network", "The name of the frame's network cannot be part of a topic name.", _FRAME_WRITER),
     Fault(
         "bep50",
         "gap",
-        "A new item of a followed publisher does not list the batch that was the publisher's newest when Kiln last "
-        "received one of its items. Kiln has missed the announcements in between: an item lists at most 23 batches "
-        "before its own, and fewer if the separator is long. `detail` has the publisher, the separator and both "
-        "CIDs; `data` is the item's value.",
-        "Keep the bridge running: it was offline for too long, or the publisher announced too much at once. If the "
-        "publisher lost its state, nothing is missing. Kiln may still receive the missed tips from other nodes.",
+        "Kiln missed announcements of a followed publisher. An announcement lists up to 23 batches before its own, "
+        "but the newest announcement does not list the last batch that Kiln knew. `detail` has the publisher, the "
+        "separator, and the CIDs of the announced batch and of the last known one; `data` is the announcement.",
+        "Keep the bridge running: it was offline for too long, or the publisher announced too many batches at once. "
+        "If the publisher lost its state, Kiln missed nothing. Other nodes may still send the missed tips.",
     ),
-    # ---- blocks wanted out of IPFS
+    # ---- blocks to fetch from IPFS
     Fault(
         "wanted",
         "wanted_gone",
         "Kafka deleted records of `kiln.wanted` before the fetcher finished them. Their updates are in no batch.",
         _RETENTION,
     ),
-    Fault("wanted", "wanted_malformed", "A record of `kiln.wanted` cannot be read, or requests nothing.", _WRITER),
+    Fault("wanted", "wanted_malformed", "A record of `kiln.wanted` cannot be read, or requests no block.", _WRITER),
     Fault(
         "fetch",
         "cid_malformed",
-        "The bytes in the stream's id, or in the announcement of the batch, are not a CID.",
+        "The bytes in a StreamID, or in the announcement of a batch, are not a CID.",
         _NO_STREAM,
     ),
     Fault(
         "fetch",
         "cid_hash_unsupported",
-        "The CID uses a hash function other than sha2-256, so the block cannot be verified.",
+        "The CID of a block uses a hash function other than sha2-256, so Kiln cannot verify the block.",
         _NO_STREAM,
     ),
     Fault(
         "fetch",
         "cid_codec_unsupported",
-        "The CID of the stream's genesis uses a codec other than DAG-CBOR and DAG-JOSE. No init event has such a CID.",
+        "The CID in a StreamID has a codec other than DAG-CBOR and DAG-JOSE, so it is not the CID of a genesis.",
         _NO_STREAM,
     ),
-    Fault("fetch", "genesis_malformed", "The block that the StreamID names cannot be read as an event.", _NO_STREAM),
+    Fault(
+        "fetch", "genesis_malformed", "The block whose CID is in a StreamID is not a valid Ceramic event.", _NO_STREAM
+    ),
     Fault(
         "fetch",
         "genesis_not_init",
-        "The block that the StreamID names is not an init event: it has no header, or it comes after another event.",
+        "The block whose CID is in a StreamID is not an init event: it has no header, or refers to an earlier event.",
         _NO_STREAM,
     ),
     Fault(
@@ -485,95 +512,101 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "block_unavailable",
-        "No peer provided the block of another node's batch within `ipfs.give_up_after`. The record on "
-        "`kiln.blocks` also has the reason.",
+        "No peer provided the block of another node's batch within `ipfs.give_up_after`. Kiln also wrote this reason "
+        "to `kiln.blocks`.",
         "The node that announced the batch must serve the block. Once it does, run `kiln quarantine replay --reason "
         "block_unavailable`.",
     ),
     Fault(
         "fetch",
         "announcer_over_limit",
-        "The bridge did not request this block, because the same author or peer has announced too many blocks that "
-        "are not fetched yet.",
+        "The bridge did not request a block, because the same author or peer has announced too many blocks that the "
+        "bridge has not fetched yet.",
         "If you trust the announcer, check that it serves its blocks, and then run `kiln quarantine replay --reason "
         "announcer_over_limit`.",
     ),
-    Fault("fetch", "block_malformed", "The block of another node's batch does not contain a batch.", _ANNOUNCER),
+    Fault(
+        "fetch",
+        "block_malformed",
+        "The block that another node announced as a batch does not contain a batch.",
+        _ANNOUNCER,
+    ),
     Fault(
         "fetch",
         "block_too_large",
-        "The block of a batch or of a genesis is over 2 MiB, the maximum that bitswap carries.",
+        "The block of a batch or of a genesis is larger than 2 MiB, the maximum of bitswap.",
         _ANNOUNCER,
     ),
-    Fault("fetch", "block_hash_mismatch", "The block does not match the hash in its CID.", _GIVER),
+    Fault("fetch", "block_hash_mismatch", "A fetched block does not match the hash in its CID.", _GIVER),
     Fault(
         "fetch",
         "fetch_fault",
-        "Kiln itself failed while reading the block.",
-        "Report the fault with the trace in `logs/bridge.log`.",
+        "A bug in Kiln: reading a fetched block raised an exception.",
+        "Report a bug in Kiln, with the stack trace in `logs/bridge.log`.",
     ),
     Fault(
         "receive",
         "other_separator",
-        "A batch of another node lists a tip of a stream whose genesis names a separator other than the batch's. "
-        "Kiln does not write the tip to the table `tips`. `data` is the tip's CID.",
+        "A batch of another node contains a tip of a stream that has another separator, according to its genesis. Kiln "
+        "does not write the tip to the table `tips`. `data` is the tip's CID.",
         _ANNOUNCER,
     ),
-    # ---- Kiln's own records
+    # ---- records of Kiln's topics
     Fault(
         "batch",
         "update_malformed",
-        "The query `batch` cannot read a record of `kiln.updates`.",
+        "A record of `kiln.updates` is invalid, and the query `batch` cannot read it.",
         _WRITER,
     ),
     Fault(
         "batch",
         "processing_failed",
-        "The query `batch` failed on one record of `kiln.updates`. The update is in no batch.",
+        "A bug in Kiln: the query `batch` raised an exception for a record of `kiln.updates`, whose update is in no "
+        "batch.",
         _REBUILD,
     ),
     Fault(
         "publisher",
         "batches_gone",
-        "Kafka deleted records of `kiln.batches` before the publisher read them, so these batches were never "
-        "published.",
+        "Kafka deleted records of `kiln.batches` before the bridge read them, so the bridge never published these "
+        "batches.",
         _RETENTION,
     ),
     Fault(
         "publisher",
         "batch_malformed",
-        "The publisher cannot read a record of `kiln.batches`, so the batch is not published.",
+        "A record of `kiln.batches` is invalid, so the bridge cannot publish the batch.",
         _WRITER,
     ),
     Fault(
         "sink",
         "record_malformed",
-        "The query `sink` cannot read a record of one of its topics.",
+        "A record of one of Kiln's topics is invalid, and the query `sink` cannot store it.",
         _WRITER,
     ),
     Fault(
         "sink",
         "processing_failed",
-        "The query `sink` failed on one record of one of its topics, or on one row of it.",
-        f"{_REBUILD} This applies to records of `kiln.updates` and `kiln.batches`. Rows of the other topics cannot be "
-        "rebuilt; `data` keeps the record.",
+        "A bug in Kiln: the query `sink` raised an exception for a record of one of its topics, or for a row of it.",
+        f"{_REBUILD} A backfill rebuilds rows of `kiln.updates` and `kiln.batches` only. For other topics, `data` "
+        "keeps the record.",
     ),
     Fault(
         "sink",
         "entry_malformed",
-        "A stream in the block of another node's batch cannot be read. The other streams of the block are in the "
-        "table `tips`.",
+        "The block of another node's batch has an invalid entry for a stream. The tips of its other streams are in "
+        "the table `tips`.",
         _ANNOUNCER,
     ),
 )
-"""Every (stage, reason) that any part of Kiln writes, in the order in which a message passes the stages."""
+"""All faults, in the order in which a message passes the stages. Each pair of stage and reason occurs once."""
 
 BEGIN: Final = "<!-- made from schemas/faults.py -->"
 END: Final = "<!-- end of what is made from schemas/faults.py -->"
 
 
 def markdown() -> str:
-    """Render FAULTS for the runbook, between its markers: a table for each shared remedy, then the others."""
+    """Render the faults as Markdown for the runbook: a table per shared remedy, then a table of all other faults."""
     by_remedy: dict[str, list[Fault]] = {}
     for fault in FAULTS:
         by_remedy.setdefault(fault.what_to_do, []).append(fault)
@@ -591,13 +624,13 @@ def markdown() -> str:
 
 
 def insert_tables(page: str) -> str:
-    """Replace the tables in a page.
+    """Replace the tables of faults in the text of the runbook.
 
     Raises:
         ValueError: The page has no markers.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must have {BEGIN!r} and {END!r} once each")
+        raise ValueError(f"the page must have the markers {BEGIN!r} and {END!r} once each: add them")
     before, _, rest = page.partition(BEGIN)
     return before + markdown() + rest.partition(END)[2]
 

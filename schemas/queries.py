@@ -1,7 +1,7 @@
-"""The streaming queries of Kiln: which topics each reads, and which tables and topics it writes.
+"""The streaming queries of Kiln: which topics each query reads, and which tables and topics it writes.
 
-`QUERIES` declares each query once. `pipelines/NAME/query.py` defines its `start`; settings, screen, status and
-supervisor read the rest from `QUERIES`.
+`pipelines/NAME/query.py` has the function that starts the query NAME. Settings, screen, status and supervisor take all
+other facts about a query from `QUERIES`.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ class QuerySpec:
 
     name: str
     reads: tuple[str, ...]
-    """topics, as in `kiln.schemas.kafka.topics.TOPICS`"""
+    """topics that the query reads, named as in `kiln.schemas.kafka.topics.TOPICS`"""
     every: timedelta
-    """default of `jobs.NAME.trigger`: the pause between the starts of two micro-batches"""
+    """default of the setting `jobs.NAME.trigger`: time from the start of a micro-batch to the start of the next"""
     tables: tuple[str, ...] = ()
-    """Delta tables that this query alone appends to"""
+    """Delta tables to which only this query appends rows"""
     topics: tuple[str, ...] = ()
-    """topics that this query writes"""
+    """topics to which the query writes records"""
     looks_up: tuple[str, ...] = ()
-    """topics that this query reads in full at each start of its application, without saving offsets"""
+    """topics that the query reads from the beginning at each start, as lookup tables; it saves no offsets for them"""
     appends: tuple[str, ...] = ()
-    """the `tables` that are free of duplicates only as long as the query keeps its checkpoint (decision 13)"""
+    """those of `tables` that would get duplicate rows if the query lost its checkpoint (decision 13)"""
     at_most: int = 200_000
-    """default of `jobs.NAME.max_offsets_per_trigger`: records of one micro-batch"""
+    """default of the setting `jobs.NAME.max_offsets_per_trigger`: maximum number of records in a micro-batch"""
     starts: int = 2
-    """rank: queries of a lower rank start first. The first micro-batches of other queries occupy the cores for seconds,
-    so the queries that make batches come first."""
+    """start order: queries with a lower number start first. The first micro-batches after a start occupy the cores for
+    seconds, so the queries that make batches go before the others"""
 
 
 CERAMIC_QUERIES: Final = frozenset({"updates", "batch"})
-"""Queries that run only where `network.kind` is "ceramic"."""
+"""Queries that run only if the setting `network.kind` is "ceramic"."""
 
 CONTROL_PREFIX: Final = "control "
-"""Prefix of the counts of subscriptions and control entries, by kind, that `archive` reports."""
+"""Prefix of the names of counts, such as "control GRAFT", in which the query `archive` reports control entries."""
 
-# In the order of the commits: no reader sees a batch without its tips.
+# In this order the query commits to the tables: no reader sees a batch without its tips.
 _SINK = ("updates", "tips", "batch_tips", "batches", "publications", "streams", "quarantine")
 
-# In the order of the flow, which is the order in which settings and screen name them.
+# In the order of the data flow, which is also the order of the settings and of the screen.
 QUERIES: Final[dict[str, QuerySpec]] = {
     query.name: query
     for query in (

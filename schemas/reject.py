@@ -1,7 +1,7 @@
-"""Result of a reader for an item that it rejects.
+"""The value that a reader returns for bytes that it rejects.
 
-Bad traffic is normal on a public network, so readers on the per-message path return this value instead of raising: an
-exception costs more than the parse, and an uncaught one would stop a query.
+Bad traffic is normal on a public network. A reader that runs for each message returns this value instead of raising:
+raising an exception takes more time than parsing a message, and an uncaught exception would stop a query.
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ import msgspec
 
 
 class Rejected(msgspec.Struct, frozen=True):
-    """A rejected item. It goes to quarantine with its bytes (decision 6).
-
-    ``reason`` is a snake_case code from a closed set, by which counts and dashboards may group; each reader documents
-    its own (``kiln.schemas.wire.pubsub.REASONS``, ``kiln.schemas.wire.topic_table.REASONS``), and
-    ``kiln.schemas.faults.FAULTS`` lists the codes of all readers. ``detail`` is a short text for people: no code may
-    depend on its wording.
-    """
+    """The reason for which a reader rejects bytes. The bytes go to quarantine with the reason (decision 6)."""
 
     reason: str
+    """snake_case code, listed in the reader's `REASONS` and in `kiln.schemas.faults.FAULTS`; metrics group by it"""
     detail: str = ""
+    """explanation for people; no code may depend on the wording"""

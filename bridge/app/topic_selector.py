@@ -104,7 +104,7 @@ class TopicSelector:
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _limit_changes(self, rule: TopicRule, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
-        """Return the topics to be joined after this round, with as many of the needed changes as a round may make."""
+        """Return the topics that the node has joined after this round, in which the number of changes is limited."""
         max_changes = max(_CHANGES_PER_ROUND, _CHANGES - len(joined))
         changes = min(self._changes + _CHANGES_PER_ROUND, max_changes)
         idle = rule.select(joined - chosen) & joined - fixed - chosen

@@ -39,12 +39,12 @@ async def bind(host: str, port: int) -> trio.socket.SocketType:
 
 
 class Endpoint:
-    """Runs an overlay: passes received datagrams and the time to it, and sends its datagrams.
+    """Runs an overlay: gives it the received datagrams and the time, and sends the datagrams that it returns.
 
     Args:
         sockets: One UDP socket for each address family.
-        handle: Called with the events of each call of the overlay, in the trio thread. The datagrams of the call are
-            sent only after that, so that a new item can be stored before other nodes get it.
+        handle: Called in the trio thread after each call to the overlay, with the events that the call returned. The
+            datagrams of the call are sent only then, so that a new item can be stored before other nodes get it.
         wait_for_room: Awaited before each datagram is read. While it waits, our node does not respond to others.
     """
 

@@ -1,5 +1,5 @@
-"""Gossipsub without sockets: framing, the router's state machine, its caches and its peer score.
+"""Gossipsub as a state machine without I/O: framing, router, caches and peer scores.
 
-Nothing here reads a clock, a socket or a random source of its own: time, bytes and `random.Random` come from the
-caller (docs/design, The bridge).
+No module here reads a clock or a socket. The caller passes the time, the received bytes and a `random.Random`
+(docs/design/bridge.md).
 """

@@ -1,4 +1,4 @@
-"""The router's seen cache, and its cache of recent messages for IWANT.
+"""The router's seen cache, and its message cache, from which it answers IWANT.
 
 Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md, Router State (message cache, seen cache), and v1.1, Spam
 Protection Measures (retransmission).
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-_VERDICT_BITS: Final = 3  # of a copy's number, for its verdict; the other bits identify its bytes
+_VERDICT_BITS: Final = 3  # low bits of a copy number that have its verdict; the other bits identify its bytes
 _EXPIRY_GRAIN: Final = 1.0  # seconds; ids added within this interval expire together
 
 
 class SeenSet:
-    """Ids of valid messages, each with a number that identifies an exact copy.
+    """Ids of valid messages, each with the `copy_number` of the copy that was verified.
 
-    An id expires `horizon` to `horizon` + 1 seconds after it was added, however often it is seen again. If there are
-    more than `cap` ids, the oldest ones are evicted, and `evicted` counts them.
+    An id expires `horizon` to `horizon` + 1 seconds after it was added, even if further copies arrive. Beyond `cap`
+    ids, the oldest ones are evicted, and `evicted` counts them.
     """
 
     __slots__ = ("_cap", "_grains", "_horizon", "_numbers", "_order", "evicted")
@@ -37,11 +37,11 @@ class SeenSet:
         return key in self._numbers
 
     def get(self, key: bytes) -> int | None:
-        """Return the number of an id, or `None` if it is unknown."""
+        """Return the copy number of an id, or `None` if the id is unknown."""
         return self._numbers.get(key)
 
     def add(self, key: bytes, number: int, now: float) -> bool:
-        """Add an id, and return whether it is new."""
+        """Add an id, and return true if it is new. A known id keeps its copy number and its time."""
         if key in self._numbers:
             return False
         self._numbers[key] = number
@@ -59,7 +59,7 @@ class SeenSet:
         return True
 
     def expire(self, now: float) -> None:
-        """Remove ids past the horizon."""
+        """Remove the expired ids."""
         marks = self._grains
         while marks and now - marks[0][0] >= self._horizon + _EXPIRY_GRAIN:
             for _ in range(int(marks.popleft()[1])):
@@ -67,7 +67,7 @@ class SeenSet:
 
 
 class CachedMessage(NamedTuple):
-    """A message for IWANT: its topic, its bytes, and whether it has a signature."""
+    """A message in the cache: its topic, its bytes, and true if it has a signature."""
 
     topic: str
     data: bytes
@@ -75,10 +75,10 @@ class CachedMessage(NamedTuple):
 
 
 class MessageCache:
-    """The messages of the last `length` heartbeats; IHAVE announces the messages of the last `gossip` heartbeats.
+    """Messages of the last `length` heartbeats. IHAVE announces those of the last `gossip` heartbeats.
 
-    If there are more than `cap` bytes, the oldest messages are evicted, and `evicted` counts them. The cache keeps
-    bytes, because a Message object would keep its whole RPC alive.
+    Beyond `cap` bytes, the oldest messages are evicted, and `evicted` counts them. Messages are stored as bytes,
+    because a Message object would keep its whole RPC in memory.
     """
 
     __slots__ = ("_bytes", "_cap", "_gossip", "_length", "_messages", "_order", "_sent", "_windows", "evicted")
@@ -100,7 +100,7 @@ class MessageCache:
 
     @property
     def size(self) -> int:
-        """Bytes of the cached messages."""
+        """Total size of the cached messages in bytes."""
         return self._bytes
 
     def put(self, key: bytes, topic: str, data: bytes, signed: bool) -> None:
@@ -128,14 +128,14 @@ class MessageCache:
         return self._messages[key].signed
 
     def count(self, key: bytes, peer: bytes) -> int:
-        """Count a transmission of a cached message to a peer that sent IWANT, and return the count."""
+        """Count one more IWANT of a peer for a cached message, and return the number of them so far."""
         sent = self._sent.setdefault(key, {})
         times = sent.get(peer, 0) + 1
         sent[peer] = times
         return times
 
     def gossip_ids(self, topic: str) -> list[bytes]:
-        """Return the ids of a topic's messages in the gossip windows, newest window first."""
+        """Return the message ids that IHAVE announces for a topic, those of the newest heartbeat first."""
         messages = self._messages
         return [
             key
@@ -146,7 +146,7 @@ class MessageCache:
         ]
 
     def shift(self) -> None:
-        """Begin a new window and drop the oldest, once per heartbeat."""
+        """Start a new heartbeat interval, and drop the messages that are older than `length` intervals."""
         if len(self._windows) >= self._length:
             count, _ = self._windows.pop()
             for _ in range(count[0]):
@@ -160,5 +160,8 @@ class MessageCache:
 
 
 def copy_number(data: bytes, verdict: int) -> int:
-    """Return a keyed hash of the bytes of a message, with the verdict in its low bits."""
+    """Return a number that identifies the exact bytes of a message and has the verdict in its low bits.
+
+    Its other bits are a hash that is keyed per process, so that a peer cannot craft other bytes with the same number.
+    """
     return hash(data) << _VERDICT_BITS | verdict

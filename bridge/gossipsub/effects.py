@@ -1,4 +1,4 @@
-"""Results of the router: RPCs to send, messages to deliver, and the state of a peer."""
+"""Results of the router: RPCs to send, messages to deliver, and status records."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ PeerID = bytes  # multihash bytes
 class Send:
     """An RPC for one peer.
 
-    Several `Send`s may share one RPC object: do not change it, and encode it once for all of them.
+    Several `Send`s may share one RPC object. Do not change that object, and encode it once for all of them.
 
     Attributes:
-        priority: True for subscriptions, mesh control and own publications, which a bounded queue must not drop.
-        verdicts: A verdict for each message if the RPC publishes messages of our own, else empty.
+        priority: True for subscriptions, GRAFT, PRUNE, IDONTWANT and the node's own messages. They overtake other RPCs
+            in the peer's send queue.
+        verdicts: If the RPC publishes the node's own messages, one `Verdict` byte for each; else empty.
     """
 
     peer: PeerID
@@ -29,7 +30,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The first valid copy of a message on a joined topic, and the peer that sent it."""
+    """The first valid copy of a message on a joined topic, and the peer from which it was received."""
 
     message: Message
     topic: str
@@ -37,18 +38,22 @@ class Deliver:
 
 
 class PolicyConflict(NamedTuple):
-    """Signed or unsigned messages on a topic, which one side rejects because of its signature policy."""
+    """A topic on which the node and a peer have different signature policies.
+
+    Attributes:
+        signed: True if signed messages are rejected, false if unsigned ones are.
+        withheld: True if a peer rejects these messages, so the node does not send them to it. False if the node rejects
+            them when a peer sends them.
+    """
 
     topic: str
     signed: bool
     withheld: bool
-    """true if a peer rejects such messages, so that the node sends none to the peer; false if the node rejects such
-    messages of a peer"""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """A peer as shown on the screen; `topics` are the peer's subscriptions that the router stores."""
+    """State of a connected peer. `topics` are its subscriptions, of which the router stores a limited number."""
 
     protocol: str
     topics: frozenset[str]

@@ -16,9 +16,9 @@ from kiln.schemas.wire.topics import MAX_NAME
 
 @dataclass(frozen=True, slots=True)
 class RouterOptions:
-    """Parameters by their names in the specifications.
+    """Parameters of the router.
 
-    Times are in seconds, sizes in bytes; limits per heartbeat are for each peer.
+    Times are in seconds and sizes in bytes. A limit "per heartbeat" applies to each peer separately.
     """
 
     D: int = 6
@@ -31,9 +31,9 @@ class RouterOptions:
     prune_backoff: float = 60.0
     unsubscribe_backoff: float = 10.0
     max_backoff: float = 86_400.0  # maximum back-off accepted from a peer's PRUNE
-    max_backoffs: int = 100_000  # peers and topics in back-off; the oldest entries are evicted first
+    max_backoffs: int = 100_000  # pairs of peer and topic in back-off; the oldest are evicted first
     graft_flood: float = 10.0  # a GRAFT within this time after the PRUNE is penalised twice
-    max_graft_penalties: int = 10  # per heartbeat, so that one faulty burst does not graylist a peer
+    max_graft_penalties: int = 10  # per heartbeat, so that one burst of GRAFTs does not graylist a peer
     opportunistic_ticks: int = 60  # heartbeats
     opportunistic_peers: int = 2
     fanout_ttl: float = 60.0
@@ -48,13 +48,13 @@ class RouterOptions:
 
     max_ihave_messages: int = 10  # RPCs with IHAVE per heartbeat
     max_ihave_length: int = 5000  # ids in one IHAVE
-    # Some peers answer an IWANT in one RPC, and only so many messages of one RPC are verified (MAX_RPC_COST).
-    max_requested_ids: int = 2000  # per heartbeat
+    # ids requested per heartbeat: some peers answer in one RPC, of which no more messages are verified (MAX_RPC_COST)
+    max_requested_ids: int = 2000
     iwant_followup: float = 3.0  # if a requested message has not arrived after this time, the peer has broken a promise
     gossip_retransmission: int = 3  # times that a message is sent to a peer that requests it by IWANT
     max_iwant_length: int = 5000  # ids answered per heartbeat
     max_iwant_bytes: int = 8 << 20  # of messages sent as answers per heartbeat
-    idontwant_threshold: int = 1024  # shortest data that IDONTWANT is sent for
+    idontwant_threshold: int = 1024  # size of a message's data from which IDONTWANT is sent
     max_idontwant_length: int = 5000  # ids accepted per heartbeat
     idontwant_ttl: int = 3  # heartbeats
     max_id_bytes: int = 1024
@@ -62,46 +62,29 @@ class RouterOptions:
     max_topics_per_peer: int = 2500  # in addition to the topics that the node has joined
     max_topic_length: int = MAX_NAME
     max_subscriptions_per_rpc: int = 5000
-    subscriptions: int = 2500  # that a peer may send at once, unsubscriptions included
-    subscriptions_per_heartbeat: int = 10  # further ones allowed per heartbeat
+    subscriptions: int = 2500  # subscriptions and unsubscriptions that a peer may send at once
+    subscriptions_per_heartbeat: int = 10  # that a peer may send in addition
     subscription_penalty: float = 0.005  # P7, for each subscription above these limits
     max_control_per_rpc: int = 5000  # items of one kind
     max_messages_per_rpc: int = MAX_MESSAGES
     max_ids_per_rpc: int = 20_000  # ids that are processed
     over_limit_penalty: float = 10.0  # P7, for an RPC over the limits of messages, CPU cost or control items
-    # P7, for a key whose algorithm is not that of its type: such keys are made to cost CPU, so one graylists the peer
+    # P7, for a key whose algorithm differs from its declared type. One such key graylists the peer, because it was made
+    # to cost CPU.
     key_algorithm_penalty: float = 25.0
-    rpc_limits: RpcLimits = field(default_factory=RpcLimits)  # of the RPCs that the router sends
-    max_retained_scores: int = 10_000  # bad scores retained of disconnected peers
+    rpc_limits: RpcLimits = field(default_factory=RpcLimits)  # for the RPCs that the router sends
+    max_retained_scores: int = 10_000  # negative scores of disconnected peers
     retain_score: float = 3600.0
 
-    policy: Policy = "strict"  # of topics that `topic_policies` does not match; `verify` applies it
+    policy: Policy = "strict"  # for topics that `topic_policies` does not match
     topic_policies: Mapping[str, Policy] = field(default_factory=dict)  # by pattern
     # ids of pubsub protocols, the preferred first, with their versions (`select_versions`)
     protocols: Mapping[str, int] = field(default_factory=lambda: VERSIONS)
     message_id: MessageIdRule = field(default_factory=MessageIdRule)
-    max_message_bytes: int = 0  # data of a message that is forwarded; 0 for no limit
-    authors: frozenset[bytes] = frozenset()  # peer ids of our messages' authors, in addition to the node's
+    max_message_bytes: int = 0  # largest data of a message that is forwarded; 0 for no limit
+    authors: frozenset[bytes] = frozenset()  # peer ids that sign the node's own messages, besides the node's peer id
     score: ScoreOptions = field(default_factory=ScoreOptions)
 
-    def __post_init__(self) -> None:
-        if not 0 < self.D_low <= self.D <= self.D_high:
-            raise ValueError(
-                f"D_low, D and D_high are {self.D_low}, {self.D}, {self.D_high}, but must be 0 < D_low <= D <= D_high"
-            )
-        if not 0 <= self.D_score <= self.D:
-            raise ValueError(f"D_score is {self.D_score}, but must be between 0 and D ({self.D})")
-        if self.D_out and not (self.D_out < self.D_low and self.D_out <= self.D // 2):
-            raise ValueError(
-                f"D_out is {self.D_out}, but must be less than D_low ({self.D_low}) and at most D / 2 ({self.D // 2})"
-            )
-        if not 0 < self.mcache_gossip <= self.mcache_len:
-            raise ValueError(
-                f"mcache_gossip is {self.mcache_gossip}, but must be between 1 and mcache_len ({self.mcache_len})"
-            )
-        if self.heartbeat <= 0:
-            raise ValueError(f"heartbeat is {self.heartbeat} s, but must be greater than zero")
-
     def policy_of(self, topic: str) -> Policy:
-        """Return the signature policy of a topic."""
+        """Return the signature policy of a topic: that of the matching pattern, else the default."""
         return match_policy(topic, self.topic_policies) or self.policy

@@ -1,4 +1,4 @@
-"""State of the router about peers, and about topics that it publishes to without joining them."""
+"""Router state: peers, back-offs, promises, retained scores, and the fanout of topics that the node has not joined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kiln.bridge.gossipsub.table_agreements import PeerTable
 from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.wire.message_id import canonical_id, is_key_form, is_text_form, key_form, text_form
 
-_TEXT_ID_COST: Final = 3  # an id as text counts as this many further ids of `max_ids_per_rpc`
+_TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id in text form counts for in addition to itself
 
 
 @dataclass(slots=True, eq=False)
@@ -30,13 +30,13 @@ class PeerState:
     table: PeerTable
     topics: dict[str, None] = field(default_factory=dict)
     meshes: int = 0
-    unjoined_topics: int = 0  # topics that the node has not joined
-    subscriptions: int = 0  # subscriptions sent, decaying with time
+    unjoined_topics: int = 0  # number of `topics` that the node has not joined
+    subscriptions: int = 0  # received (un)subscriptions, less an allowance per heartbeat
     awaits_first_rpc: bool = True  # no RPC has arrived yet
-    encode_id: Callable[[bytes], bytes] | None = None  # converts our message id to the peer's form, if that differs
+    encode_id: Callable[[bytes], bytes] | None = None  # converts a message id to the peer's form, if it has another
     signing: PeerSigning = field(default_factory=PeerSigning)
-    unwanted: dict[bytes, int] = field(default_factory=dict)  # id -> heartbeat until which the peer does not want it
-    id_budget: int = 0  # ids in control messages of the current RPC that may still be processed
+    unwanted: dict[bytes, int] = field(default_factory=dict)  # id in an IDONTWANT -> heartbeat at which it expires
+    id_budget: int = 0  # ids of the current RPC that may still be processed
     # since the last heartbeat
     ihave_count: int = 0
     requested_ids: int = 0
@@ -46,7 +46,7 @@ class PeerState:
     graft_penalties: int = 0
 
     def read_id(self, raw: bytes) -> bytes:
-        """Convert a message id to canonical form, and learn the form that the peer uses."""
+        """Convert a message id from the peer to author ‖ seqno, and record the peer's own form in `encode_id`."""
         if is_key_form(raw):
             self.encode_id = key_form
         elif is_text_form(raw):
@@ -54,7 +54,7 @@ class PeerState:
         return canonical_id(raw)
 
     def penalize_graft(self, count: int, limit: int) -> None:
-        """Penalize the peer for a GRAFT, up to the limit of a heartbeat."""
+        """Add `count` penalties (P7) for a GRAFT, but at most `limit` in total between two heartbeats."""
         count = min(count, limit - self.graft_penalties)
         if count > 0:
             self.graft_penalties += count
@@ -68,7 +68,7 @@ class Fanout:
 
 
 class Promises:
-    """Requested messages (IWANT), with the time until which a peer must deliver each."""
+    """Messages requested by IWANT. Each has a deadline by which the requested peer must send it."""
 
     def __init__(self) -> None:
         self._pending: dict[bytes, dict[PeerID, float]] = {}
@@ -83,7 +83,7 @@ class Promises:
         return peer in self._pending.get(key, ())
 
     def fulfil(self, key: bytes) -> None:
-        """Remove a message that has arrived from any peer."""
+        """Remove a message that has arrived, whichever peer sent it."""
         self._pending.pop(key, None)
 
     def remove(self, key: bytes, peer: PeerID) -> None:
@@ -96,7 +96,7 @@ class Promises:
             self.remove(key, peer)
 
     def pop_broken(self, now: float) -> Counter[PeerID]:
-        """Remove overdue promises, and return the number that each peer broke."""
+        """Remove the messages whose deadline has passed, and return how many each peer failed to send."""
         broken: Counter[PeerID] = Counter()
         for key, deadlines in list(self._pending.items()):
             for peer in [peer for peer, until in deadlines.items() if until <= now]:
@@ -106,11 +106,14 @@ class Promises:
 
 
 class Backoffs:
-    """Back-off by topic and peer, limited in number; the oldest entries are evicted first."""
+    """Times before which a pruned peer may not be grafted again, by topic and peer.
+
+    Beyond `limit` entries, the oldest ones are evicted, and `evicted` counts them.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._entries: dict[tuple[str, PeerID], tuple[float, float]] = {}  # (until, when it was pruned)
+        self._entries: dict[tuple[str, PeerID], tuple[float, float]] = {}  # (end, start)
         self.evicted = 0
 
     def __len__(self) -> int:
@@ -120,7 +123,7 @@ class Backoffs:
         return entry in self._entries
 
     def get(self, topic: str, peer: PeerID) -> tuple[float, float]:
-        """Return the end and the start of a back-off, or zeros."""
+        """Return the end and the start of a back-off, or two zeros if there is none."""
         return self._entries.get((topic, peer), (0.0, 0.0))
 
     def add(self, topic: str, peer: PeerID, seconds: float, now: float) -> None:
@@ -137,7 +140,7 @@ class Backoffs:
 
 
 class RetainedScores:
-    """Bad scores of disconnected peers, limited in number; the oldest are evicted first."""
+    """Negative scores of disconnected peers. Beyond `limit` entries, the oldest ones are evicted."""
 
     def __init__(self, limit: int) -> None:
         self._scores = BoundedDict[PeerID, tuple[Score, float]](limit)
@@ -158,7 +161,10 @@ class RetainedScores:
 
 
 def select_mesh_peers(mesh: Mapping[PeerID, PeerState], options: RouterOptions, rng: Random) -> dict[PeerID, None]:
-    """Select D peers of an overfull mesh: the D_score best, the rest at random, at least D_out of them outbound."""
+    """Select the D peers that stay in a mesh with too many.
+
+    The D_score peers with the best scores stay, and random others. If possible, at least D_out of the D are outbound.
+    """
     order = list(mesh.values())
     rng.shuffle(order)
     order.sort(key=lambda state: -state.score.value)

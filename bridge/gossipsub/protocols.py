@@ -1,4 +1,4 @@
-"""The pubsub protocols that the router supports, the newest first, and the versions that introduced features."""
+"""Pubsub protocols that the router supports, newest first, and the gossipsub versions that introduced features."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ VERSIONS: Final[Mapping[str, int]] = MappingProxyType(
 """The gossipsub version of each protocol, times ten; 0 is floodsub."""
 
 BACKOFF_VERSION: Final = 11
-"""The first version whose PRUNE has a back-off, in seconds."""
+"""The first version with a back-off field in PRUNE."""
 IDONTWANT_VERSION: Final = 12
 EXTENSIONS_VERSION: Final = 13
-_OTHER_VERSION: Final = 11  # of a network's own protocol, such as Waku's relay
+_OTHER_VERSION: Final = 11  # for a network's own protocol, such as Waku's relay
 
 
 def select_versions(protocols: Iterable[str]) -> Mapping[str, int]:
-    """Return the gossipsub version of each protocol, times ten, in the given order.
+    """Return the gossipsub version of each protocol, times ten (12 for 1.2), in the given order.
 
-    A protocol id that is not gossipsub's own counts as gossipsub 1.1.
+    Any protocol id that `VERSIONS` does not list, such as one that a network has defined, counts as gossipsub 1.1.
     """
     return {protocol: VERSIONS.get(protocol, _OTHER_VERSION) for protocol in protocols}

@@ -1,14 +1,14 @@
-"""The gossipsub router as a state machine: RPCs and ticks in, RPCs and messages out.
+"""The gossipsub router as a state machine: received RPCs and heartbeats go in, RPCs to send and messages come out.
 
-Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md to v1.3.md and pubsub/README.md. Where they leave room, the
-router does as go-libp2p-pubsub, which most peers run. It differs from go-libp2p-pubsub on purpose:
+Sources: libp2p specs, pubsub/gossipsub/gossipsub-v1.0.md to v1.3.md and pubsub/README.md. Where they leave a choice,
+the router behaves like go-libp2p-pubsub, which most peers run, except for these points:
 
-* The router verifies a message before it stores or announces anything about it (IDONTWANT included), so that a forged
-  copy never blocks the true one.
-* The router neither uses nor sends peers in PRUNE (peer exchange): the host decides which peers to dial.
+* It verifies a message before it stores or announces anything about it, even by IDONTWANT. Otherwise a forged copy
+  could block the genuine one.
+* It does no peer exchange: it neither sends peers in PRUNE nor uses received ones.
 * If a peer subscribes to a topic whose mesh is too small, the router grafts it at once, not at the next heartbeat.
-* For message ids by author and seqno, the router also reads the forms of js-libp2p (key ‖ seqno) and rust-libp2p (both
-  as text), and writes a peer's form in RPCs to that peer.
+* It also understands message ids in the forms of js-libp2p (public key ‖ seqno) and rust-libp2p (author and seqno as
+  text). It answers a peer in the form that the peer uses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kiln.schemas.wire.public_key import KEY_ALGORITHM
 from kiln.schemas.wire.topic_table import BundleSet
 
 Verify = Callable[[Message], Judgement]
-"""Verification of a message's signature: `kiln.schemas.wire.identity.check` under the topic's policy."""
+"""Checks a message under the signature policy of its topic, such as `kiln.schemas.wire.identity.check`."""
 
 _ACCEPTED: Final = (Verdict.VALID, Verdict.UNSIGNED)
 
@@ -45,10 +45,11 @@ _ACCEPTED: Final = (Verdict.VALID, Verdict.UNSIGNED)
 class Router:
     """The gossipsub state of one node.
 
-    The router calls `verify` once for each message on a joined topic, unless a copy of the same bytes was valid.
-    `table` holds the topic tables with peers; without it no topic is sent or received by index. Inside the router a
-    topic is a name, which `table` resolves (`resolve_topic`) and encodes (`encode_for_peer`). `now` is in seconds of a
-    monotonic clock. Methods return the RPCs to send, in order per peer; the router keeps no reference to them.
+    `now` is in seconds of a monotonic clock. Methods return the RPCs to send, in order for each peer.
+
+    Args:
+        verify: Called for each message on a joined topic, except for exact copies of a message that was valid.
+        table: The topic tables agreed with peers. By default, topics are sent and received only by name.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Router:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Number of events by kind since the start; a live view."""
+        """A live view of the number of events since the start, by kind."""
         self._counters["seen_evicted"] = self._seen.evicted
         self._counters["mcache_evicted"] = self._cache.evicted
         self._counters["backoff_evicted"] = self._backoffs.evicted
@@ -95,12 +96,12 @@ class Router:
 
     @property
     def mesh(self) -> Mapping[str, frozenset[PeerID]]:
-        """The joined topics and the peers in the mesh of each."""
+        """The peers in the mesh of each joined topic."""
         return {topic: frozenset(peers) for topic, peers in self._mesh.items()}
 
     @property
     def peers(self) -> Mapping[PeerID, PeerView]:
-        """All connected peers."""
+        """The state of each connected peer."""
         return {
             peer: PeerView(state.protocol, frozenset(state.topics), state.score.value, state.outbound)
             for peer, state in self._peers.items()
@@ -108,7 +109,7 @@ class Router:
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Number of entries of each store. RouterOptions and the number of peers limit every store."""
+        """Number of entries in each store. All stores are bounded by the options and the number of peers."""
         return {
             "seen": len(self._seen),
             "mcache": len(self._cache),
@@ -123,36 +124,36 @@ class Router:
 
     @property
     def savings(self) -> Savings:
-        """Savings of topic indices by direction and topic, over all peers."""
+        """Bytes that topic indices have saved since the start with all peers, by direction and topic."""
         return self._table.savings(state.table for state in self._peers.values())
 
     def peer_savings(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
-        """Return the savings of one connected peer."""
+        """Return the bytes that topic indices have saved with one connected peer, by direction and topic."""
         return self._peers[peer].table.savings if peer in self._peers else {}
 
     @property
     def policy_conflicts(self) -> list[PolicyConflict]:
-        """Topics on which the node and connected peers have different signature policies."""
+        """The topics on which the node and a connected peer have different signature policies."""
         return self._signing.list_conflicts(state.signing for state in self._peers.values())
 
     def subscribers(self, topic: str) -> Collection[PeerID]:
-        """Return a live view of the connected peers on a topic."""
+        """Return a live view of the connected peers that subscribe to a topic."""
         return self._subscribers.get(topic, {}).keys()
 
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
-        """Add a peer whose pubsub stream is open. If the peer is known, its state begins again.
+        """Add a peer whose pubsub stream is open. A peer that was added before starts anew, but keeps a negative score.
 
         Args:
-            discovered: True if the peer was found through other peers. Such peers are at most half of a mesh (D / 2).
+            discovered: True if the node found the peer by DHT discovery. At most D / 2 peers of a mesh are discovered.
 
         Raises:
-            ValueError: The protocol is unknown.
+            ValueError: `RouterOptions.protocols` does not contain the protocol.
         """
         version = self._options.protocols.get(protocol)
         if version is None:
-            raise ValueError(f"not a pubsub protocol of ours: {protocol!r}; known are {list(self._options.protocols)}")
+            raise ValueError(f"{protocol!r} is not one of the pubsub protocols {list(self._options.protocols)}")
         if peer in self._peers:
             self.remove_peer(peer, now)
         score = self._retained.pop(peer, now) or Score(self._options.score)
@@ -170,7 +171,7 @@ class Router:
         return sends
 
     def remove_peer(self, peer: PeerID, now: float) -> None:
-        """Remove a peer whose streams are closed. The next heartbeat refills the meshes."""
+        """Remove a peer whose streams are closed. The next heartbeat fills the meshes that become too small."""
         state = self._peers.pop(peer, None)
         if state is None:
             return
@@ -188,31 +189,31 @@ class Router:
             self._retained.put(peer, state.score, now + self._options.retain_score)
 
     def set_colocated_peers(self, peer: PeerID, count: int) -> None:
-        """Set the number of connected peers on a peer's public IP address (P6)."""
+        """Set the number of connected peers at the public IP address of a peer (P6)."""
         if state := self._peers.get(peer):
             state.score.colocate(count)
 
     def is_graylisted(self, peer: PeerID) -> bool:
-        """Return whether a connected peer is below the graylist threshold, without colocated peers (P6)."""
+        """Return true if the score of a connected peer, without P6, is below the graylist threshold."""
         state = self._peers.get(peer)
         return state is not None and state.score.value_without_colocation < self._options.score.graylist_threshold
 
     def has_delivered(self, peer: PeerID) -> bool:
-        """Return whether a connected peer was the first to deliver a valid message in the last minutes (P2)."""
+        """Return true if a connected peer was the first to deliver a valid message in the last minutes (P2)."""
         return peer in self._peers and self._peers[peer].score.first > 0
 
     def penalize(self, peer: PeerID) -> None:
-        """Penalize a connected peer for breaking a rule outside the router (P7)."""
+        """Penalize a connected peer for a breach of the protocol that the caller has found (P7)."""
         if state := self._peers.get(peer):
             state.score.penalize()
 
     def set_agent(self, peer: PeerID, agent: str) -> None:
-        """Set the agent version of a connected peer."""
+        """Set the agent version of a connected peer. It shows if the peer is a Kiln."""
         if state := self._peers.get(peer):
             state.signing.is_kiln = state.table.is_kiln = agent.startswith(AGENT)
 
-    def join(self, topic: str, now: float) -> list[Send]:
-        """Subscribe to a topic: announce it to all peers, and graft up to D subscribers. [] if already joined."""
+    def join(self, topic: str) -> list[Send]:
+        """Join a topic: announce the subscription to all peers, and graft up to D subscribers."""
         if topic in self._mesh:
             return []
         mesh = self._mesh[topic] = {}
@@ -220,13 +221,13 @@ class Router:
         fanout = self._fanout.pop(topic, None)
         chosen: list[PeerState] = []
         if fanout is not None:
-            chosen = [state for state in fanout.peers.values() if self._may_graft(topic, state, mesh, now)]
+            chosen = [state for state in fanout.peers.values() if self._may_graft(topic, state, mesh)]
             chosen = self._limit_discovered(chosen, mesh)[: self._options.D]
         for state in self._subscribers.get(topic, {}).values():
             state.unjoined_topics -= 1
         for state in chosen:
             self._add_to_mesh(mesh, state)
-        for state in self._sample(self._graftable(topic, mesh, now), self._options.D - len(mesh)):
+        for state in self._sample(self._graftable(topic, mesh), self._options.D - len(mesh)):
             self._add_to_mesh(mesh, state)
         sends: list[Send] = []
         for peer, state in self._peers.items():
@@ -238,7 +239,7 @@ class Router:
         return sends
 
     def leave(self, topic: str, now: float) -> list[Send]:
-        """Unsubscribe from a topic: announce it to all peers, and prune the mesh. [] if not joined."""
+        """Leave a topic: announce the unsubscription to all peers, and prune the peers in its mesh."""
         mesh = self._mesh.pop(topic, None)
         if mesh is None:
             return []
@@ -258,22 +259,23 @@ class Router:
     # ---------------------------------------------------------------- messages
 
     def publish(self, message: Message, now: float) -> list[Send]:
-        """Publish a message of our own, already signed if the network requires signatures: one `Send` per peer.
+        """Publish a message of the node, which the caller has signed if the topic requires it. Return one RPC per peer.
 
-        With `flood_publish` the message goes to all peers on the topic, otherwise to the mesh (filled up to D) or the
-        fanout, and always to floodsub peers. The same message may be published again.
+        With `flood_publish`, the message goes to all subscribers of the topic. Otherwise it goes to the peers in the
+        mesh, or in the fanout if the topic is not joined, and to further subscribers if these are fewer than D.
+        Floodsub subscribers always get it. The same message may be published again.
 
         Raises:
-            MessageTooLargeError: No RPC within `rpc_limits` can carry the message.
+            MessageTooLargeError: The message is too large for an RPC within `rpc_limits`.
         """
         topic = message.topic
         if not topic:
-            raise ValueError("a message to publish needs a topic")
+            raise ValueError("cannot publish a message without a topic")
         key = self._compute_id(message, topic)
         data = message.SerializeToString()
         if not self._options.rpc_limits.accept(len(data), len(message.data)):
             raise MessageTooLargeError(
-                f"a message of {len(data)} bytes does not fit in an RPC of {self._options.rpc_limits.size}. "
+                f"cannot publish a message of {len(data)} bytes in an RPC of {self._options.rpc_limits.size} bytes. "
                 "Raise bridge.max_rpc_bytes_out if every peer of the network accepts more."
             )
         signed = message.HasField("signature")
@@ -286,9 +288,9 @@ class Router:
         return [Send(to.peer, self._table.encode_for_peer(to.table, rpc), True, bytes([verdict])) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """Process an RPC. Pass an unreadable RPC as an empty RPC, since it may have been the peer's first RPC.
+        """Process an RPC of a peer. Pass an empty one if it cannot be parsed: it may be the first RPC of the stream.
 
-        Returns RPCs to send, messages to deliver, and a `Verdict` for each of at most `max_messages_per_rpc` messages.
+        Returns RPCs to send, messages to deliver, and the `Verdict` of each message up to `max_messages_per_rpc`.
         """
         sends: list[Send] = []
         delivered: list[Deliver] = []
@@ -314,7 +316,7 @@ class Router:
         state.awaits_first_rpc = False
         subscriptions = rpc.subscriptions
         if subscriptions:
-            self._handle_subscriptions(state, subscriptions, sends, now)
+            self._handle_subscriptions(state, subscriptions, sends)
         if state.score.value < self._options.score.graylist_threshold:
             self._counters["graylisted"] += 1
             return sends, delivered, bytes(len(publish))
@@ -327,16 +329,16 @@ class Router:
         return sends, delivered, verdicts
 
     def record_dropped(self, peer: PeerID, rpc: RPC) -> None:
-        """Record an RPC that was not sent because the peer's outbound queue was full."""
+        """Record an RPC that was not sent because the peer's send queue was full."""
         self._counters["dropped_rpcs"] += 1
         self._counters["dropped_messages"] += len(rpc.publish)
         for item in rpc.control.iwant:
             for raw in item.messageIDs:
-                # the RPC would have requested these messages
+                # the peer does not owe messages that were not requested
                 self._promises.remove(raw if self._by_content else canonical_id(raw), peer)
 
     def heartbeat(self, now: float) -> list[Send]:
-        """Update scores, promises, meshes, fanout, gossip and expiry, every `RouterOptions.heartbeat` seconds."""
+        """Update scores, meshes and fanouts, send gossip, and expire old state. Call it every `heartbeat` seconds."""
         options = self._options
         self._heartbeats += 1
         elapsed = 0.0 if self._last_heartbeat is None else max(0.0, now - self._last_heartbeat)
@@ -380,9 +382,7 @@ class Router:
 
     # ---------------------------------------------------------------- subscriptions and messages
 
-    def _handle_subscriptions(
-        self, state: PeerState, subscriptions: Sequence[RPC.SubOpts], sends: list[Send], now: float
-    ) -> None:
+    def _handle_subscriptions(self, state: PeerState, subscriptions: Sequence[RPC.SubOpts], sends: list[Send]) -> None:
         options = self._options
         limit = options.max_subscriptions_per_rpc
         before = max(state.subscriptions, options.subscriptions)
@@ -408,14 +408,14 @@ class Router:
         rpc = RPC()
         for topic in graft:
             mesh = self._mesh[topic]
-            if self._may_graft(topic, state, mesh, now) and self._limit_discovered([state], mesh):
+            if self._may_graft(topic, state, mesh) and self._limit_discovered([state], mesh):
                 self._add_to_mesh(mesh, state)
                 rpc.control.graft.add(topicID=topic)
         if rpc.HasField("control"):
             self._send(sends, state, rpc, priority=True)
 
     def _add_subscription(self, state: PeerState, topic: str) -> bool:
-        """Add a subscription, and return false if it is known already or over the limit."""
+        """Add a subscription. Return false if it exists already or exceeds the peer's limit."""
         if topic in state.topics:
             return False
         if topic not in self._mesh:
@@ -626,7 +626,7 @@ class Router:
         return limit
 
     def _read_ids(self, state: PeerState, raws: Iterable[bytes]) -> Iterable[tuple[bytes, bytes]]:
-        """Yield each id as sent and in canonical form, without overlong ones."""
+        """Yield each id as received and in the form of the seen cache. Ids that are too long are skipped."""
         for raw in raws:
             if state.id_budget < 0:
                 return
@@ -779,7 +779,7 @@ class Router:
         for state in [state for state in mesh.values() if state.score.value < 0]:
             self._prune(topic, mesh, state, out, now)
         if len(mesh) < options.D_low:
-            pool = self._graftable(topic, mesh, now)
+            pool = self._graftable(topic, mesh)
             self._graft(topic, mesh, self._sample(pool, options.D - len(mesh)), out)
         if len(mesh) > options.D_high:
             keep = select_mesh_peers(mesh, options, self._rng)
@@ -788,12 +788,12 @@ class Router:
         if len(mesh) >= options.D_low:
             missing = options.D_out - sum(state.outbound for state in mesh.values())
             if missing > 0:
-                pool = [state for state in self._graftable(topic, mesh, now) if state.outbound]
+                pool = [state for state in self._graftable(topic, mesh) if state.outbound]
                 self._graft(topic, mesh, self._sample(pool, missing), out)
         if self._heartbeats % options.opportunistic_ticks == 0 and len(mesh) > 1:
             median = sorted(state.score.value for state in mesh.values())[len(mesh) // 2]
             if median < options.score.opportunistic_threshold:
-                pool = [state for state in self._graftable(topic, mesh, now) if state.score.value > median]
+                pool = [state for state in self._graftable(topic, mesh) if state.score.value > median]
                 chosen = self._sample(pool, options.opportunistic_peers)
                 self._counters["opportunistic_graft"] += len(chosen)
                 self._graft(topic, mesh, chosen, out)
@@ -824,16 +824,16 @@ class Router:
         for state in self._sample(pool, count):
             accepts, is_signed = state.signing.accepts, self._cache.is_signed
             wanted = [key for key in keys if accepts(topic, is_signed(key))] if state.signing.sent else keys
-            told = self._rng.sample(wanted, min(len(wanted), options.max_ihave_length))
-            if not told:
+            ids = self._rng.sample(wanted, min(len(wanted), options.max_ihave_length))
+            if not ids:
                 continue
             if state.encode_id:
-                told = [state.encode_id(key) for key in told]
-            out.setdefault(state.peer, ControlMessage()).ihave.add(topicID=topic, messageIDs=told)
-            self._counters["ihave_sent"] += len(told)
+                ids = [state.encode_id(key) for key in ids]
+            out.setdefault(state.peer, ControlMessage()).ihave.add(topicID=topic, messageIDs=ids)
+            self._counters["ihave_sent"] += len(ids)
 
-    def _may_graft(self, topic: str, state: PeerState, mesh: Mapping[PeerID, PeerState], now: float) -> bool:
-        # an entry outlives its back-off a little (see heartbeat), so that its presence counts here
+    def _may_graft(self, topic: str, state: PeerState, mesh: Mapping[PeerID, PeerState]) -> bool:
+        # a back-off entry exists for a little longer than the back-off lasts (see `heartbeat`)
         return (
             state.version > 0
             and state.peer not in mesh
@@ -841,13 +841,13 @@ class Router:
             and (topic, state.peer) not in self._backoffs
         )
 
-    def _graftable(self, topic: str, mesh: Mapping[PeerID, PeerState], now: float) -> list[PeerState]:
+    def _graftable(self, topic: str, mesh: Mapping[PeerID, PeerState]) -> list[PeerState]:
         subscribers = self._subscribers.get(topic, {})
-        pool = [state for state in subscribers.values() if self._may_graft(topic, state, mesh, now)]
+        pool = [state for state in subscribers.values() if self._may_graft(topic, state, mesh)]
         return self._limit_discovered(pool, mesh)
 
     def _limit_discovered(self, pool: list[PeerState], mesh: Mapping[PeerID, PeerState]) -> list[PeerState]:
-        """Leave out discovered peers beyond their share of a mesh, because all could belong to one attacker."""
+        """Drop random discovered peers that would exceed D / 2 in the mesh, because one attacker could own them all."""
         discovered = [state for state in pool if state.discovered]
         if not discovered:
             return pool
@@ -874,7 +874,7 @@ class Router:
         self._add_prune(control, state, topic, self._options.prune_backoff, now)
 
     def _add_prune(self, control: ControlMessage, state: PeerState, topic: str, seconds: float, now: float) -> None:
-        """Add a PRUNE, with a back-off if the peer's version has this field. The node observes the back-off too."""
+        """Add a PRUNE, with a back-off if the peer's version supports it. The node observes the back-off, too."""
         self._counters["prune_sent"] += 1
         self._backoffs.add(topic, state.peer, seconds, now)
         prune = control.prune.add(topicID=topic)
@@ -895,6 +895,6 @@ class Router:
         sends.extend([Send(state.peer, encode(table, part), priority) for part in self._split(rpc)])
 
     def _split(self, rpc: RPC) -> list[RPC]:
-        parts = split(rpc, self._options.rpc_limits)
-        self._counters["control_too_large"] += parts.left_out
-        return parts.rpcs
+        parts, left_out = split(rpc, self._options.rpc_limits)
+        self._counters["control_too_large"] += left_out
+        return parts

@@ -1,38 +1,39 @@
-"""Splitting of RPCs to the size that peers accept."""
+"""Splitting of RPCs that are larger than peers accept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 
 MAX_MESSAGES: Final = 2000
-"""Maximum number of messages in one RPC. Kiln verifies no more ed25519 signatures than this in one RPC
-(`MAX_RPC_COST`)."""
+"""Maximum number of messages in an RPC that is sent. A receiving Kiln verifies at most so many Ed25519 signatures of
+one RPC (`MAX_RPC_COST`)."""
 
 _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 
 
 class MessageTooLargeError(ValueError):
-    """A message to publish fits in no RPC. The message names the setting."""
+    """A message to publish is too large for any RPC. The error text names the setting to raise."""
 
 
 @dataclass(frozen=True, slots=True)
 class RpcLimits:
-    """Bytes that a peer accepts in one RPC, the length prefix not included.
+    """Limits that peers have for one RPC, in bytes. go-libp2p-pubsub resets the stream of an RPC that exceeds one.
 
-    go-libp2p-pubsub resets the stream of a longer RPC (`DefaultMaxMessageSize`, comm.go). Since 0.17 it also does so if
-    everything except the data of the messages is over `overhead` (`DefaultMaxControlMessageSize`, pb/validator.go):
-    control messages, subscriptions, and the topic, author, signature and unknown fields of each message.
+    Attributes:
+        size: The whole RPC without its length prefix (`DefaultMaxMessageSize`, comm.go).
+        overhead: Everything except the data of messages: control messages, subscriptions, and the topic, author,
+            signature and unknown fields of each message (`DefaultMaxControlMessageSize`, pb/validator.go; since 0.17).
     """
 
     size: int = 1 << 20
     overhead: int = 512 << 10
 
     def accept(self, message: int, data: int) -> bool:
-        """True if an RPC of one message is within the limits.
+        """Return true if an RPC that contains only this message is within the limits.
 
         Args:
             message: Size of the encoded message in bytes.
@@ -42,25 +43,22 @@ class RpcLimits:
         return rpc <= self.size and rpc - data <= self.overhead
 
 
-class RpcParts(NamedTuple):
-    """The RPCs that an RPC was split into, and the number of its items that fit in no RPC."""
+def split(rpc: RPC, limits: RpcLimits) -> tuple[list[RPC], int]:
+    """Split an RPC into RPCs within the limits, with at most MAX_MESSAGES messages each.
 
-    rpcs: list[RPC]
-    left_out: int
+    An RPC within these limits is returned unchanged. The extensions are in the first part, because gossipsub allows
+    them only in the first RPC of a stream.
 
-
-def split(rpc: RPC, limits: RpcLimits) -> RpcParts:
-    """Split an RPC into RPCs within the limits, of at most MAX_MESSAGES messages each, in order.
-
-    An RPC that is small enough is not split, because a peer may treat many small RPCs as a flood. The extensions are in
-    the first part, since they belong in the first RPC of a stream.
+    Returns:
+        The parts in order, and the number of messages, subscriptions, control items and ids that are too large for any
+        RPC and are therefore missing.
     """
     size = rpc.ByteSize()
     if len(rpc.publish) <= MAX_MESSAGES and (
         size <= limits.overhead
         or (size <= limits.size and size - sum(len(message.data) for message in rpc.publish) <= limits.overhead)
     ):
-        return RpcParts([rpc], 0)
+        return [rpc], 0
     packer = _Packer(limits)
     control = rpc.control
     if control.HasField("extensions") and (part := packer.make_room(control.extensions.ByteSize())) is not None:
@@ -94,28 +92,27 @@ def split(rpc: RPC, limits: RpcLimits) -> RpcParts:
         for ids in _split_ids(idontwant.messageIDs, packer.overhead):
             if (part := packer.make_room(_ids_size(ids), len(ids))) is not None:
                 part.control.idontwant.add(messageIDs=ids)
-    return RpcParts(packer.rpcs, packer.left_out)
+    return packer.rpcs, packer.left_out
 
 
 class _Packer:
-    """RPCs filled one after the other. The sizes that the packer adds up are upper bounds."""
+    """Fills one RPC after another. It adds up upper bounds of the sizes, so no RPC exceeds the limits."""
 
     def __init__(self, limits: RpcLimits) -> None:
-        self.overhead = min(limits.overhead, limits.size) - 2 * _FIELD  # of an RPC's control message and of an item
+        self.overhead = min(limits.overhead, limits.size) - 2 * _FIELD  # for the control message and an item in it
         self.rpcs: list[RPC] = []
         self.left_out = 0
         self._limits = limits
         self._size = self._overhead = self._messages = 0
 
     def make_room(self, size: int, items: int = 1) -> RPC | None:
-        """Return the RPC to which to add a control item of this size, or `None` if the item fits in no RPC."""
+        """Return the RPC that has room for an item of this size, or `None` if the item is too large for any RPC."""
         if size > self.overhead:
             self.left_out += items
             return None
         return self._next(size, 0, 0)
 
     def make_room_for_message(self, size: int, data: int) -> RPC | None:
-        """Return the RPC to which to add a message, or `None` if the message fits in no RPC."""
         if not self._limits.accept(size, data):
             self.left_out += 1
             return None
@@ -142,7 +139,7 @@ def _ids_size(ids: Iterable[bytes]) -> int:
 
 
 def _split_ids(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
-    """Split ids into lists that fit in half a part, so that parts fill well; yields at least one list."""
+    """Split ids into lists of at most `limit` / 2 bytes, so that parts fill well. No ids give one empty list."""
     chunk: list[bytes] = []
     size = 0
     for message_id in ids:

@@ -1,7 +1,8 @@
 """Peer scores (libp2p specs, pubsub/gossipsub/gossipsub-v1.1.md, Peer Scoring).
 
-A peer has one sum, not one for each topic: which of thousands of separator topics a peer serves says nothing about its
-conduct. There is no P3 (message delivery rate): most topics are silent most of the time, so P3 would harm honest peers.
+A peer has one score for all topics, because the topics that it serves say nothing about its conduct. P3 (message
+delivery rate) and P5 (application score) are not used. P3 would penalize honest peers, because most topics are silent
+most of the time.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ from dataclasses import dataclass, field
 
 
 def decay_for_half_life(seconds: float) -> float:
-    """The decay factor per second with which a counter halves in `seconds` seconds."""
+    """Return the factor per second by which a counter decays to a half in `seconds` seconds."""
     factor: float = 0.5 ** (1 / seconds)
     return factor
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """Weights, decays (factor per second) and thresholds. Weights of P4, P6 and P7 are negative."""
+    """Weights, thresholds, and decays (factors per second). The weights of the penalties P4, P6 and P7 are negative."""
 
-    mesh_weight: float = 1 / 3600  # P1, per second in a mesh
+    mesh_weight: float = 1 / 3600  # P1, per second in at least one mesh
     mesh_cap: float = 3600.0  # seconds
     first_weight: float = 0.5  # P2, per message that this peer delivered first
     first_cap: float = 100.0
     first_decay: float = decay_for_half_life(90)
-    invalid_weight: float = -10.0  # P4, per square of bad messages
+    invalid_weight: float = -10.0  # P4, times the square of the number of invalid messages
     invalid_decay: float = decay_for_half_life(540)
-    colocation_weight: float = -100.0  # P6, per square of the peers above the threshold on one address
+    colocation_weight: float = -100.0  # P6, times the square of the excess of peers at one address over the threshold
     colocation_threshold: int = 10
-    behaviour_weight: float = -10.0  # P7, per square of penalties above the threshold
+    behaviour_weight: float = -10.0  # P7, times the square of the excess of penalties over the threshold
     behaviour_threshold: float = 6.0
     behaviour_decay: float = decay_for_half_life(540)
     decay_to_zero: float = 0.01  # a counter below this becomes 0
@@ -36,18 +37,12 @@ class ScoreOptions:
     gossip_threshold: float = -500.0  # below: no IHAVE to the peer, and its IHAVE and IWANT are ignored
     publish_threshold: float = -1000.0  # below: our own messages are not flooded to the peer
     graylist_threshold: float = -2500.0  # below: messages and control messages of the peer are ignored
-    opportunistic_threshold: float = 1.0  # median of a mesh below which better peers are grafted
-
-    def __post_init__(self) -> None:
-        if not self.graylist_threshold <= self.publish_threshold <= self.gossip_threshold <= 0:
-            raise ValueError("thresholds must be graylist <= publish <= gossip <= 0")
-        if max(self.invalid_weight, self.colocation_weight, self.behaviour_weight) > 0:
-            raise ValueError("the weights of P4, P6 and P7 must not be positive")
+    opportunistic_threshold: float = 1.0  # of the median score in a mesh; below: better peers are grafted
 
 
 @dataclass(slots=True)
 class Score:
-    """Counters of one peer. `value` is current after `tick` and after each method that lowers it."""
+    """Score of one peer (`value`) and the counters from which it is computed."""
 
     options: ScoreOptions
     mesh_seconds: float = 0.0
@@ -55,11 +50,10 @@ class Score:
     invalid: float = 0.0
     behaviour: float = 0.0
     colocated: int = 0  # peers on the same address, this one included
-    app: float = 0.0  # P5
     value: float = field(default=0.0, init=False)
 
     def deliver(self) -> None:
-        """Count a valid message that the peer delivered first (P2). `value` includes it from the next tick on."""
+        """Count a valid message that the peer delivered first (P2). `value` includes it after the next `tick`."""
         if self.first < self.options.first_cap:
             self.first += 1.0
 
@@ -69,17 +63,21 @@ class Score:
         self.compute()
 
     def penalize(self, count: float = 1.0) -> None:
-        """Count a breach of the protocol (P7)."""
+        """Count one or more breaches of the protocol (P7)."""
         self.behaviour += count
         self.compute()
 
     def colocate(self, count: int) -> None:
-        """Set the number of peers on the peer's address (P6)."""
+        """Set the number of connected peers at the peer's address, this one included (P6)."""
         self.colocated = count
         self.compute()
 
     def tick(self, seconds: float, in_mesh: bool) -> None:
-        """Decay the counters, and add to the time in the mesh, or reset that time if the peer is in no mesh."""
+        """Let the counters decay over the last `seconds` seconds, and update the time that the peer has been in a mesh.
+
+        Args:
+            in_mesh: True if the peer is in at least one mesh. If false, its time in a mesh restarts at 0.
+        """
         options = self.options
         self.mesh_seconds = min(self.mesh_seconds + seconds, options.mesh_cap) if in_mesh else 0.0
         self.first = self._decay(self.first, options.first_decay, seconds)
@@ -88,9 +86,9 @@ class Score:
         self.compute()
 
     def compute(self) -> float:
-        """Compute `value` from the counters."""
+        """Update `value` from the counters, and return it."""
         options = self.options
-        value = self.mesh_seconds * options.mesh_weight + self.first * options.first_weight + self.app
+        value = self.mesh_seconds * options.mesh_weight + self.first * options.first_weight
         if self.invalid:
             value += self.invalid * self.invalid * options.invalid_weight
         excess = self.behaviour - options.behaviour_threshold
@@ -104,7 +102,7 @@ class Score:
 
     @property
     def value_without_colocation(self) -> float:
-        """The score without P6: the part that the peer itself is responsible for."""
+        """The score without P6 (IP colocation), since a peer is not responsible for other peers at its address."""
         surplus = self.colocated - self.options.colocation_threshold
         return self.value - (surplus * surplus * self.options.colocation_weight if surplus > 0 else 0.0)
 

@@ -1,7 +1,9 @@
-"""The topic tables negotiated with peers (Topic Table Extension; rules in kiln.schemas.wire.topic_table).
+"""The topic tables negotiated with peers (Topic Table Extension of gossipsub).
 
-State without socket or clock. It resolves the topics of received items, and encodes each RPC for its peer. Inside the
-router a topic is always a name; an index exists only on the wire of one connection.
+Each peer lists hashes of its bundles of topics in a hello: the extension field of its first RPC. From two hellos, both
+peers compute the same table, and may then send a topic's index in the table instead of its name. An index has a meaning
+only on one connection, so topics are names inside the router. This module replaces the indices in received RPCs by
+names, and names by indices in the RPCs to send. The rules of tables are in kiln.schemas.wire.topic_table.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
 PROTOCOL: Final = "/meshsub/1.3.0"
 AGENT: Final = "kiln/"
 
-# Further counters, next to the reasons for a refused hello (kiln.schemas.wire.topic_table.REASONS) and for an index
-# that does not resolve (INDEX_REASONS).
+# Counters in addition to REASONS (of a refused hello) and INDEX_REASONS (of an index that does not resolve) in
+# kiln.schemas.wire.topic_table.
 HELLO_ACCEPTED: Final = "hello_accepted"
 HELLO_REPEATED: Final = "hello_repeated"
 HELLO_LATE: Final = "hello_late"
@@ -52,39 +54,38 @@ INDEX_LEFT_OUT: Final = "index_left_out"
 
 
 Savings = dict[tuple[SavingDirection, str], SavingStatus]
-"""Savings by direction and topic. Only topics of agreed bundles occur, so a peer cannot make the map grow."""
+"""Bytes saved by indices, by direction and topic. The map is bounded: it has only topics of our own bundles."""
 
 
 class PeerTable:
-    """The topic table agreed with one peer, for as long as its stream is open."""
+    """The topic table agreed with one peer, valid while the peer's stream is open."""
 
     __slots__ = ("has_extensions", "is_kiln", "received_hello", "savings", "table", "writes_indices")
 
     def __init__(self, has_extensions: bool) -> None:
         self.has_extensions = has_extensions
         self.is_kiln = False
-        """true for a peer that can read our indices, because it is a Kiln"""
+        """true for a Kiln, which can read every index that we write"""
         self.received_hello = False
         self.table: TopicTable | None = None
-        """the table, which may be empty; `None` if the peer's hello is missing or was refused"""
+        """the table, which may be empty; `None` if the peer sent no hello, or one that was refused"""
         self.writes_indices = False
         """true once the peer has sent an index that resolved"""
         self.savings: Savings = {}
-        """savings since the stream opened"""
+        """bytes saved since the stream opened"""
 
 
 class TableAgreements:
-    """The tables negotiated with peers: their rules, and counts over all peers."""
+    """Negotiates tables with peers, translates between names and indices, and counts the events of all peers."""
 
     def __init__(self, bundles: BundleSet, send: SendMode = "cautious") -> None:
-        """Set up the tables of no peers yet.
+        """Create the state, without peers.
 
         Args:
-            bundles: The bundles in our hello; without any, no index is read or written.
-            send: When to write an index. `cautious`: to a peer that is a Kiln or has itself sent an index, because a
-                name is always correct (the draft, section "Protocol"), and one implementation agrees to tables of
-                several bundles without being able to read them. `eager`: wherever a table has the topic. `off`: never.
-                Indices are read in every mode.
+            bundles: The bundles in our hello. If there are none, no index is read or written.
+            send: When to write an index instead of a name. `eager`: whenever the peer's table has the topic. `off`:
+                never. `cautious`: only to a Kiln, or to a peer that has itself sent an index. Another implementation
+                may agree to a table that it cannot read, and can always read a name. Indices are read in every mode.
 
         Raises:
             BundleError: There are more bundles than a hello may have.
@@ -99,24 +100,23 @@ class TableAgreements:
     # ------------------------------------------------------------ peers
 
     def open(self, protocol: str = PROTOCOL) -> tuple[PeerTable, ControlExtensions | None]:
-        """Open the table of a peer whose stream has opened.
+        """Create the table of a peer whose stream has opened.
 
         Returns:
-            The table, and the control.extensions of the first RPC to the peer, or `None` to send none.
+            The table, and the extensions (our hello) for the first RPC to the peer, or `None` if none are to be sent.
         """
         peer = PeerTable(protocol == PROTOCOL)
         return peer, build_hello_extensions(self._bundles) if peer.has_extensions and self._hello else None
 
     def close(self, peer: PeerTable) -> None:
-        """Close the table of a peer whose stream has ended."""
+        """Add the bytes saved with a peer to the total, after its stream has ended."""
         _add_savings(self._closed_savings, peer.savings)
 
     def receive(self, peer: PeerTable, extensions: ControlExtensions, *, is_first: bool) -> None:
-        """Process the extensions of an RPC, before its topics are resolved.
+        """Process the extensions of an RPC. Call this before the topics of the RPC are resolved.
 
-        A peer's first RPC is its hello (gossipsub v1.3: extensions are in the first message of the stream, and sent at
-        most once). Only the first topic table counts, even if it is refused. A refusal is counted by its reason, and
-        the peer then has no table. A topic table in a later RPC is ignored.
+        Extensions belong in the first RPC of a stream (gossipsub v1.3), so a hello in a later RPC is ignored. The
+        first hello is final, even if it is refused: the peer then has no table. Every outcome is counted.
         """
         if not is_first and not peer.received_hello:
             if extensions.HasField("topicTableExtension"):
@@ -135,7 +135,7 @@ class TableAgreements:
                 self._counters[hashes.reason] += 1
                 return
             self._counters[HELLO_ACCEPTED] += 1
-            # encoded again, to drop everything except the hashes
+            # re-encoded, so that only the hashes are used
             peer.table = negotiate_table(write_hello(hashes), self._hello, self._bundles).table
 
     # ------------------------------------------------------------ in
@@ -143,12 +143,12 @@ class TableAgreements:
     def resolve_topic(self, peer: PeerTable, item: Item) -> str | None:
         """Resolve the topic of a received item.
 
-        A name on the wire takes precedence over an index: SubOpts field 3 is `requestsPartial` in merged
-        partial-messages, and is sent together with the name.
+        A name takes precedence over an index, because SubOpts has another meaning for the field of the index: it is
+        `requestsPartial` in the partial-messages extension, which is sent together with a name.
 
         Returns:
-            The topic's name, or `None` if the item has none, its index does not resolve (both are counted), or its name
-            is empty.
+            The topic's name. `None` if the item has neither a name nor an index, its index does not resolve, or its
+            name is empty or not UTF-8.
         """
         name: str | bytes | None = _read_name(item)
         if name is not None:
@@ -172,8 +172,7 @@ class TableAgreements:
         return topic
 
     def with_topic_name(self, message: Message, topic: str) -> Message:
-        """Copy a message with an index, with its topic's name instead: the form that is verified, cached and
-        relayed."""
+        """Copy a message, with its topic's name instead of an index. Only this form is verified, cached and relayed."""
         copy = Message()
         copy.CopyFrom(message)
         copy.ClearField("topicIndex")
@@ -183,12 +182,12 @@ class TableAgreements:
     # ------------------------------------------------------------ out
 
     def encode_for_peer(self, peer: PeerTable, rpc: RPC) -> RPC:
-        """Return the RPC in the form for one peer: indices where they may be written, else names.
+        """Return the RPC in the form for one peer, with indices of the peer's table instead of names where allowed.
 
-        `rpc` is never changed, since it may go to other peers too: the result is a copy, or `rpc` itself if nothing
-        differs. Subscriptions are sent by name, since field 3 means something else to most peers. An index in `rpc` is
-        never passed on, because it belongs to another peer's table. An item with an index and no name is left out and
-        counted: the router resolves received items first (`with_topic_name`).
+        `rpc` is not changed, because it may also go to other peers. The result is a copy, or `rpc` itself if nothing
+        differs. Subscriptions keep their names, because most peers read the field of the index as something else.
+        Other indices in `rpc` are removed, because they belong to another peer's table. An item with an index and no
+        name is left out and counted; callers avoid this by `with_topic_name`.
         """
         table = self._table_for(peer)
         controls = rpc.HasField("control")
@@ -219,7 +218,7 @@ class TableAgreements:
         return copy
 
     def _table_for(self, peer: PeerTable) -> TopicTable | None:
-        """The table to write indices with; `None` to write names."""
+        """Return the table to write indices with, or `None` to write names."""
         if peer.table is None or not len(peer.table):
             return None
         eager = self._send == "eager" or (self._send == "cautious" and (peer.writes_indices or peer.is_kiln))
@@ -249,11 +248,11 @@ class TableAgreements:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Counts by kind: hellos accepted, refused (by reason), ignored; indices read, written, unresolved."""
+        """Number of events by kind: hellos accepted, ignored, refused by reason; indices read, written, unresolved."""
         return MappingProxyType(self._counters)
 
     def savings(self, peers: Iterable[PeerTable]) -> Savings:
-        """Savings by direction and topic since the start, over these open tables and all closed ones."""
+        """Bytes saved since the start by direction and topic: of these connected peers and all former ones."""
         total: Savings = {}
         for savings in (self._closed_savings, *(peer.savings for peer in peers)):
             _add_savings(total, savings)
@@ -276,7 +275,7 @@ def _add_savings(total: Savings, more: Savings) -> None:
 
 
 def _read_name(item: Item) -> str | bytes | None:
-    """The topic's name as upb returns it, even if empty; `None` if the field is absent."""
+    """Return the topic's name, which may be empty; bytes if it is not UTF-8; `None` if the field is absent."""
     if isinstance(item, Message):
         return item.topic if item.HasField("topic") else None
     if isinstance(item, RPC.SubOpts):
@@ -285,7 +284,7 @@ def _read_name(item: Item) -> str | bytes | None:
 
 
 def _has_index(rpc: RPC) -> bool:
-    """Return true if any item has an index that must not be sent. A subscription may have an index next to a name."""
+    """Return true if an item has an index. Subscriptions that also have a name do not count (see `resolve_topic`)."""
     for message in rpc.publish:
         if message.HasField("topicIndex"):
             return True
@@ -309,5 +308,4 @@ def _index_size(index: int) -> int:
 
 
 def _varint_size(value: int) -> int:
-    """Size of a varint in bytes; every tag here has one byte."""
     return max(1, (value.bit_length() + 6) // 7)

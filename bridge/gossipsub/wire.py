@@ -1,6 +1,7 @@
-"""Framing of a pubsub stream: each RPC after its length as an unsigned varint (libp2p specs, pubsub/README.md).
+"""Framing of a pubsub stream: each RPC follows its length, which is an unsigned varint.
 
-Oversized RPCs are cut, not refused: docs/design/contracts.md, `Frame.declared_length`.
+Source: libp2p specs, pubsub/README.md. Of an RPC over the size limit, the first bytes are kept and the rest is
+skipped (docs/design/contracts.md, `Frame.declared_length`).
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ MAX_VARINT: Final = 9  # bytes; multiformats unsigned-varint, "practical maximum
 
 
 class WireError(ValueError):
-    """A length prefix is no varint, so the rest of the stream cannot be read."""
+    """A stream breaks its protocol, for example by a bad length prefix, and cannot be read any further."""
 
 
 class OversizedRpc(NamedTuple):
-    """First bytes and declared length of an RPC over the limit. The rest is skipped as it is received."""
+    """The first bytes of an RPC over the size limit, and the length that its prefix declares."""
 
     head: bytes
     declared_length: int
 
 
 def encode(payload: bytes) -> bytes:
-    """Prefix an RPC with its length, as on the wire."""
+    """Prefix an RPC with its length as an unsigned varint."""
     size = len(payload)
     if size < 0x80:
         return bytes((size,)) + payload
@@ -38,19 +39,19 @@ def encode(payload: bytes) -> bytes:
 
 
 class RpcSplitter:
-    """Splits a byte stream, in chunks of any size, into RPCs. It buffers at most one unfinished RPC.
+    """Splits a byte stream into RPCs. It takes chunks of any size, and buffers at most one unfinished RPC.
 
     Args:
-        limit: Maximum size of an RPC that is returned whole, in bytes. A longer RPC yields an `OversizedRpc` as soon as
-            its first `head` bytes are there, and the rest is skipped.
-        head: Number of bytes that an `OversizedRpc` has.
+        limit: Maximum size in bytes of an RPC that is returned whole. A longer RPC is returned as an `OversizedRpc`
+            once its first `head` bytes have arrived, and its other bytes are skipped.
+        head: Number of bytes in `OversizedRpc.head`.
     """
 
     __slots__ = ("_error", "_head", "_length", "_limit", "_partial", "_shift", "_skip", "_varint")
 
     def __init__(self, limit: int = MAX_RPC, head: int = CUT_PAYLOAD) -> None:
         if not 0 < head <= limit:
-            raise ValueError(f"the head of a cut RPC must be 1 to {limit} bytes long, not {head}")
+            raise ValueError(f"head is {head} bytes, but must be between 1 and limit ({limit} bytes)")
         self._limit = limit
         self._head = head
         self._partial = bytearray()  # the unfinished RPC, or the head of an oversized one
@@ -62,25 +63,22 @@ class RpcSplitter:
 
     @property
     def pending(self) -> int:
-        """Number of bytes read of an unfinished RPC and its length prefix, or still to be read of an oversized RPC.
-
-        If this is not 0 at the end of a stream, the stream ended inside an RPC.
-        """
+        """Greater than 0 while an RPC or its length prefix is incomplete, else 0."""
         return self._shift // 7 + (self._length >= 0) + len(self._partial) + self._skip
 
     @property
     def buffered(self) -> int:
-        """Buffered bytes of an unfinished RPC."""
+        """Number of buffered bytes of an unfinished RPC."""
         return len(self._partial)
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> Iterator[bytes | OversizedRpc]:
-        """Yield the RPCs that end, or are cut, in this chunk, in order; b"" for an empty RPC, which is legal.
+        """Yield the RPCs that this chunk completes, in order. An empty RPC, which is legal, is yielded as b"".
 
-        Consume the iterator before feeding the next chunk, and do not change the buffer meanwhile.
+        Consume the iterator before you feed the next chunk, and do not change the chunk until then.
 
         Raises:
-            WireError: A length is no varint (over 9 bytes, or not the shortest form). The RPCs before it are yielded
-                first; every later call raises too.
+            WireError: A length prefix is longer than 9 bytes, or not the shortest form of its varint. The RPCs before
+                it are yielded first. Every later call raises the same error.
         """
         if self._error:
             raise WireError(self._error)

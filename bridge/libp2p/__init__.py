@@ -1,1 +1,1 @@
-"""The libp2p node: identity, sequence numbers, connections and the pubsub streams on them."""
+"""The libp2p node: identity, connections, pubsub streams and peer discovery."""

@@ -14,7 +14,7 @@ ADDRESS_ERRORS: Final = (ValueError, StringParseError, BinaryParseError, Protoco
 
 
 class NodeError(Exception):
-    """The node cannot run with these options; the message says why, and what to do."""
+    """The node cannot run with its options. The error text names the reason and the remedy."""
 
 
 class BootstrapPeer:
@@ -26,40 +26,43 @@ class BootstrapPeer:
         self.attempts = 0
         self.error = ""
         self.streamless = 0
-        """connections in a row on which the peer opened no pubsub stream"""
+        """number of consecutive connections on which the peer opened no pubsub stream"""
 
 
 def parse_tcp_address(text: str, use: str) -> Multiaddr:
     """Parse a TCP multiaddr.
 
     Args:
-        use: The setting that the address belongs to, for the error.
+        use: The purpose of the address, for the error text: `listen` or `bootstrap`.
 
     Raises:
-        NodeError: The text is no TCP multiaddr.
+        NodeError: The text is not a TCP multiaddr.
     """
     try:
         address = Multiaddr(text)
         names = [protocol.name for protocol in address.protocols()]
     except ADDRESS_ERRORS as error:
         raise NodeError(
-            f"cannot use {use} address {text!r} ({error}). Give a multiaddr such as /ip4/127.0.0.1/tcp/4001"
+            f"cannot use {use} address {text!r} ({error}). Give a multiaddr such as /ip4/127.0.0.1/tcp/4001."
         ) from error
     if not names:
-        raise NodeError(f"cannot use an empty {use} address. Give a multiaddr such as /ip4/127.0.0.1/tcp/4001")
+        raise NodeError(f"cannot use an empty {use} address. Give a multiaddr such as /ip4/127.0.0.1/tcp/4001.")
     if names[1:2] != ["tcp"] or any(name not in ("tcp", "p2p") for name in names[1:]):
         raise NodeError(
             f"cannot use {use} address {text!r}: only TCP is supported, not QUIC or WebSocket. Give a multiaddr such "
-            "as /ip4/127.0.0.1/tcp/4001"
+            "as /ip4/127.0.0.1/tcp/4001."
         )
     return address
 
 
 def parse_bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[BootstrapPeer]:
-    """Parse the bootstrap peers, each with all its addresses, which the node tries in turn until one answers.
+    """Parse bootstrap addresses, and group them by peer.
+
+    Args:
+        own: The node's peer id. Addresses of the node itself are left out.
 
     Raises:
-        NodeError: An address is invalid, or names no peer.
+        NodeError: An address is invalid, or has no peer id.
     """
     targets: dict[str, BootstrapPeer] = {}
     for text in bootstrap:
@@ -68,7 +71,7 @@ def parse_bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[Bootstra
             peer = ID.from_base58(address.value_for_protocol("p2p"))
         except ADDRESS_ERRORS as error:
             raise NodeError(
-                f"cannot use bootstrap address {text!r}: the peer's identity is missing. Append /p2p/<peer id>"
+                f"cannot use bootstrap address {text!r}: it has no peer id. Append /p2p/<peer id>."
             ) from error
         if peer.to_bytes() != own:
             targets.setdefault(str(peer), BootstrapPeer(peer.to_bytes())).addresses.append(address)
@@ -76,12 +79,13 @@ def parse_bootstrap_peers(bootstrap: Iterable[str], own: bytes) -> list[Bootstra
 
 
 def check_listen_address(address: Multiaddr) -> None:
-    """Check that no process listens on the address: with libp2p's SO_REUSEPORT two nodes would share a port unnoticed.
+    """Check that no process listens on an address. libp2p sets SO_REUSEPORT, so two nodes would share a port unnoticed.
 
     Raises:
         NodeError: The address cannot be bound.
     """
-    host, port = host_port(address)
+    values = {protocol.name: value for protocol, value in address.items()}
+    host, port = values.get("ip4") or values.get("ip6"), int(values["tcp"])
     if not port or host is None:
         return
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -91,18 +95,13 @@ def check_listen_address(address: Multiaddr) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise NodeError(
-                f"cannot listen on {address} ({error.strerror}). Stop the other program, or set bridge.listen."
+                f"cannot listen on {address} ({error.strerror}). Stop the program that uses this port, or set "
+                "bridge.listen to another address."
             ) from error
 
 
-def host_port(address: Multiaddr) -> tuple[str | None, int]:
-    """Return the IP address, or `None` for a host name, and the port."""
-    values = {protocol.name: value for protocol, value in address.items()}
-    return values.get("ip4") or values.get("ip6"), int(values["tcp"])
-
-
 def socket_address(remote: tuple[str, int] | None) -> Multiaddr | None:
-    """Return the multiaddr of the other end of a TCP connection."""
+    """Convert the IP address and port of the other end of a connection to a multiaddr."""
     if remote is None:
         return None
     host, port = remote

@@ -1,4 +1,4 @@
-"""Budgets of the bytes that the node captures from peers and of the CPU that this takes, and banned peers."""
+"""Limits per peer and for all peers: budgets of bytes and CPU, the memory for incomplete RPCs, and bans."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Final, Generic, TypeVar
 from kiln.conf.process.bounded_dict import BoundedDict
 
 _HOUR: Final = 3600.0  # seconds
-_MINUTE: Final = 60.0  # seconds over which use is averaged, and whose unused share a peer may use later
+_MINUTE: Final = 60.0  # seconds over which use is averaged, and for which a peer may save its unused share
 _SHARE_EVERY: Final = 1.0  # seconds between two computations of the fair share
-_SHARED_PART: Final = 0.9  # of the total rate while the total is exceeded; the rest pays back the excess
+# part of the total rate that peers share while the total is exceeded; the rest reduces the excess
+_SHARED_PART: Final = 0.9
 _MAX_PEERS: Final = 10_000  # peers
 
 
@@ -27,33 +28,37 @@ class _Account:
 
 
 class CaptureBudget:
-    """A budget of bytes per hour, or of CPU, for each peer and in total. A period's worth may be used at once.
+    """A budget of bytes, or of seconds of CPU, for each peer and for all peers together.
 
-    Nothing is dropped: `spend` returns how long received bytes must wait, and meanwhile the peer is not read. While the
-    total is exceeded, its rate is shared with max-min fairness. A peer that uses less than its share is read at once,
-    whatever others send, and its unused part goes to the others, so that neither floods nor hundreds of silent peers
-    hold it back. A new peer starts without savings, so that new keys gain nothing, and a peer that reconnects keeps its
-    balance. Time comes from the caller, in seconds.
+    Nothing is dropped: `spend` returns how long a peer must wait, and until then the caller does not read from the peer
+    (or write to it). While all peers together exceed the total, they share its rate with max-min fairness. A peer that
+    uses less than its share does not wait, however much other peers send, and the others get the unused part. A new
+    peer has saved nothing, so an attacker gains nothing by new keys. A peer that reconnects keeps its balance.
+
+    Args:
+        per_peer: Amount that one peer may use in a period, even all at once.
+        total: Amount that all peers together may use in a period, even all at once.
+        period: Length of the period in seconds.
     """
 
     def __init__(self, per_peer: float, total: float, period: float = _HOUR) -> None:
-        """Create a budget of `per_peer` and `total` in `period` seconds."""
         self._per_peer = per_peer
         self._total = total
         self._period = period
         self._left = float(total)
         self._at: float | None = None
         self._accounts = BoundedDict[bytes, _Account](_MAX_PEERS)
-        self._share = inf  # bytes a second
+        self._share = inf  # per second
         self._shared_at = -inf
 
     def spend(self, peer: bytes, size: float, connected: Collection[bytes], now: float) -> float:
-        """Charge `size` bytes to a peer, and return for how many seconds they must wait.
+        """Charge bytes, or seconds of CPU, to a peer, and return for how many seconds the peer must wait.
 
-        After a second, call it again with `size` 0, since the wait shortens when other peers disconnect.
+        While a peer waits, call this again each second with `size` 0: the wait shortens when other peers disconnect.
 
         Args:
-            connected: all connected peers.
+            connected: All connected peers.
+            now: Time in seconds of the caller's clock.
         """
         rate = self._total / self._period
         elapsed = 0.0 if self._at is None else max(0.0, now - self._at)
@@ -78,9 +83,9 @@ class CaptureBudget:
         return max(pause, -account.own / own_rate)
 
     def _fair_share(self, connected: Collection[bytes], now: float) -> float:
-        """Return the rate, in bytes per second, to which each peer that wants more is limited."""
+        """Return the amount per second to which a peer is limited, so that all peers together stay within the total."""
         accounts = [account for account in map(self._accounts.get, connected) if account is not None]
-        # the demand of a throttled peer is unknown
+        # a throttled peer would use more than it does, so its demand is unknown
         demands = sorted(inf if a.throttled else a.use * exp((a.at - now) / _MINUTE) / _MINUTE for a in accounts)
         remaining = self._total / self._period * _SHARED_PART
         for number, demand in enumerate(demands):
@@ -103,16 +108,18 @@ _Peer = TypeVar("_Peer", bound=Hashable)
 
 
 class UnfinishedRpcs(Generic[_Peer]):
-    """Bytes of incomplete RPCs, limited since hundreds of silent peers with one long RPC each would fill the memory."""
+    """Size of the incomplete RPCs that are buffered, with a limit in bytes for all peers together.
+
+    Otherwise hundreds of peers could fill the memory, each with a large RPC that it never completes.
+    """
 
     def __init__(self, limit: int) -> None:
-        """Create the account with a limit in bytes for all peers together."""
         self._limit = limit
         self._sizes: dict[_Peer, int] = {}
         self._sum = 0
 
     def set_size(self, peer: _Peer, size: int) -> _Peer | None:
-        """Set the bytes of a peer, and return the peer with the most bytes if the limit is exceeded."""
+        """Set the number of buffered bytes of a peer. If the limit is exceeded, return the peer with the most bytes."""
         before = self._sizes.pop(peer, 0)
         if size:
             self._sizes[peer] = size
@@ -121,7 +128,7 @@ class UnfinishedRpcs(Generic[_Peer]):
 
 
 class BanList:
-    """Banned peers, each for `seconds`. Over `limit` peers, the one that was banned first is dropped."""
+    """Peers that are banned for `seconds` each. Beyond `limit` peers, the oldest ban ends."""
 
     def __init__(self, seconds: float, limit: int = _MAX_PEERS) -> None:
         self._seconds = seconds
@@ -131,7 +138,7 @@ class BanList:
         self._until[peer] = now + self._seconds
 
     def remaining(self, peer: bytes, now: float) -> float:
-        """Return for how many more seconds the peer is banned, or 0."""
+        """Return the number of seconds for which the peer is still banned, or 0."""
         until = self._until.get(peer)
         if until is None:
             return 0.0
@@ -141,7 +148,7 @@ class BanList:
         return until - now
 
     def count(self, now: float) -> int:
-        """Return the number of peers banned now."""
+        """Return the number of banned peers."""
         while self._until and self._until[oldest := next(iter(self._until))] <= now:
             del self._until[oldest]
         return len(self._until)

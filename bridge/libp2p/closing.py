@@ -1,4 +1,4 @@
-"""Close connections and streams, even while a write is stuck. `BROKEN` lists the errors they raise when broken."""
+"""Close connections and streams, even while a write in them is stuck."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from libp2p.abc import INetConn, INetStream
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.yamux.yamux import Yamux
 
-# Errors of a stream or a connection that the peer or the network broke.
+# Errors of a stream or a connection that has ended or does not work any more.
 BROKEN: Final = (
     BaseLibp2pError,
     OSError,
@@ -21,7 +21,7 @@ BROKEN: Final = (
 
 
 async def close_connection(conn: INetConn) -> None:
-    """Close a connection, even if writes in it are stuck."""
+    """Close a connection within about 2 s, even if a write in it is stuck."""
     muxed = conn.muxed_conn
     if isinstance(muxed, Yamux):
         with shielded(1):
@@ -37,8 +37,8 @@ async def reset_stream(stream: INetStream) -> None:
 
 
 def shielded(seconds: float) -> trio.CancelScope:
-    """Return a scope for cleanup that outside cancellation does not reach, and that ends after `seconds`.
+    """Return a cancel scope for cleanup. Cancellation from outside does not reach it, and it ends after `seconds`.
 
-    `trio.move_on_after(seconds, shield=True)` is the same, but the stubs of trio that libp2p brings along lack it.
+    `trio.move_on_after(seconds, shield=True)` does the same, but the type stubs that libp2p installs do not know it.
     """
     return trio.CancelScope(deadline=trio.current_time() + seconds, shield=True)

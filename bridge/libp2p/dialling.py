@@ -1,4 +1,4 @@
-"""Dialling a peer at an address, and reasons of failures: what was found, what was expected, and what to do."""
+"""Dialling of peers, negotiation of streams, and error texts that name the reason of a failure and a remedy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FAMILIES: Final = {"dns": socket.AF_UNSPEC, "dns4": socket.AF_INET, "dns6": soc
 
 
 async def dial(swarm: Swarm, address: Multiaddr, peer: ID, seconds: float) -> str:
-    """Connect to a peer, and return "" or the address with the reason of the failure."""
+    """Connect to a peer at an address. Return "", or an error text with the address and the reason of the failure."""
     reason = ""
     try:
         with trio.fail_after(seconds):
@@ -40,14 +40,14 @@ async def dial(swarm: Swarm, address: Multiaddr, peer: ID, seconds: float) -> st
                 else:
                     return ""
     except trio.TooSlowError:
-        reason = f"no answer in {seconds:g} s. Check the address, and the network and firewalls between."
+        reason = f"no answer in {seconds:g} s. Check the address, the network, and the firewalls between."
     except OSError as failure:
         reason = _describe_failure(failure, swarm.get_peer_id())
     return f"{address}: {reason}"
 
 
 async def negotiate(conn: INetConn, client: MultiselectClient, protocols: Iterable[str], seconds: float) -> NetStream:
-    """Open a stream on a connection with the first of the protocols that the peer speaks."""
+    """Open a stream on a connection with the first of the protocols that the peer supports."""
     stream = await conn.new_stream()
     assert isinstance(stream, NetStream)
     async with AsyncExitStack() as half_open:  # reset on failure and cancellation: it takes memory of the peer, too
@@ -61,27 +61,29 @@ async def negotiate(conn: INetConn, client: MultiselectClient, protocols: Iterab
 
 
 def describe_missing_pubsub(store: IPeerStore, peer: ID, offered: Collection[str]) -> str:
-    """Describe why a connected peer has no pubsub stream.
+    """Return the reason why a connected peer has no pubsub stream, and a remedy.
 
     Args:
-        offered: Pubsub protocols of the node.
+        offered: The pubsub protocols that the node supports.
     """
     protocols: list[str] = []
     with suppress(PeerStoreError):  # identify has not completed
         protocols = store.get_protocols(peer)
     if not set(protocols).isdisjoint(offered):
-        return "connected, but the peer accepts no pubsub stream, although it announces the protocol. See its log."
+        return "connected, but the peer accepts no pubsub stream, although it announces pubsub. See the peer's log."
     return (
         f"connected, but the peer does not speak pubsub: none of its {len(protocols)} protocols is "
-        f"{' or '.join(offered)}. Enable pubsub there (in Kubo: Pubsub.Enabled), or name another peer."
+        f"{' or '.join(offered)}. Enable pubsub on the peer (in Kubo: Pubsub.Enabled), or choose another peer."
     )
 
 
 async def _resolve(address: Multiaddr) -> list[Multiaddr]:
-    """Resolve the host name in a TCP multiaddr with the system's resolver, which knows the hosts file.
+    """Resolve the host name in a TCP multiaddr with the system's resolver, which also reads /etc/hosts.
+
+    An address without a host name is returned unchanged.
 
     Raises:
-        OSError: The name has no address.
+        OSError: The host name cannot be resolved.
     """
     (kind, name), *rest = ((protocol.name, value) for protocol, value in address.items())
     if kind not in _FAMILIES:
@@ -93,30 +95,32 @@ async def _resolve(address: Multiaddr) -> list[Multiaddr]:
 
 
 def _describe_failure(failure: BaseException, own: ID) -> str:
-    """Describe why dialling a peer failed: what was found, what was expected, and what to do."""
     causes = list(_walk_causes(failure))
     for cause in causes:
         if isinstance(cause, PeerIDMismatchesPubkey):
             found = re.search(r"remote_peer_id_from_pubkey=(\w+)", str(cause))
             peer = found[1] if found else "another peer"
             if peer == str(own):
-                return "it is an address of this bridge itself. Name another peer."
+                return "it is an address of this bridge itself. Choose another peer."
             return f"{peer} answers there, not the named peer. Correct the peer id or the address."
     for cause in causes:
         if isinstance(cause, socket.gaierror):
-            return f"the host name has no address ({cause.strerror}). Correct it, or add it to DNS or /etc/hosts."
+            return f"the host name has no address ({cause.strerror}). Correct the name, or add it to DNS or /etc/hosts."
         if isinstance(cause, ConnectionRefusedError):
             return "no program listens there (connection refused). Start the peer, or correct the address."
         if isinstance(cause, OSError) and cause.errno:
-            return f"{cause.strerror}. Check the address, and the network between."
+            return f"{cause.strerror}. Check the address and the network."
     for cause in causes:
         if isinstance(cause, SecurityUpgradeFailure | MuxerUpgradeFailure):
-            return "the program that listens there does not speak libp2p over noise and yamux, or rejects this bridge."
+            return (
+                "the program that listens there does not speak libp2p with noise and yamux, or rejects this bridge. "
+                "Check the address, and the log of the peer."
+            )
     return str(failure.__cause__ or failure)
 
 
 def _walk_causes(failure: BaseException) -> Iterator[BaseException]:
-    """Yield an exception and its causes, groups included."""
+    """Yield an exception, its causes, and the members of exception groups among them."""
     pending, seen = [failure], set[int]()
     while pending:
         error = pending.pop()

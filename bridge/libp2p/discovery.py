@@ -1,13 +1,12 @@
 """Find peers for the node's topics through the libp2p DHT (CIP-120, Peer discovery), and serve the DHT to others.
 
-For each topic the node announces itself at the servers nearest to the topic's key, looks up which peers did the same,
-and dials some of them. It does the same for blocks: it announces those that it serves, and connects to providers of
-those that it fetches. It starts from the bootstrap peers; without bootstrap peers it sends no queries and only answers
-others.
+For each topic, the node announces itself to the servers nearest to the topic's key, looks up which peers did the same,
+and dials some of them. It also announces the blocks that it serves, and connects to providers of the blocks that it
+fetches. Lookups start at the bootstrap peers. Without a bootstrap peer, the node only answers the queries of others.
 
-Discovered peers deserve little trust. The node dials a few of them at a time, with a growing back-off after failures.
-It refuses addresses that cannot be meant for it, and disconnects a peer that is not on the topic. Discovered peers are
-at most half of a mesh, and half of the peers that a topic needs.
+Discovered peers are not trusted. The node dials a few of them at a time, with a growing back-off after failures. It
+ignores addresses that the reporting peer cannot know, such as private ones. It disconnects a peer that does not
+subscribe to the topic. Discovered peers are at most half of a mesh, and at most half of the peers that a topic needs.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ from kiln.bridge.libp2p.kademlia import (
     TcpAddress,
     address_scope,
     build_announcement,
-    build_query,
     key_position,
     merge_contacts,
     nearest_contacts,
@@ -58,20 +56,20 @@ from kiln.conf.process.bounded_dict import BoundedDict
 
 PREFIX: Final = "/ipfs"
 _TICK: Final = 0.5
-_SELF_LOOK_UP_EVERY: Final = 3600.0  # s; a look-up of our own id makes us known to the servers near us
+_SELF_LOOK_UP_EVERY: Final = 3600.0  # s; a lookup of the node's own id makes the node known to the servers near it
 _READ_BYTES: Final = 64 * 1024
 _KNOWN_SERVERS_AGE: Final = 1.0  # s that the list of known servers stays valid
 
 
 @dataclass(frozen=True)
 class DiscoveryOptions:
-    """Options of discovery. Times in seconds."""
+    """Options of discovery. Times are in seconds."""
 
     prefix: str = PREFIX  # of the protocol, <prefix>/kad/1.0.0
     serve: bool = True  # serve the DHT if the node listens
     announce: Sequence[str] = ()  # multiaddrs to announce; by default the listen addresses
     reprovide_interval: float = 12 * 3600.0
-    lookup_interval: float = 300.0  # of a topic that lacks peers; shorter at first
+    lookup_interval: float = 300.0  # between lookups of a topic with too few peers; shorter at first
     first_lookup_interval: float = 5.0
     max_dials: int = 8  # at a time
     max_topic_lookups: int = 4  # at a time
@@ -80,18 +78,18 @@ class DiscoveryOptions:
     lookup_timeout: float = 60.0
     dial_timeout: float = 5.0
     query_timeout: float = 10.0
-    max_providers: int = 16  # providers of a topic dialled after one lookup
-    max_blocks: int = 10_000  # blocks that are announced, the newest ones
-    max_block_walks: int = 2  # at a time, to announce blocks
-    max_block_providers: int = 4  # providers of a block dialled during one lookup
+    max_providers: int = 16  # providers of a topic to dial after one lookup
+    max_blocks: int = 10_000  # that are announced; the newest ones
+    max_block_walks: int = 2  # lookups at a time that announce blocks
+    max_block_providers: int = 4  # providers of a block to dial during one lookup
     subscribe_timeout: float = 10.0  # a peer dialled for a topic that does not subscribe by then is disconnected
     max_discovered: int = 100  # discovered peers connected, for all topics together
-    max_idle_connections: int = 32  # connections that no topic needs, retained for further queries
+    max_idle_connections: int = 32  # that no topic needs, kept for further queries
     idle_connection_timeout: float = 30.0  # since the last query
     first_backoff: float = 60.0  # after the first failure; doubles with each
     max_backoff: float = 3600.0
-    max_backoff_entries: int = 4096  # of failures, and of dialled addresses
-    max_dials_per_address: int = 4  # in `first_backoff`, for any peer
+    max_backoff_entries: int = 4096  # failures, and as many dialled addresses
+    max_dials_per_address: int = 4  # within `first_backoff`, for all peers together
     max_streams: int = 32  # served at a time, a quarter of them to one peer
     max_answers_per_second: float = 200.0  # to all peers
     stream_timeout: float = 60.0  # a served stream without a query is closed
@@ -118,16 +116,15 @@ class _ProvidedBlock:
     is_busy: bool = False
 
 
-@dataclass
-class _LookupResult:
-    """Result of a lookup: the servers that answered, and the providers they named."""
-
-    servers: list[DhtContact]
-    providers: dict[bytes, DhtContact]
-
-
 class DialBackoff:
-    """Back-off of peers and addresses. Bounded: the oldest entries are dropped."""
+    """Back-off of peers that failed, and a limit on the dials of an address.
+
+    Args:
+        first: Back-off in seconds after the first failure. It doubles with each further failure.
+        longest: Maximum back-off in seconds.
+        max_entries: Maximum number of failures, and also of addresses, to remember. The oldest are dropped.
+        per_address: Maximum number of dials of an address in `first` seconds.
+    """
 
     def __init__(self, first: float, longest: float, max_entries: int, per_address: int) -> None:
         self._first, self._longest, self._per_address = first, longest, per_address
@@ -138,46 +135,46 @@ class DialBackoff:
         return len(self._failed) + len(self._dialled)
 
     def in_backoff(self, peer: bytes, address: TcpAddress | None, now: float) -> bool:
-        """Return whether a peer is in back-off at this address, or at all if `address` is `None`."""
+        """Return true if a peer is in back-off at an address or, if `address` is `None`, as a whole."""
         if now < self._failed.get((peer, address), (0, 0.0))[1]:
             return True
         if address is None:
             return False
         count, since = self._dialled.get(address, (0, 0.0))
-        # many ids at an address are one machine, perhaps a victim; no failure is recorded, as it may be honest
+        # many peer ids at one address: perhaps an attack on that address, so it is not a failure of the peer
         return count >= self._per_address and now < since + self._first
 
     def record_dial(self, address: TcpAddress, now: float) -> None:
-        """Record a dial of an address, for any peer."""
+        """Record a dial of an address, whichever peer it was for."""
         count, since = self._dialled.get(address, (0, now))
         if now >= since + self._first:
             count, since = 0, now
         self._dialled[address] = (count + 1, since)
 
     def record_failure(self, peer: bytes, address: TcpAddress | None, now: float) -> None:
-        """Record that the peer was not at the address or, if `address` is `None`, that it was useless."""
+        """Record that a dial of a peer failed or, if `address` is `None`, that the connected peer was of no use."""
         count = self._failed.get((peer, address), (0, 0.0))[0]
         self._failed[peer, address] = (count + 1, now + pause_after(count + 1, self._first, self._longest))
 
     def record_success(self, peer: bytes, address: TcpAddress | None) -> None:
-        """Record a success, which ends the back-off."""
+        """End the back-off of a peer at an address or, if `address` is `None`, as a whole."""
         self._failed.pop((peer, address), None)
 
 
 class Discovery:
     """Peer discovery of a node. Create it before the node runs, and `run` it once the node listens.
 
-    Events are counted in the node's counters, as discovery_….
+    It counts events in the node's counters, under names that begin with discovery_.
     """
 
     def __init__(self, node: Node, options: DiscoveryOptions, rng: Random, mesh: int = 6) -> None:
-        """Register the DHT server of the node.
+        """Create the discovery, and register the DHT protocol of the node if it is a server.
 
         Args:
-            mesh: number of peers that a topic needs, gossipsub's D.
+            mesh: Number of peers that a topic needs: gossipsub's D.
 
         Raises:
-            NodeError: an address to announce is malformed.
+            NodeError: An address to announce is invalid.
         """
         self._node = node
         self._options = options
@@ -193,13 +190,13 @@ class Discovery:
         )
         self._dials = trio.CapacityLimiter(options.max_dials)
         self._topic_slots = trio.CapacityLimiter(options.max_topic_lookups)
-        self._connected_bootstrap: dict[bytes, int] = {}  # bootstrap peers that are connected
+        self._connected_bootstrap: dict[bytes, int] = {}  # connected bootstrap peers, and how often each was dialled
         self._self_at = 0.0
-        self._used: dict[bytes, float] = {}  # time of the last query to a peer that we dialled
+        self._used: dict[bytes, float] = {}  # discovered peer -> time of the last query to it
         self._candidates: set[bytes] = set()  # peers being tried for a topic
-        self._on_topic: set[bytes] = set()  # peers that we dialled, and are on a topic of ours
-        self._ongoing_dials: dict[bytes, trio.Event] = {}  # being dialled
-        self._streams: dict[bytes, int] = {}  # served, by peer
+        self._on_topic: set[bytes] = set()  # discovered peers that subscribe to a joined topic
+        self._ongoing_dials: dict[bytes, trio.Event] = {}  # peer -> set when the dial ends
+        self._streams: dict[bytes, int] = {}  # number of served streams by peer
         self._blocks: dict[bytes, _ProvidedBlock] = {}  # by multihash, the newest last
         self._server.blocks = self._blocks
         self._block_walks = 0
@@ -210,13 +207,8 @@ class Discovery:
             node.serve(options.protocol, self._serve)
 
     @property
-    def servers(self) -> int:
-        """Servers that have answered us."""
-        return len(self._table)
-
-    @property
     def sizes(self) -> dict[str, int]:
-        """Number of entries of each store; all are bounded."""
+        """Number of entries in each store. All stores are bounded."""
         return {
             "servers": len(self._table),
             "records": len(self._server.providers),
@@ -226,7 +218,7 @@ class Discovery:
         }
 
     async def run(self) -> None:
-        """Announce, look up, dial and answer until cancelled."""
+        """Announce, look up and dial until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
                 self._tick(nursery, trio.current_time())
@@ -235,10 +227,10 @@ class Discovery:
     # ------------------------------------------------------------------ blocks
 
     def provide_block(self, key: bytes) -> None:
-        """Announce a block now and at each `reprovide_interval`, until it is withdrawn or displaced by newer blocks.
+        """Announce a block now and every `reprovide_interval`, until it is withdrawn or displaced by newer blocks.
 
         Args:
-            key: multihash of the block.
+            key: Multihash of the block.
         """
         if key in self._blocks:
             return
@@ -247,17 +239,17 @@ class Discovery:
             self.withdraw_block(next(iter(self._blocks)))
 
     def withdraw_block(self, key: bytes) -> None:
-        """Stop announcing a block. Its records at servers expire by themselves."""
+        """Stop announcing a block. The servers drop its records when these expire."""
         block = self._blocks.pop(key, None)
         if block is not None and not block.is_announced:
             self._counters["discovery_blocks_unprovided"] += 1
 
     async def connect_providers(self, key: bytes, report: Callable[[bytes], None]) -> bool:
-        """Look up the providers of a block, connect to some of them, and return whether a server answered.
+        """Look up the providers of a block, and connect to some of them. Return false if no DHT server answered.
 
         Args:
-            key: multihash of the block.
-            report: called with each provider once it is connected.
+            key: Multihash of the block.
+            report: Called with the peer id of each provider once it is connected.
         """
         tried: set[bytes] = set()
 
@@ -273,11 +265,11 @@ class Discovery:
 
         self._counters["discovery_block_lookups"] += 1
         async with trio.open_nursery() as nursery:
-            result = await self._look_up(key, Message.GET_PROVIDERS, add_provider)
-        return bool(result.servers)
+            servers, _ = await self._look_up(key, Message.GET_PROVIDERS, add_provider)
+        return bool(servers)
 
     def _announce_blocks(self, nursery: trio.Nursery, now: float) -> None:
-        """Start announcing the blocks that are due, the newest first."""
+        """Start to announce the blocks that are due, the newest first, up to `max_block_walks` at a time."""
         if self._block_walks >= self._options.max_block_walks or not self._can_announce:
             return
         for key in reversed(self._blocks):
@@ -292,8 +284,8 @@ class Discovery:
     async def _announce_block(self, key: bytes, block: _ProvidedBlock) -> None:
         count = 0
         try:
-            result = await self._look_up(key, Message.GET_PROVIDERS)
-            count = await self._announce(key, nearest_contacts(result.servers, key))
+            servers, _ = await self._look_up(key, Message.GET_PROVIDERS)
+            count = await self._announce(key, nearest_contacts(servers, key))
         finally:
             self._block_walks -= 1
             block.is_busy = False
@@ -319,7 +311,7 @@ class Discovery:
         up = {peer: tries for peer, tries in self._node.bootstrap.items() if self._node.is_connected(peer)}
         reconnected = up.items() - self._connected_bootstrap.items()
         if reconnected:
-            # a new peer, or one that reconnected and may have forgotten us
+            # a new bootstrap peer, or one that may have restarted and lost the records of this node
             for peer, _ in reconnected:
                 self._failures.record_success(peer, None)
             self._self_at = now
@@ -345,14 +337,14 @@ class Discovery:
 
     @property
     def _can_announce(self) -> bool:
-        """Return whether there is an address to announce."""
+        """True if the node has an address to announce."""
         return bool(self._announced_addresses or self._node.addresses)
 
     def _needs_announce(self, state: _Topic, now: float) -> bool:
         return state.announce_at <= now and self._can_announce
 
     def _missing_peers(self, topic: str) -> int:
-        """Return the number of peers still to find for a topic."""
+        """Return the number of peers still to find for a topic; 0 or less if it has enough."""
         subscribers = self._node.router.subscribers(topic)
         return min(
             self._mesh // 2 - sum(peer in subscribers for peer in self._node.discovered),
@@ -361,7 +353,7 @@ class Discovery:
         )
 
     def _disconnect_spare(self, nursery: trio.Nursery, now: float) -> None:
-        """Disconnect dialled peers that no topic needs and that have not been queried for a while."""
+        """Disconnect discovered peers that no topic needs, if they were not queried lately or are too many."""
         discovered = list(self._node.discovered)
         if not discovered and not self._used:
             return
@@ -383,17 +375,17 @@ class Discovery:
     async def _refresh_topic(self, topic: str, state: _Topic) -> None:
         try:
             async with self._topic_slots:
-                result = await self._look_up(state.key, Message.GET_PROVIDERS)
+                servers, providers = await self._look_up(state.key, Message.GET_PROVIDERS)
                 if self._needs_announce(state, trio.current_time()):
-                    count = await self._announce(state.key, nearest_contacts(result.servers, state.key))
+                    count = await self._announce(state.key, nearest_contacts(servers, state.key))
                     self._counters["discovery_provided"] += count
-                    # jitter, so that topics joined together are not renewed together
+                    # jitter, so that topics that were joined together are not announced together again
                     wait = self._options.lookup_interval
                     if count:
                         wait = self._options.reprovide_interval * self._rng.uniform(0.8, 1)
                     state.announce_at = trio.current_time() + wait
                 if self._missing_peers(topic) > 0:
-                    await self._dial_providers(topic, list(result.providers.values()))
+                    await self._dial_providers(topic, list(providers.values()))
         finally:
             if self._missing_peers(topic) <= 0:
                 state.delay = self._options.first_lookup_interval
@@ -405,11 +397,15 @@ class Discovery:
 
     async def _look_up(
         self, key: bytes, kind: Message.MessageType, report: Callable[[DhtContact], None] = lambda contact: None
-    ) -> _LookupResult:
-        """Query ever nearer servers until the K nearest have answered.
+    ) -> tuple[list[DhtContact], dict[bytes, DhtContact]]:
+        """Query servers ever nearer to a key, until the K nearest have answered (a Kademlia lookup).
 
         Args:
-            report: called with the providers while the lookup goes on.
+            kind: Type of the queries: FIND_NODE or GET_PROVIDERS.
+            report: Called with each provider as soon as a server has named it.
+
+        Returns:
+            The servers that answered, and the providers that they named, by peer id.
         """
         options = self._options
         target = key_position(key)
@@ -456,7 +452,7 @@ class Discovery:
                     continue
                 queries, running = queries + 1, running + 1
                 try:
-                    reply = await self._query(contacts[peer], build_query(kind, key))
+                    reply = await self._query(contacts[peer], Message(type=kind, key=key))
                 finally:
                     running -= 1
                     news.set()
@@ -474,10 +470,10 @@ class Discovery:
         for contact in servers:
             if contact.addresses:
                 self._table.add(contact)
-        return _LookupResult(servers, providers)
+        return servers, providers
 
     def _initial_servers(self) -> Iterator[DhtContact]:
-        """Return the servers that have answered, and the connected ones, which need no address."""
+        """Return the servers at which a lookup starts: connected ones, and those that answered earlier lookups."""
         known = {contact.peer: contact for contact in self._table.contacts()}
         for peer in (
             *self._connected_bootstrap,
@@ -488,10 +484,11 @@ class Discovery:
         return (contact for contact in known.values() if not self._failures.in_backoff(contact.peer, None, now))
 
     async def _query(self, contact: DhtContact, message: Message) -> tuple[Message, AddressScope] | None:
-        """Query a server.
+        """Send a query to a server, and wait for the answer.
 
         Returns:
-            The answer and the scope of the server's address, or `None` without an answer; the server is then dropped.
+            The answer, and the scope of the server's address. If no answer comes, `None`; the server is then removed
+            from the table.
         """
         peer = contact.peer
         if not await self._dial(contact):
@@ -516,8 +513,10 @@ class Discovery:
         return answer, scope
 
     async def _announce(self, key: bytes, servers: Iterable[DhtContact]) -> int:
-        """Announce to servers that we provide a key, and return the number of servers that it was sent to. Servers do
-        not answer."""
+        """Announce to servers that the node provides a key. Return the number of servers to which this was sent.
+
+        Servers do not answer, so it is unknown how many have stored the record.
+        """
         rest = list(servers)
         count = 0
 
@@ -528,7 +527,7 @@ class Discovery:
                 with suppress(*BROKEN), self._mark_used(peer), trio.fail_after(self._options.query_timeout):
                     addresses = shareable_addresses(self._own_addresses(peer), self._remote_scope(peer))
                     if not addresses:
-                        self._counters["discovery_unreachable"] += 1  # the server could reach none of our addresses
+                        self._counters["discovery_unreachable"] += 1  # the server can reach no address of the node
                         continue
                     async with self._stream(peer) as stream:
                         message = build_announcement(key, self._node.peer, addresses)
@@ -541,7 +540,7 @@ class Discovery:
         return count
 
     def _own_addresses(self, peer: bytes) -> list[TcpAddress]:
-        """Return the addresses at which a connected peer reaches us."""
+        """Return the addresses at which a connected peer can reach the node."""
         if self._announced_addresses:
             return self._announced_addresses
         addresses: list[TcpAddress] = []
@@ -550,7 +549,7 @@ class Discovery:
             if address is None:
                 continue
             if address.host in ("0.0.0.0", "::"):
-                # any address of this machine: take the one of this peer's connection
+                # the node listens on every address: use the one by which this peer is reached
                 host = _local_address(self._node.remote_address(peer))
                 if host is None or (":" in host) != (":" in address.host):
                     continue
@@ -561,7 +560,7 @@ class Discovery:
     def _remote_scope(self, peer: bytes) -> AddressScope:
         remote = self._node.remote_address(peer)
         if remote is None:
-            raise trio.ClosedResourceError("no connection")
+            raise trio.ClosedResourceError("no connection with the peer")
         scope = address_scope(remote[0])
         return AddressScope.WORLD if scope is None else scope
 
@@ -579,7 +578,7 @@ class Discovery:
     # ------------------------------------------------------------------ dialling
 
     async def _dial(self, contact: DhtContact) -> bool:
-        """Connect to a peer at one of its addresses that are not in back-off, and return whether it is connected."""
+        """Connect to a peer at one of its addresses, except those in back-off. Return true if the peer is connected."""
         peer = contact.peer
         while (call := self._ongoing_dials.get(peer)) is not None:
             await call.wait()
@@ -608,7 +607,7 @@ class Discovery:
             call.set()
 
     async def _dial_providers(self, topic: str, providers: list[DhtContact]) -> None:
-        """Dial random providers of a topic until it has the peers it needs."""
+        """Dial random providers of a topic until the topic has enough peers."""
         self._counters["discovery_providers"] += len(providers)
         self._rng.shuffle(providers)
         tries = self._options.max_providers
@@ -623,11 +622,11 @@ class Discovery:
                 if peer in self._candidates or self._failures.in_backoff(peer, None, now):
                     continue
                 if self._node.is_connected(peer):
-                    # a peer that discovery did not connect stays, on the topic or not
+                    # a peer that discovery has not dialled stays connected, on the topic or not
                     if peer in self._node.router.subscribers(topic) or peer not in self._node.discovered:
                         continue
                 elif all(self._failures.in_backoff(peer, address, now) for address in contact.addresses):
-                    self._counters["discovery_refused"] += 1  # or there is no trusted one
+                    self._counters["discovery_refused"] += 1  # every address is in back-off, or there is none
                     continue
                 tries -= 1
                 return contact
@@ -651,7 +650,7 @@ class Discovery:
                 nursery.start_soon(worker)
 
     async def _wait_for_topic(self, peer: bytes, topic: str) -> bool:
-        """Wait until a peer dialled for a topic subscribes to it, and return whether it does."""
+        """Wait until a peer subscribes to a topic. Return false if it has not done so in time."""
         with trio.move_on_after(self._options.subscribe_timeout):
             while self._node.is_connected(peer):
                 if peer in self._node.router.subscribers(topic):
@@ -664,7 +663,7 @@ class Discovery:
     # ------------------------------------------------------------------ serving
 
     async def _serve(self, stream: INetStream) -> None:
-        """Handle a stream of queries for libp2p."""
+        """Answer the queries on a stream that a peer has opened. libp2p ends the stream when this returns."""
         assert isinstance(stream, NetStream)
         peer = stream.muxed_conn.peer_id.to_bytes()
         stream_count, limit = self._streams.get(peer, 0), self._options.max_streams
@@ -683,7 +682,7 @@ class Discovery:
                 await self._wait_for_rate()
                 answer = self._answer(peer, query)
                 if answer is None:
-                    raise WireError("not a query")
+                    raise WireError("the peer sent an invalid query")
                 if answer:
                     with trio.fail_after(self._options.query_timeout):
                         await stream.write(encode(answer))
@@ -698,26 +697,24 @@ class Discovery:
                 del self._streams[peer]
 
     async def _wait_for_rate(self) -> None:
-        """Limit the rate of answers, so that queries cannot take the node's time."""
+        """Wait if the node answers too often, so that queries cannot take too much of its time."""
         now = trio.current_time()
         self._next_answer_at = max(self._next_answer_at + 1 / self._options.max_answers_per_second, now)
         await trio.sleep(self._next_answer_at - now)
 
     def _answer(self, peer: bytes, query: Message) -> bytes | None:
         scope = self._remote_scope(peer)
+        own_contact = DhtContact(self._node.peer, tuple(self._own_addresses(peer)))
         answer = self._server.answer(
-            query, DhtContact(peer, ()), scope, self._list_known_servers(), self._own_contact(peer), trio.current_time()
+            query, DhtContact(peer, ()), scope, self._list_known_servers(), own_contact, trio.current_time()
         )
         if answer is None:
             return None
         self._counters["discovery_queries_answered"] += 1
         return answer.SerializeToString()
 
-    def _own_contact(self, peer: bytes) -> DhtContact:
-        return DhtContact(self._node.peer, tuple(self._own_addresses(peer)))
-
     def _list_known_servers(self) -> list[DhtContact]:
-        """Return the servers to name to others: servers that have answered us, and connected servers."""
+        """Return the servers to name in answers: connected ones, and those that answered lookups. Cached for 1 s."""
         now = trio.current_time()
         if now >= self._known_servers_at + _KNOWN_SERVERS_AGE:
             known = {contact.peer: contact for contact in self._table.contacts()}
@@ -730,7 +727,7 @@ class Discovery:
 
 
 class _Stream:
-    """A stream to a peer that is closed after use, or reset after an error."""
+    """Context manager of a stream to a peer. The stream is closed at the end, or reset after an exception."""
 
     def __init__(self, node: Node, peer: bytes, protocol: str) -> None:
         self._node, self._peer, self._protocol = node, peer, protocol
@@ -745,7 +742,7 @@ class _Stream:
 
 
 class _Messages:
-    """Reader of the messages on a stream."""
+    """Reader of the DHT messages on a stream."""
 
     def __init__(self, stream: NetStream) -> None:
         self._stream = stream
@@ -756,7 +753,7 @@ class _Messages:
         """Return the next message, or `None` at the end.
 
         Raises:
-            WireError, DecodeError: the message is malformed. A broken stream raises one of `BROKEN`.
+            WireError, DecodeError: The message is malformed. A broken stream raises one of `BROKEN`.
         """
         while not self._waiting:
             try:
@@ -766,23 +763,23 @@ class _Messages:
             self._waiting.extend(self._splitter.feed(data))
         payload = self._waiting.popleft()
         if isinstance(payload, OversizedRpc):
-            raise WireError("the message is too long")
+            raise WireError(f"a DHT message is longer than {MAX_MESSAGE} bytes")
         return Message.FromString(payload)
 
 
 def _parse_announced(text: str, own: bytes) -> TcpAddress:
-    hint = "expected TCP at an IP address, such as /ip4/192.0.2.1/tcp/4811"
+    hint = "Give an address such as /ip4/192.0.2.1/tcp/4811."
     try:
         address = read_address(Multiaddr(text).to_bytes(), own)
     except ADDRESS_ERRORS as error:
-        raise NodeError(f"discovery.announce {text!r}: not a multiaddr; {hint}: {error}") from error
+        raise NodeError(f"cannot use discovery.announce address {text!r} ({error}). {hint}") from error
     if address is None:
-        raise NodeError(f"discovery.announce {text!r}: {hint}")
+        raise NodeError(f"cannot use discovery.announce address {text!r}: it is not TCP at an IP address. {hint}")
     return address
 
 
 def _local_address(remote: tuple[str, int] | None) -> str | None:
-    """Return the local address from which another address is reached, by the routing table. Nothing is sent."""
+    """Return the address of this machine from which another one is reached, by the routing table. Send nothing."""
     if remote is None:
         return None
     family = socket.AF_INET6 if ":" in remote[0] else socket.AF_INET

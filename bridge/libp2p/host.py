@@ -1,7 +1,7 @@
-"""The gossipsub node: connections, and one pubsub stream pair per peer.
+"""The gossipsub node: it keeps connections with peers, and a pubsub session with each.
 
-`traffic.py` contains the path of RPCs between the streams and the router. The router decides and the node does the I/O.
-Everything here runs in one trio task tree; only the sink has threads.
+The router decides what to send, and the node does the I/O. `traffic.py` moves RPCs between streams and router.
+Everything runs in one trio thread; only the sink has other threads.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.slots import InboundSlots, PeerValue
 from kiln.bridge.libp2p.streams import ConnectionEvents, get_swarm, make_host
 from kiln.bridge.libp2p.traffic import Traffic
-from kiln.bridge.libp2p.view import NodeView, copy_savings, describe_bootstrap, describe_peers, peer_name
+from kiln.bridge.libp2p.view import NodeView, copy_savings, describe_bootstrap, describe_peers
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.logs import log_event
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
@@ -69,9 +69,9 @@ _OPEN_ATTEMPTS: Final = 4  # failed outbound streams, after which the node waits
 
 
 class Node:
-    """A gossipsub peer: `await nursery.start(node.run)`, then publish, join, leave, view, and `close`.
+    """A gossipsub peer. Start it by `await nursery.start(node.run)`, and end it by `close`.
 
-    All methods are for the trio thread (from another: trio.from_thread.run_sync).
+    Call all methods in the trio thread. From another thread, use `trio.from_thread.run_sync`.
     """
 
     def __init__(
@@ -88,11 +88,12 @@ class Node:
 
         Args:
             on_message: Called for the first valid copy of each message on a joined topic.
-            authors: Number of keys that sign messages of our own (`publish`).
+            router: Replaces the router that the options describe.
+            authors: Number of keys that sign the node's own messages. `publish` selects one of them.
 
         Raises:
-            NodeError: An address is malformed.
-            BundleError: There are too many bundles.
+            NodeError: An address in the options is invalid.
+            BundleError: The options have more bundles than a hello may name.
         """
         self.peer: PeerID = compute_peer_id(key)
         self.counters: Counter[str] = Counter()
@@ -116,9 +117,8 @@ class Node:
             options.gossip.protocols, self._accept
         )
         self.addresses: tuple[str, ...] = ()
-        """Multiaddrs that the node listens on, with actual ports, each ending in /p2p/<peer id>, for use as
-        bootstrap."""
-        self._discovered: dict[bytes, None] = {}  # peers found by discovery that are being dialled or connected
+        """Multiaddrs that the node listens on. They end in /p2p/<peer id>, so other nodes can use them as bootstrap."""
+        self._discovered: dict[bytes, None] = {}  # peers found by discovery that are connected or being dialled
         self._dialling: set[bytes] = set()  # the discovered peers that are being dialled
         self._banned = BanList(options.ban)
         self._slots = InboundSlots(options.max_connections, self._value_of)
@@ -137,7 +137,7 @@ class Node:
     # ------------------------------------------------------------------ life cycle
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Listen, dial and gossip until closed or cancelled. `task_status.started()` is called once the node listens.
+        """Listen, dial and gossip until `close` is called. `task_status.started()` is called once the node listens.
 
         Raises:
             NodeError: The node cannot listen on an address.
@@ -169,7 +169,7 @@ class Node:
             raise NodeError(f"cannot listen on {', '.join(missing)}. Set bridge.listen to a free port of this machine.")
 
     async def _shut_down(self) -> None:
-        """Stop listening and disconnect all peers at once, unlike libp2p, which leaves its listeners open."""
+        """Stop listening, which libp2p would not do, and disconnect all peers at the same time."""
         self._closing = True
         with shielded(2):
             async with trio.open_nursery() as nursery:
@@ -179,17 +179,23 @@ class Node:
                     nursery.start_soon(close_connection, conn)
 
     def close(self) -> None:
-        """End `run`, which returns within about 2 s; every open stream pair gets its closing frames."""
+        """End `run`, which returns within about 2 s. It puts the closing frames of all sessions into the sink."""
         self._scope.cancel()
 
     # ------------------------------------------------------------------ topics and messages
 
     def publish(self, topic: str, data: bytes, author: int = 0) -> int:
-        """Send a message to the network.
+        """Publish a message, which is signed unless the topic's policy is `none`.
 
-        The message has topic and data. Unless the topic's policy is `none` (StrictNoSign), it also has from, seqno and
-        signature (StrictSign), and the key if the peer id does not contain it.
-        Returns the number of peers for which the message was queued.
+        Args:
+            author: Position in `authors` of the peer id that signs.
+
+        Returns:
+            The number of peers for which the message was queued.
+
+        Raises:
+            MessageTooLargeError: The message does not fit in an RPC.
+            SeqnoError: The file of the sequence numbers cannot be written.
         """
         message = Message(topic=topic, data=data)
         if self._options.gossip.policy_of(topic) != "none":
@@ -199,15 +205,15 @@ class Node:
 
     def join(self, topic: str) -> None:
         """Subscribe to a topic and join its mesh."""
-        self._traffic.dispatch(self.router.join(topic, trio.current_time()))
+        self._traffic.dispatch(self.router.join(topic))
 
     def leave(self, topic: str) -> None:
-        """Undo `join`."""
+        """Unsubscribe from a topic and leave its mesh."""
         self._traffic.dispatch(self.router.leave(topic, trio.current_time()))
 
     @property
     def authors(self) -> tuple[str, ...]:
-        """The peer ids under which this node publishes; the node's own id is the first."""
+        """The peer ids that sign the node's own messages. The first is the node's peer id."""
         return tuple(peer_text(compute_peer_id(key)) for key in self._author_keys)
 
     # ------------------------------------------------------------------ interface for discovery
@@ -224,30 +230,30 @@ class Node:
 
     @property
     def bootstrap(self) -> dict[bytes, int]:
-        """Number of dials of each peer of `bridge.bootstrap`, connected or not."""
+        """The bootstrap peers, connected or not, and how often the node has tried to dial each."""
         return {target.id.to_bytes(): target.attempts for target in self.bootstrap_peers}
 
     def serve(self, protocol: str, handler: Callable[[INetStream], Awaitable[None]]) -> None:
-        """Register the handler of another protocol before `run`. A stream lives as long as its handler runs."""
+        """Register a handler for streams of another protocol, before `run`. A stream ends when its handler returns."""
         self._handlers[protocol] = handler
 
     @property
     def is_listening(self) -> bool:
-        """Return whether the node has an address to listen on."""
+        """True if the options have an address to listen on."""
         return bool(self._listen)
 
     def is_connected(self, peer: bytes) -> bool:
         return bool(self._open_connections(ID(peer)))
 
     def remote_address(self, peer: bytes) -> tuple[str, int] | None:
-        """Return IP address and port of the newest connection with a peer."""
+        """Return IP address and port of the peer's end of the newest connection with it, or `None` without one."""
         for conn in reversed(self._open_connections(ID(peer))):
             if isinstance(conn, SwarmConn) and isinstance(conn.muxed_conn, Yamux):
                 return conn.muxed_conn.secured_conn.get_remote_address()
         return None
 
     def peers_speaking(self, *protocols: str) -> list[tuple[bytes, list[bytes]]]:
-        """Return the connected peers that support one of these protocols, with the multiaddrs that they announce."""
+        """Return each connected peer that supports one of these protocols, with the multiaddrs that it announces."""
         store = self._host.get_peerstore()
         peers = []
         for peer in {conn.muxed_conn.peer_id for conn in self._swarm.get_connections()}:
@@ -257,10 +263,16 @@ class Node:
         return peers
 
     async def dial_discovered(self, peer: bytes, address: str, seconds: float) -> str:
-        """Dial a peer at an address that other peers named; one call per peer at a time.
+        """Dial a peer that discovery has found. Only one call at a time may dial a peer.
 
-        A peer that speaks pubsub is treated like any other, except that such peers are at most half of a mesh.
-        Returns the reason of a failure, or "".
+        The peer then counts as discovered. Discovered peers are at most half of a mesh.
+
+        Args:
+            address: A multiaddr of the peer.
+            seconds: Timeout.
+
+        Returns:
+            "" if the peer is connected, else the reason of the failure.
         """
         if peer in self.bootstrap:
             return "it is a bootstrap peer"
@@ -277,10 +289,10 @@ class Node:
             self._remove_link(peer)
 
     async def stream_to(self, peer: bytes, *protocols: str) -> NetStream:
-        """Open a stream of the first protocol that a connected peer speaks; raises one of `BROKEN` on failure."""
+        """Open a stream to a connected peer, with the first protocol that it supports; raises `BROKEN` on failure."""
         connections = self._open_connections(ID(peer))
         if not connections:
-            raise trio.ClosedResourceError("no connection")
+            raise trio.ClosedResourceError("no connection with the peer")
         return await self._negotiate(connections[-1], protocols)
 
     async def disconnect(self, peer: bytes) -> None:
@@ -292,23 +304,23 @@ class Node:
         self._nursery.start_soon(self.disconnect, peer)
 
     async def disconnect_discovered(self, peer: bytes) -> None:
-        """Disconnect a peer that `dial_discovered` dialled; do nothing for another peer."""
+        """Disconnect a peer, but only if `dial_discovered` has dialled it."""
         if peer in self._discovered:
             await self.disconnect(peer)
 
     # ------------------------------------------------------------------ views
 
     def view(self) -> NodeView:
-        """Return the current state."""
+        """Return the current state of the node and its peers."""
         counters = Counter(self.router.counters)
         counters.update(self.counters)
         counters.update(self._slots.counters)
         return NodeView(
-            peer=peer_name(self.peer),
+            peer=peer_text(self.peer),
             addresses=self.addresses,
             peers=tuple(describe_peers(self._links.values(), self.router)),
             bootstrap=tuple(describe_bootstrap(self.bootstrap_peers, self._links)),
-            mesh={topic: tuple(map(peer_name, sorted(peers))) for topic, peers in self.router.mesh.items()},
+            mesh={topic: tuple(map(peer_text, sorted(peers))) for topic, peers in self.router.mesh.items()},
             topics=self.topics,
             frames_in=self.counters["frames_in"],
             frames_out=self.counters["frames_out"],
@@ -370,9 +382,12 @@ class Node:
             await trio.sleep(pause * random.uniform(0.75, 1.25))
 
     async def _dial(self, target: BootstrapPeer) -> str:
-        """Dial a peer, and return "" or the reason why no address answered."""
+        """Dial a bootstrap peer at one address after the other. Return "" if it is connected, else the last error."""
         if seconds := self._ban_left(target.id.to_bytes()):
-            return f"{target.addresses[0]}: banned for bad conduct for {seconds:.0f} s more"
+            return (
+                f"{target.addresses[0]}: the peer is banned for {seconds:.0f} s more, because its score was too low. "
+                "A restart of the bridge ends the ban."
+            )
         error = ""
         for address in target.addresses:
             error = await dial(self._swarm, address, target.id, self._options.dial_timeout)
@@ -382,7 +397,7 @@ class Node:
         return error
 
     async def _accept(self, stream: INetStream) -> None:
-        """Handle a new inbound pubsub stream for libp2p; the stream lives as long as this runs."""
+        """Handle a pubsub stream that a peer has opened. libp2p ends the stream when this returns."""
         assert isinstance(stream, NetStream)
         if self._closing:
             return
@@ -405,7 +420,7 @@ class Node:
             link.unread_inbounds = [*(unread for unread in link.unread_inbounds if unread not in dropped), inbound]
             link.inbound_opened.set()
             if session is not None and read:
-                # the newest stream of a connection counts, as the peer has given up the other
+                # only the newest stream of a connection is read, because the peer has given up the other
                 self.counters["stream_replaced"] += 1
                 session.end("the peer opened a new stream")
             for unread in dropped:
@@ -417,7 +432,7 @@ class Node:
         inbound.done.set()
 
     async def _check_connection(self, session: PubsubSession) -> None:
-        """Close the connection of the node's stream if it is dead: the peer may have restarted and dialled again."""
+        """Close the connection of the node's stream if the peer does not answer on it, for example after a restart."""
         conn = session.outbound.swarm_conn
         assert isinstance(conn, SwarmConn)
         try:
@@ -427,13 +442,12 @@ class Node:
             session.end("the peer opened a new connection, and does not answer on the previous one")
             self._nursery.start_soon(close_connection, conn)
         except BROKEN:
-            return  # it answers, although it does not speak the protocol, or it has ended
+            return  # the peer answers but has no ping, or the connection has ended
 
     # ------------------------------------------------------------------ one peer
 
     async def _serve(self, link: PeerLink) -> None:
-        """Keep a stream pair with a connected peer, and open a new pair if the streams break but the connection does
-        not."""
+        """Keep a pubsub session with a connected peer. If streams break but not the connection, start a new session."""
         delay, failures = 0.05, 0
         try:
             with link.scope:
@@ -459,7 +473,7 @@ class Node:
                 await self._drop_inbound(inbound)
 
     async def _run_session(self, link: PeerLink) -> bool:
-        """Exchange frames until either stream ends, and return true if the node's stream could not be opened."""
+        """Exchange RPCs with a peer until the streams end. Return true if the node's stream could not be opened."""
         try:
             with trio.fail_after(self._options.negotiate_timeout):
                 outbound, protocol = await self._open_stream(link)
@@ -481,7 +495,7 @@ class Node:
             log_event(
                 _LOG,
                 "peer connected",
-                peer=peer_name(link.peer),
+                peer=peer_text(link.peer),
                 address=session.address,
                 protocol=session.protocol,
                 dialled=session.dialled,
@@ -499,7 +513,7 @@ class Node:
             log_event(
                 _LOG,
                 "peer disconnected",
-                peer=peer_name(link.peer),
+                peer=peer_text(link.peer),
                 reason=reason,
                 agent=session.agent,
                 frames_in=session.frames_in,
@@ -521,7 +535,7 @@ class Node:
         connections = self._open_connections(link.id)
         conn = offered if offered in connections else connections[-1] if connections else None
         if not isinstance(conn, SwarmConn):
-            raise trio.ClosedResourceError("no connection")
+            raise trio.ClosedResourceError("no connection with the peer")
         stream = await self._negotiate(conn, self._options.gossip.protocols)
         return stream, str(stream.get_protocol())
 
@@ -529,8 +543,7 @@ class Node:
         return await negotiate(conn, self._host.multiselect_client, protocols, self._options.negotiate_timeout)
 
     def _count_colocated(self, ip: str) -> None:
-        """Pass the number of peers that share a public address to the router: many peers at one address are often one
-        attacker."""
+        """Report to the router how many peers share a public IP address: many of them are often one attacker (P6)."""
         if not ip or not ipaddress.ip_address(ip).is_global:
             return
         colocated = [link.peer for link in self._links.values() if link.session is not None and link.session.ip == ip]
@@ -538,7 +551,7 @@ class Node:
             self.router.set_colocated_peers(peer, len(colocated))
 
     async def _watch(self, session: PubsubSession) -> None:
-        """End the session when the peer resets the node's stream, on which peers send no pubsub."""
+        """End the session when the peer resets the stream that the node has opened. No RPCs arrive on this stream."""
         try:
             while True:
                 await session.outbound.muxed_stream.read(READ_BYTES)
@@ -548,10 +561,10 @@ class Node:
             session.end("stream reset by the peer")
 
     async def _await_inbound(self, link: PeerLink, session: PubsubSession) -> None:
-        """Wait until the peer opens a pubsub stream; disconnect a bootstrap peer that opens none, to dial it again.
+        """Wait until the peer opens a pubsub stream. A bootstrap peer that opens none is disconnected, then redialled.
 
-        go-libp2p asks once for each connection which protocols the other side speaks, and waits 5 s. If the node was
-        too busy to answer, go-libp2p-pubsub opens no stream for as long as the connection lasts.
+        go-libp2p asks for the node's protocols only once per connection, and waits 5 s. If the node was too busy to
+        answer, go-libp2p-pubsub opens no stream on this connection.
         """
         target = next((bootstrap for bootstrap in self.bootstrap_peers if bootstrap.id == link.id), None)
         with trio.move_on_after(math.inf if target is None else self._options.inbound_timeout * 2**target.streamless):
@@ -574,7 +587,7 @@ class Node:
             session.nursery.start_soon(self._read_stream, session, inbound)
 
     async def _read_stream(self, session: PubsubSession, inbound: InboundStream) -> None:
-        """Read one of the peer's streams; the session ends with the last one."""
+        """Read one of the peer's streams to its end. The session ends with the last of the streams."""
         reason = await self._traffic.read(session, inbound)
         session.inbounds.remove(inbound)
         await self._drop_inbound(inbound)
@@ -593,14 +606,14 @@ class Node:
         return self._banned.remaining(peer, trio.current_time())
 
     def _ban(self, session: PubsubSession) -> None:
-        """Disconnect a graylisted peer and refuse it for a while."""
+        """Disconnect a graylisted peer, and refuse its connections for `NodeOptions.ban` seconds."""
         if not self._options.ban:
             return
         if not self._ban_left(session.peer):
             self.counters["peers_banned"] += 1
         self._banned.add(session.peer, trio.current_time())
         self._begin_disconnect(session.peer)
-        session.end("banned: score below the graylist threshold")
+        session.end("the peer is banned: its score is below the graylist threshold")
 
     # ------------------------------------------------------------------ clocks and room
 
@@ -616,7 +629,7 @@ class Node:
                     self._ban(link.session)
 
     def _identify(self, link: PeerLink, session: PubsubSession) -> None:
-        """Pass the peer's agent version to the router once identify has completed."""
+        """Pass the agent version of a peer to the router, once identify has reported it."""
         if not session.agent:
             with suppress(PeerStoreError):  # not yet
                 session.agent = str(self._host.get_peerstore().get(link.id, AGENT_KEY))

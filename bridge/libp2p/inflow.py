@@ -1,7 +1,7 @@
-"""A fast path from TCP to the buffers of a connection's streams, for yamux frames that are plain data.
+"""A fast path for received yamux data frames, from TCP to the buffers of streams.
 
-Stock py-libp2p passes such a frame through twenty coroutines, four locks and as many formatted debug lines
-(docs/performance.md gives the CPU of a frame). All other yamux frames take the stock path.
+py-libp2p passes each frame through twenty coroutines, four locks and four formatted debug lines (docs/performance.md
+gives the CPU of a frame). Frames of other types, or with flags, still take this path.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _STREAM_AND_LENGTH: Final = Struct(">4xII")
 
 
 class BufferedTCP(TrioTCPStream):
-    """A TCP stream that reads ahead.
+    """A TCP stream that reads ahead, because each read is a system call.
 
-    Noise reads the 2 bytes of a length and then the message. Without reading ahead, each read would be a system call.
+    Noise needs two reads for each of its messages: one for the 2 bytes of the length, and one for the message.
     """
 
     _ahead = b""
@@ -50,7 +50,7 @@ class BufferedTCP(TrioTCPStream):
         return ahead[start:end]
 
     def next_noise_message(self) -> bytes | None:
-        """Return the next noise message without its length, or `None` if it was not read ahead completely."""
+        """Return the next noise message without its length, or `None` if it is not yet buffered completely."""
         ahead, start = self._ahead, self._at + 2
         if start > len(ahead):
             return None
@@ -62,9 +62,10 @@ class BufferedTCP(TrioTCPStream):
 
 
 class InflowSession(SecureSession):
-    """A noise session that puts plain data of an attached yamux connection directly into its stream buffers.
+    """A noise session that moves yamux data frames directly into the buffers of their streams.
 
-    Reading a yamux header then returns only headers of frames that are not plain data of an open stream.
+    This happens when yamux reads a header. The read then returns the first header that is not of a data frame without
+    flags for an open stream.
     """
 
     _yamux: Yamux | None = None
@@ -73,7 +74,7 @@ class InflowSession(SecureSession):
     _at = 0  # read position in `_plain`
 
     def attach(self, yamux: Yamux) -> None:
-        """Attach the yamux connection whose frames follow from now on."""
+        """Set the yamux connection that owns the streams. From now on, the received bytes must be its frames."""
         self._yamux = yamux
         noise = self.conn
         raw = noise.read_writer.read_write_closer if isinstance(noise, NoiseTransportReadWriter) else None
@@ -81,7 +82,7 @@ class InflowSession(SecureSession):
         self._tcp = stream if isinstance(stream, BufferedTCP) else None
 
     async def read(self, n: int | None = None) -> bytes:
-        """Read like stock, except that a read of HEADER_SIZE bytes is a yamux header; `read_body` reads its body."""
+        """Read `n` bytes. If a yamux connection is attached and `n` is HEADER_SIZE, read the next yamux header."""
         if n == HEADER_SIZE and self._yamux is not None:
             return await self._read_header(self._yamux)
         if n is None:
@@ -90,7 +91,7 @@ class InflowSession(SecureSession):
         return await self.read_body(n)
 
     async def read_body(self, n: int) -> bytes:
-        """Read `n` bytes, or fewer if the connection ends among them.
+        """Read `n` bytes, which are not a yamux header. Return fewer only if the connection ends.
 
         Raises:
             ConnectionClosedError: The connection ends before the first byte.
@@ -123,7 +124,7 @@ class InflowSession(SecureSession):
         """Read and decrypt a noise message.
 
         Raises:
-            ConnectionClosedError: The message is empty, which stock treats as the end.
+            ConnectionClosedError: The message is empty. py-libp2p treats that as the end of the connection.
         """
         noise, tcp = self.conn, self._tcp
         encrypted = tcp.next_noise_message() if tcp is not None else None
@@ -151,13 +152,13 @@ class InflowSession(SecureSession):
                 raise IncompleteReadError(
                     "the connection ended inside a yamux frame", expected_bytes=length, received_bytes=len(data)
                 )
-            # no lock is needed without an await up to the end of the turn; the stream may have ended meanwhile
+            # nothing awaits up to the checkpoint, so no lock is needed; the stream may have ended during the read
             buffer, event = buffers.get(number), events.get(number)
             if buffer is not None and event is not None:
                 buffer += data
                 stream.recv_window -= length
                 if len(buffer) > DEFAULT_WINDOW_SIZE:
-                    raise trio.TooSlowError  # over its window, which stock only logs; here it ends the connection
+                    raise trio.TooSlowError  # ends the connection; py-libp2p only logs that a peer exceeds its window
                 event.set()
             frames += 1
             if not frames % _CHECKPOINT_INTERVAL:
@@ -165,7 +166,7 @@ class InflowSession(SecureSession):
 
 
 class InflowNoise(NoiseTransport):
-    """Noise transport with `InflowSession`s."""
+    """A noise transport whose sessions are `InflowSession`s."""
 
     async def secure_inbound(self, conn: IRawConnection) -> ISecureConn:
         return _as_inflow_session(await super().secure_inbound(conn))

@@ -3,14 +3,14 @@
 Source: libp2p specs, kad-dht/README.md. This module uses py-libp2p's messages, but not its KadDHT (0.8.1), which has
 these faults:
 
-* A node that announces a key finds only itself under that key: its own record ends the look-up.
+* A node that announces a key finds only itself as a provider, because its own record ends the lookup.
 * It dials every address that it receives, including DNS names.
-* It queries any connected peer, whether or not that peer is in the DHT.
-* It accepts a prefix of the protocol id and ignores it.
-* It stores keys, values (50,000 of 1 MiB) and counts by peer for others with no useful limit.
-* It echoes ADD_PROVIDER. go-libp2p sends another query on the same stream, and takes the echo for its answer.
+* It queries any connected peer, even one that is not a DHT server.
+* It ignores the protocol prefix that it is given.
+* It stores up to 50,000 values of 1 MiB for others, and keys and counters without a limit.
+* It answers ADD_PROVIDER. go-libp2p expects no answer, and takes it for the answer to its next query on the stream.
 
-Times are seconds of the caller's clock.
+Times are in seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -25,35 +25,34 @@ from typing import Final, NamedTuple
 from libp2p.kad_dht.pb.kademlia_pb2 import Message
 from multiformats import multihash
 
-K: Final = 20  # servers that store a record, and peers in an answer
-MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht queries no longer keys
+K: Final = 20  # servers that store a record, and also peers in an answer
+MAX_KEY: Final = 128  # bytes; go-libp2p-kad-dht accepts no longer keys
 MAX_MESSAGE: Final = 256 * 1024
 MAX_ADDRESSES: Final = 8  # of a peer
-MAX_PROVIDERS: Final = 100  # in an answer, our own or a peer's
+MAX_PROVIDERS: Final = 100  # in an answer, sent or received
 
 _SHA2_256: Final = b"\x12\x20"
 _IP4, _IP6, _TCP, _P2P = b"\x04", b"\x29", b"\x06", b"\xa5\x03"
 _NAT64: Final = IPv6Network("64:ff9b::/96")
-_MAX_PEER_ID: Final = 42  # bytes; longer keys are hashed
+_MAX_PEER_ID: Final = 42  # bytes; peer ids of longer keys are hashes
 
 
 def topic_key(topic: str) -> bytes:
-    """Return the DHT key of a topic: the sha2-256 multihash of its UTF-8 (CIP-120, Peer discovery).
+    """Return the DHT key of a topic: the sha2-256 multihash of its name in UTF-8 (CIP-120, Peer discovery).
 
-    The routing discovery of go-libp2p and js-libp2p uses the same key: theirs is a CID of that multihash, and the DHT
-    sees only the multihash.
+    The routing discovery of go-libp2p and js-libp2p uses the same key.
     """
     key: bytes = multihash.digest(topic.encode(), "sha2-256")
     return key
 
 
 def key_position(key: bytes) -> int:
-    """Return the position of a key or a peer id in the key space; distance is the XOR of two positions."""
+    """Return the position of a key or a peer id in the key space. The distance of two is the XOR of their positions."""
     return int.from_bytes(hashlib.sha256(key).digest(), "big")
 
 
 def is_peer_id(raw: bytes) -> bool:
-    """Return whether the bytes are the multihash of a peer id: of sha2-256, or the key itself."""
+    """Return true if the bytes are a peer id: a sha2-256 multihash, or an identity multihash of the public key."""
     if raw[:2] == _SHA2_256:
         return len(raw) == 34
     return 2 < len(raw) <= _MAX_PEER_ID and raw[0] == 0 and raw[1] == len(raw) - 2
@@ -63,11 +62,11 @@ def is_peer_id(raw: bytes) -> bool:
 
 
 class AddressScope(IntEnum):
-    """The network from which an address can be reached."""
+    """The nodes from which an address can be reached."""
 
-    HOST = 0  # this machine alone
-    SITE = 1  # a private network
-    WORLD = 2
+    HOST = 0  # those on the same machine
+    SITE = 1  # those in the same private network
+    WORLD = 2  # all
 
 
 def address_scope(host: str) -> AddressScope | None:
@@ -77,11 +76,11 @@ def address_scope(host: str) -> AddressScope | None:
         if ip.ipv4_mapped is not None:
             ip = ip.ipv4_mapped
         elif ip.sixtofour is not None or ip.teredo is not None or ip in _NAT64:
-            return None  # an embedded IPv4 address
+            return None  # it embeds an IPv4 address, which may have any scope
     if ip.is_loopback:
         return AddressScope.HOST
     if ip.is_unspecified or ip.is_multicast or ip.is_reserved or ip.is_link_local:
-        # connect() takes "unspecified" for this machine; clouds serve secrets at link-local addresses
+        # connect() to an unspecified address reaches this machine; clouds serve secrets at link-local addresses
         return None
     return AddressScope.WORLD if ip.is_global else AddressScope.SITE
 
@@ -92,21 +91,21 @@ class TcpAddress(NamedTuple):
     host: str
     port: int
 
-    # by hand for speed: one query is answered with up to 800 addresses
+    # without the multiaddr package, which is slow: one answer has up to 800 addresses
     @property
     def text(self) -> str:
-        """Return the multiaddr."""
+        """The multiaddr as text."""
         return f"/{'ip6' if ':' in self.host else 'ip4'}/{self.host}/tcp/{self.port}"
 
     @property
     def bytes(self) -> bytes:
-        """Return the multiaddr."""
+        """The multiaddr as bytes."""
         ip = ip_address(self.host)
         return (_IP6 if ip.version == 6 else _IP4) + ip.packed + _TCP + self.port.to_bytes(2, "big")
 
 
 def read_address(raw: bytes, peer: bytes) -> TcpAddress | None:
-    """Read a multiaddr of TCP over IP, with or without /p2p/ of that peer; `None` for any other, such as a DNS name."""
+    """Read a multiaddr of an IP address and a TCP port, with or without /p2p/ of the peer; `None` for any other."""
     if raw[:1] == _IP4:
         size = 4
     elif raw[:1] == _IP6:
@@ -121,17 +120,20 @@ def read_address(raw: bytes, peer: bytes) -> TcpAddress | None:
 
 
 class DhtContact(NamedTuple):
-    """A peer and its reported addresses."""
+    """A peer, and the addresses that were reported for it."""
 
     peer: bytes
     addresses: tuple[TcpAddress, ...]
 
 
 def trusted_contact(peer: bytes, addresses: Iterable[bytes], speaker_scope: AddressScope) -> DhtContact:
-    """Return the addresses of a peer that are plausible for the scope of the peer that reported them.
+    """Return a peer with the reported addresses that the node may dial.
 
-    A peer outside cannot know what is on this machine or in its network. Dialling such addresses would only let it scan
-    the inside.
+    An address on this machine counts only if it is reported from this machine, and a private address only if it is
+    reported from a private network or this machine. Otherwise strangers could make the node scan its own network.
+
+    Args:
+        speaker_scope: Scope of the address of the node that reported the addresses.
     """
     believed: dict[TcpAddress, None] = {}
     for raw in addresses:
@@ -146,12 +148,12 @@ def trusted_contact(peer: bytes, addresses: Iterable[bytes], speaker_scope: Addr
 
 
 def merge_contacts(one: DhtContact, other: DhtContact) -> DhtContact:
-    """Merge the addresses of two contacts, the addresses of the first contact first."""
+    """Merge the addresses of two contacts of a peer, those of `one` first, up to MAX_ADDRESSES."""
     return DhtContact(one.peer, tuple(dict.fromkeys((*one.addresses, *other.addresses)))[:MAX_ADDRESSES])
 
 
 def shareable_addresses(addresses: Iterable[TcpAddress], listener_scope: AddressScope) -> list[bytes]:
-    """Return the addresses that are reachable from the scope of the listener."""
+    """Return the multiaddrs of the addresses that a node with an address of `listener_scope` can reach."""
     shared = []
     for address in addresses:
         scope = address_scope(address.host)
@@ -164,7 +166,7 @@ def shareable_addresses(addresses: Iterable[TcpAddress], listener_scope: Address
 
 
 class KademliaTable:
-    """Servers that have answered, up to K for each number of leading bits that they share with the node's position.
+    """DHT servers that have answered, in buckets of up to K by their distance from the node.
 
     A full bucket takes no new server, because a server that has been up for long is likely to stay.
     """
@@ -180,7 +182,7 @@ class KademliaTable:
         return self._buckets.setdefault((self._own ^ key_position(peer)).bit_length(), {})
 
     def add(self, contact: DhtContact) -> None:
-        """Add a server that has answered at these addresses."""
+        """Add a server that has answered, if its bucket has room, or update its addresses."""
         bucket = self._bucket(contact.peer)
         if contact.peer in bucket or len(bucket) < K:
             bucket[contact.peer] = contact
@@ -195,23 +197,23 @@ class KademliaTable:
 
 
 def nearest_contacts(contacts: Iterable[DhtContact], key: bytes) -> list[DhtContact]:
-    """Return the contacts nearest to a key, nearest first."""
+    """Return the K contacts nearest to a key, nearest first."""
     target = key_position(key)
     return sorted(contacts, key=lambda contact: key_position(contact.peer) ^ target)[:K]
 
 
 @dataclass(frozen=True)
 class DhtLimits:
-    """Limits of the records stored for others; the age in seconds."""
+    """Limits of the provider records that are stored for other peers."""
 
     records: int = 10_000
     of_a_key: int = MAX_PROVIDERS
     of_a_peer: int = 1_000
-    age: float = 24 * 3600.0  # go forgets addresses of providers after a day, and the record after two
+    age: float = 24 * 3600.0  # seconds; go-libp2p drops the addresses of providers after a day, too
 
 
 class ProviderRecords:
-    """Provider records by key, as announced by the peers. If there is no room, the least recently renewed one is
+    """Provider records of other peers: which peer provides which key. At a limit, the one renewed longest ago is
     dropped."""
 
     def __init__(self, limits: DhtLimits) -> None:
@@ -224,7 +226,7 @@ class ProviderRecords:
         return len(self._records)
 
     def add(self, key: bytes, contact: DhtContact, now: float) -> None:
-        """Add or renew the record that a peer provides a key."""
+        """Record that a peer provides a key, or renew the record."""
         self._remove(key, contact.peer)
         limits = self._limits
         peers, keys = self._by_key.get(key, {}), self._by_peer.get(contact.peer, {})
@@ -239,7 +241,7 @@ class ProviderRecords:
         self._by_peer.setdefault(contact.peer, {})[key] = None
 
     def get_providers(self, key: bytes, now: float) -> list[DhtContact]:
-        """Return the providers of a key."""
+        """Return the providers of a key whose records have not expired."""
         self._expire(now)
         return [self._records[key, peer][0] for peer in self._by_key.get(key, ())]
 
@@ -262,24 +264,19 @@ class ProviderRecords:
 # ---------------------------------------------------------------- messages
 
 
-def build_query(kind: Message.MessageType, key: bytes) -> Message:
-    """Build a FIND_NODE or GET_PROVIDERS."""
-    return Message(type=kind, key=key)
-
-
 def build_announcement(key: bytes, own: bytes, addresses: Iterable[bytes]) -> Message:
-    """Build an ADD_PROVIDER of our own."""
+    """Build an ADD_PROVIDER message, by which the node announces that it provides a key."""
     provider = Message.Peer(id=own, addrs=addresses)
     return Message(type=Message.ADD_PROVIDER, key=key, providerPeers=[provider])
 
 
 def read_peers(peers: Sequence[Message.Peer], most: int, speaker_scope: AddressScope) -> list[DhtContact]:
-    """Read at most `most` peers of an answer, with their plausible addresses."""
+    """Read at most `most` peers of an answer, with those of their addresses that the node may dial."""
     return [trusted_contact(peer.id, peer.addrs, speaker_scope) for peer in peers[:most] if is_peer_id(peer.id)]
 
 
 def write_peers(contacts: Iterable[DhtContact], listener_scope: AddressScope) -> list[Message.Peer]:
-    """Write peers for an answer, without those that have no reachable address."""
+    """Write peers for an answer, with the addresses that its receiver can reach. Peers without any are left out."""
     messages = []
     for contact in contacts:
         addresses = shareable_addresses(contact.addresses, listener_scope)
@@ -289,15 +286,15 @@ def write_peers(contacts: Iterable[DhtContact], listener_scope: AddressScope) ->
 
 
 class DhtServer:
-    """A DHT server of known servers and providers. It neither stores nor returns values."""
+    """Answers DHT queries for servers and providers. It stores no values."""
 
     def __init__(self, own: bytes, limits: DhtLimits) -> None:
         self._own = own
         self.providers = ProviderRecords(limits)
         self.provided: set[bytes] = set()
-        """Keys of topics that we provide ourselves."""
+        """Keys of the topics that the node itself provides."""
         self.blocks: Container[bytes] = ()
-        """Multihashes of blocks that we provide ourselves."""
+        """Multihashes of the blocks that the node itself provides."""
 
     def answer(
         self,
@@ -311,12 +308,13 @@ class DhtServer:
         """Answer a query.
 
         Args:
-            sender_scope: scope of the sender's address.
-            known: the servers to choose from.
-            own_contact: our own addresses.
+            sender: The peer that sent the query.
+            sender_scope: Scope of the sender's address.
+            known: The servers from which the nearest are selected.
+            own_contact: The node itself, with its addresses.
 
         Returns:
-            The answer, an empty message if no answer is due, or `None` if the stream must be reset.
+            The answer. It is empty if nothing is to be sent, and `None` if the query is invalid.
         """
         kind, key = query.type, query.key
         if kind == Message.PING:

@@ -21,17 +21,17 @@ _FILE_BYTES: Final = len(_HEADER) + 64
 
 
 class KeyFileError(Exception):
-    """The identity key cannot be used; the message names the file, the cause and the fix."""
+    """The file of the identity key cannot be used. The error text names the file, the cause and a remedy."""
 
 
 def load_or_create_key(path: Path) -> Ed25519PrivateKey:
-    """Load the key in `path`; if there is no file, create a key and write it there with mode 0600.
+    """Load the key from a file. If the file does not exist, create a key and write it there with mode 0600.
 
-    The mode of a file that others can read is not corrected, because they may already know the key. A file that cannot
-    be used is not replaced, because the node would lose its identity.
+    A file that other users can read is refused: its mode is not corrected, because they may already know the key. A
+    file that cannot be used is not replaced, because the node would lose its identity.
 
     Raises:
-        KeyFileError: The file cannot be read or written, others may read or write it, or it does not contain such a
+        KeyFileError: The file cannot be read or written, other users may read or write it, or it contains no Ed25519
             key.
     """
     try:
@@ -49,9 +49,10 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
 
 
 def derive_author_keys(identity: Ed25519PrivateKey, count: int) -> tuple[Ed25519PrivateKey, ...]:
-    """Derive the keys that sign a node's own messages: its identity, and `count - 1` others (HKDF, RFC 5869).
+    """Return the keys that sign a node's own messages: its identity, and `count - 1` keys derived from it.
 
-    An identity has the same authors after each start, so that peers know the sequence numbers of all of them.
+    An identity gives the same keys at each start, because peers remember the last sequence number of each author.
+    Source: HKDF, RFC 5869.
     """
     seed = identity.private_bytes_raw()
     derived = (HKDF(SHA256(), 32, None, b"kiln author %d" % index).derive(seed) for index in range(1, count))
@@ -64,12 +65,15 @@ def _load(path: Path) -> Ed25519PrivateKey:
         with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise KeyFileError(f"cannot read the identity key {path}: it is not a regular file. Move it away.")
+                raise KeyFileError(
+                    f"cannot read the identity key {path}: it is not a regular file. Move it away to get a new "
+                    "identity."
+                )
             mode = stat.S_IMODE(status.st_mode)
             if mode & 0o077:
                 raise KeyFileError(
-                    f"cannot use the identity key {path}: it has mode {mode:04o}, so users other than its owner may "
-                    f"have read it. If none did, run chmod 600 {path}"
+                    f"cannot use the identity key {path}: it has mode {mode:04o}, so other users may have read it. If "
+                    f"none did, run chmod 600 {path}. Otherwise move the file away to get a new identity."
                 )
             raw = file.read(_FILE_BYTES + 1)
     except FileNotFoundError:
@@ -85,14 +89,14 @@ def _load(path: Path) -> Ed25519PrivateKey:
         ) from error
     if len(raw) != _FILE_BYTES or not raw.startswith(_HEADER):
         raise KeyFileError(
-            f"cannot read the identity key {path}: not a libp2p Ed25519 private key. Restore the right file, or move "
-            "this one away to get a new identity."
+            f"cannot read the identity key {path}: it is not a libp2p Ed25519 private key. Restore the right file, or "
+            "move this one away to get a new identity."
         )
     seed, public = raw[len(_HEADER) : len(_HEADER) + 32], raw[len(_HEADER) + 32 :]
     key = Ed25519PrivateKey.from_private_bytes(seed)
     if key.public_key().public_bytes_raw() != public:
         raise KeyFileError(
-            f"cannot use the identity key {path}: it is damaged, its private and public halves do not match. Restore "
+            f"cannot use the identity key {path}: it is damaged: private and public key do not match. Restore "
             "the file, or move it away to get a new identity."
         )
     return key

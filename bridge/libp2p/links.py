@@ -21,14 +21,14 @@ _CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget
 
 
 class QueuedRpc(NamedTuple):
-    """A serialized RPC, with the verdicts of its frame."""
+    """A serialized RPC to send. `verdicts` has a `Verdict` byte for each message of the node's own, for the capture."""
 
     payload: bytes
     verdicts: bytes
 
 
 class SendQueue:
-    """Serialized RPCs that wait to be written to one peer, in two lanes. The priority lane is written first."""
+    """RPCs that wait to be written to one peer, in two lanes. The priority lane is written first."""
 
     def __init__(self) -> None:
         self._lanes: dict[bool, deque[QueuedRpc]] = {False: deque(), True: deque()}
@@ -37,11 +37,11 @@ class SendQueue:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes in both lanes."""
+        """Total size of the waiting RPCs in bytes."""
         return self._bytes[False] + self._bytes[True]
 
     def put(self, rpc: QueuedRpc, priority: bool, limit: int) -> bool:
-        """Queue an RPC, and return whether there was room: `limit` bytes in a lane, or one RPC of any size."""
+        """Add an RPC to its lane. Return false if the lane would exceed `limit` bytes, unless it is empty."""
         size = self._bytes[priority] + len(rpc.payload)
         if size > limit and self._lanes[priority]:
             return False
@@ -51,7 +51,7 @@ class SendQueue:
         return True
 
     def pop(self, limit: int) -> list[QueuedRpc]:
-        """Remove and return RPCs of at most `limit` bytes, or one RPC of any size."""
+        """Remove and return the next RPCs, of at most `limit` bytes in total. A longer RPC is returned alone."""
         popped: list[QueuedRpc] = []
         room = limit
         for priority in (True, False):
@@ -68,7 +68,7 @@ class SendQueue:
 
 
 class InboundStream:
-    """A pubsub stream opened by a peer. libp2p's handler waits until `done`."""
+    """A pubsub stream that a peer has opened. Set `done` to let libp2p's handler of the stream return."""
 
     def __init__(self, stream: NetStream) -> None:
         self.stream = stream
@@ -77,10 +77,10 @@ class InboundStream:
 
 
 class PeerAccount:
-    """One peer's account of a budget.
+    """The account of one peer in a `CaptureBudget`.
 
     Args:
-        connected: All connected peers, a live view.
+        connected: A live view of all connected peers.
     """
 
     def __init__(self, budget: CaptureBudget, peer: bytes, connected: Collection[bytes]) -> None:
@@ -88,14 +88,14 @@ class PeerAccount:
         self._peer = peer
         self._connected = connected
         self.is_held = False
-        """true while the peer waits, because it is over its budget"""
+        """true while the peer waits because it is over the budget"""
 
     def charge(self, size: float) -> float:
-        """Charge bytes, or seconds of CPU, and return for how many seconds the peer must wait."""
+        """Charge bytes, or seconds of CPU, to the peer, and return for how many seconds it must wait."""
         return self._budget.spend(self._peer, size, self._connected, trio.current_time())
 
     async def wait(self, pause: float) -> None:
-        """Wait for `pause` seconds, or less if the peer is within its budget earlier."""
+        """Wait for `pause` seconds, or until the peer is within the budget again."""
         self.is_held = True
         while pause:
             await trio.sleep(min(pause, _CHECK_EVERY))
@@ -104,7 +104,7 @@ class PeerAccount:
 
 
 class PeerAccounts(NamedTuple):
-    """A peer's accounts of the bytes that are captured from it and for it, and of the CPU for reading its RPCs."""
+    """A peer's accounts of captured bytes, received and sent, and of the CPU for its received RPCs."""
 
     bytes_in: PeerAccount
     bytes_out: PeerAccount
@@ -112,7 +112,7 @@ class PeerAccounts(NamedTuple):
 
 
 class PubsubSession:
-    """The node's stream to a peer, and the peer's streams once they are open: one on each of its connections."""
+    """The pubsub streams with a peer: one opened by the node, and at most one per connection opened by the peer."""
 
     def __init__(
         self, peer: bytes, outbound: NetStream, connection: ConnectionTap, protocol: str, accounts: PeerAccounts
@@ -130,16 +130,16 @@ class PubsubSession:
         self.dialled = False
         self.address = ""
         self.ip = ""
-        self.agent = ""  # as passed to the router
+        self.agent = ""  # agent version from identify; empty until it is known
         self.frames_in = self.frames_out = self.dropped = 0
-        self.bytes_in = 0  # of captured frames
+        self.bytes_in = 0  # of captured frames, received
         self.bytes_paid = 0  # charged to the peer's account
-        self.unpaid_cpu = 0.0  # s of reading its RPCs
-        self.bytes_out = 0  # of captured frames
+        self.unpaid_cpu = 0.0  # s for received RPCs, not yet charged
+        self.bytes_out = 0  # of captured frames, sent
         self.end_reason = ""
 
     def end(self, reason: str) -> None:
-        """End the session; the first `reason` is logged."""
+        """End the session. If it has ended already, the earlier reason is kept."""
         self.end_reason = self.end_reason or reason
         self.scope.cancel()
 
@@ -147,12 +147,12 @@ class PubsubSession:
 def open_session(
     network: str, own: bytes, peer: bytes, outbound: NetStream, protocol: str, accounts: PeerAccounts
 ) -> PubsubSession:
-    """Create the session of a stream that the node has opened.
+    """Create the session for a stream that the node has opened to a peer.
 
     Args:
-        network: The name of the network, for the frames.
+        network: Name of the network, as in the captured frames.
         own: The node's peer id.
-        peer: The other peer's id.
+        peer: The peer id of the other side.
     """
     conn = outbound.swarm_conn
     assert conn is not None
@@ -168,7 +168,7 @@ def open_session(
 
 
 class PeerLink:
-    """A connected peer, whether or not it speaks pubsub."""
+    """A connected peer, with or without a pubsub session."""
 
     def __init__(self, peer: bytes) -> None:
         self.peer = peer

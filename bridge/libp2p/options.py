@@ -13,7 +13,7 @@ from kiln.schemas.wire.topic_table import BundleSet
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """Sizes in bytes, times in seconds."""
+    """Options of a node. Sizes are in bytes and times in seconds."""
 
     network: str
     listen: Sequence[str] = ()  # multiaddrs; if empty, the node only dials
@@ -22,9 +22,9 @@ class NodeOptions:
     bundles: BundleSet = field(default_factory=BundleSet)  # of topics that may be sent by index
     send_indices: SendMode = "cautious"
     agent: str = "kiln"
-    max_connections: int = 300  # inbound; beyond, `InboundSlots` chooses
+    max_connections: int = 300  # inbound; at the limit, `InboundSlots` selects one to close
     max_rpc_bytes: int = MAX_RPC  # longer RPCs are cut
-    # Bytes of incomplete RPCs of all peers. Over it, the node disconnects the peer that has the most.
+    # Bytes of incomplete RPCs of all peers. Above it, the session of the peer with the most bytes ends.
     unfinished_bytes: int = 128 << 20
     # Bytes per hour of frames captured from peers. The node reads a peer that exceeds them more slowly.
     max_peer_bytes_per_hour: int = 1 << 30
@@ -40,10 +40,11 @@ class NodeOptions:
     redial_first: float = 1.0  # after the first failure; doubles with each
     redial_most: float = 60.0
     negotiate_timeout: float = 10.0
-    # For the pubsub stream of a bootstrap peer, after which the node connects again; doubles with each failure.
+    # A bootstrap peer that opens no pubsub stream in this time is disconnected and dialled again. Doubles each time.
     inbound_timeout: float = 30.0
-    # Limits of the queue of one peer. The node drops and counts messages over queue_bytes, which limits its own and
-    # others' messages separately. Subscriptions and mesh control have control_bytes more; over that it disconnects.
+    # Send queue of one peer. queue_bytes applies to the node's own and to forwarded messages separately; the node drops
+    # and counts messages beyond it. Subscriptions and mesh control may use control_bytes more; beyond that, the node
+    # disconnects the peer.
     queue_bytes: int = 4 * 1024 * 1024
     control_bytes: int = 1024 * 1024
     stuck_after: float = 30.0  # the node disconnects a peer that accepts no bytes for this long

@@ -1,6 +1,6 @@
-"""Patches of py-libp2p 0.8.1, which is pinned exactly: what no subclass and no option can change.
+"""Patches of py-libp2p 0.8.1, for faults that neither a subclass nor an option can correct. The version is pinned.
 
-| patch | fault of 0.8.1 | goes when py-libp2p |
+| patch | fault of 0.8.1 | can go when py-libp2p |
 | --- | --- | --- |
 | RSA keys (`_read_rsa_key`) | a peer's key can cost minutes of CPU | tries only the loader of public keys |
 | ECDSA keys (`_EcdsaPublicKey`) | refuses the handshake of a peer with such a key | reads ECDSA keys |
@@ -37,7 +37,7 @@ from kiln.schemas.wire.public_key import fits_signature_length, read_public_key,
 
 AGENT_KEY: Final = "kiln_agent"  # peerstore key of a peer's agent version
 
-# typed in stock for the kinds of keys that stock has
+# the type in py-libp2p allows only the key types that py-libp2p supports
 _DESERIALIZERS: Final = cast(dict[int, Callable[[bytes], PublicKey]], key_type_to_public_key_deserializer)
 _AGENT_CHARS: Final = 128
 _IDENTIFY_ITEMS: Final = 256  # maximum number of addresses, and also of protocols
@@ -47,7 +47,7 @@ _Ours = TypeVar("_Ours")
 
 
 def patch_process(agent: str) -> None:
-    """Apply the patches of the whole process: keys of peers, identify, and the agent version of all hosts."""
+    """Apply the patches that affect all hosts in the process: keys of peers, identify, and the agent version."""
     identify.AGENT_VERSION = agent
     _DESERIALIZERS[KeyType.RSA.value] = _read_rsa_key
     _DESERIALIZERS[KeyType.ECDSA.value] = _EcdsaPublicKey.from_bytes
@@ -57,14 +57,14 @@ def patch_process(agent: str) -> None:
 
 
 def keep_own_key(host: BasicHost) -> None:
-    """Keep the host's own key in its peerstore. Without the key the next identify ends the host."""
+    """Keep py-libp2p from deleting the host's own key from its peerstore. Without the key, identify stops the host."""
     own_id, store = host.get_id(), host.get_peerstore()
     assert isinstance(store, PeerStore)
     store.peer_data_map = _PeerData(own_id, store.peer_data_map)
 
 
 def change_class(stock: object, ours: type[_Ours]) -> _Ours:
-    """Turn an object that py-libp2p has constructed into one of our subclass, in which only methods differ."""
+    """Change an object that py-libp2p has constructed into one of a subclass, which may only override methods."""
     assert issubclass(ours, type(stock))
     stock.__class__ = ours
     assert isinstance(stock, ours)
@@ -72,13 +72,13 @@ def change_class(stock: object, ours: type[_Ours]) -> _Ours:
 
 
 def _read_rsa_key(data: bytes) -> RSAPublicKey:
-    """Read the RSA key of a peer, from a noise handshake, a peer id or an envelope.
+    """Read the RSA public key of a peer from a noise handshake, a peer id or an envelope.
 
-    Stock passes the bytes to loaders of every kind of key, including private keys and Diffie-Hellman groups, which
-    check primes: one key can cost minutes.
+    py-libp2p tries loaders for every kind of key. Those for private keys and Diffie-Hellman groups check primes, which
+    can take minutes for one key.
 
     Raises:
-        ValueError: The bytes are no RSA key.
+        ValueError: The bytes are not an RSA public key.
     """
     numbers = read_rsa(data)
     if isinstance(numbers, Rejected):
@@ -87,7 +87,7 @@ def _read_rsa_key(data: bytes) -> RSAPublicKey:
 
 
 class _EcdsaPublicKey(PublicKey):
-    """An ECDSA key of a peer. Stock cannot read the key, and refuses the peer's handshake."""
+    """An ECDSA public key of a peer. py-libp2p cannot read such keys, and refuses the handshakes of these peers."""
 
     def __init__(self, key: EllipticCurvePublicKey, encoded: bytes) -> None:
         self._key = key
@@ -95,11 +95,6 @@ class _EcdsaPublicKey(PublicKey):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> _EcdsaPublicKey:
-        """Read the key.
-
-        Raises:
-            ValueError: The bytes are no ECDSA key.
-        """
         key = read_public_key(KeyType.ECDSA.value, data)
         if not isinstance(key, EllipticCurvePublicKey):
             raise ValueError(key.detail if isinstance(key, Rejected) else "not an ECDSA key")
@@ -116,10 +111,11 @@ class _EcdsaPublicKey(PublicKey):
 
 
 async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Identify) -> None:
-    """Update the peerstore from identify, with the agent version and with limits.
+    """Store the identify message of a peer in the peerstore.
 
-    Stock drops the agent version, and reads keys, signed records and lists of any length. The noise handshake has
-    proved the key, and `listen_addrs` contains the addresses as well.
+    py-libp2p drops the agent version, and accepts any number of addresses and protocols of any length. Here the agent
+    version is stored, and these are limited. The key and the signed peer record are ignored: the noise handshake has
+    proved the key, and `listen_addrs` has the addresses.
     """
     message.ClearField("public_key")
     message.ClearField("signedPeerRecord")
@@ -134,7 +130,7 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
 
 
 class _PeerData(dict[ID, PeerData]):
-    """Data of peers. The data of the node itself are never deleted."""
+    """The peerstore's data by peer, from which the data of the host itself cannot be deleted."""
 
     def __init__(self, own: ID, data: Mapping[ID, PeerData]) -> None:
         super().__init__(data)

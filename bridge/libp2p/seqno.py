@@ -1,8 +1,7 @@
-"""Sequence numbers of our own messages, monotonic over restarts, crashes and clocks set back.
+"""Sequence numbers of the node's own messages. They increase even over crashes and after the clock is set back.
 
-A message's id is its author and its seqno. Some peers store the highest seqno of each author and drop messages
-whose seqno is not above it (Kubo 0.40's BasicSeqnoValidator). If the numbers went back, these peers would ignore the
-node.
+Some peers store the highest sequence number of each author, and drop messages that do not exceed it (Kubo 0.40's
+BasicSeqnoValidator). After a step back, these peers would ignore the node.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ SEQNO_BYTES: Final = 8
 
 
 class SeqnoError(Exception):
-    """The file of the sequence numbers cannot be used; the message names the file, the cause and the fix."""
+    """The file of the sequence numbers cannot be used. The error text names the file, the cause and a remedy."""
 
 
 class Seqno:
-    """seqno = max(time in ns, last + 1), with a high-water mark in a file: no number above the mark was used.
+    """A generator of sequence numbers: the time in ns, or the previous number + 1 if that is greater.
 
-    The mark is written RESERVE ahead of the numbers, so there is one write for each RESERVE and not one for every
-    message. After a crash, the numbers continue from the mark. After `close`, they continue from the last number, or
-    from the mark if the last number could not be written. Only one thread of one process may use the file at a time.
+    A file stores a mark that no used number exceeds. The mark is written 10 s (RESERVE) ahead of the numbers, so that
+    not every message needs a write. After a crash, the numbers continue above the mark. After `close`, the mark is the
+    last number. Only one thread of one process may use the file at a time.
     """
 
     def __init__(self, path: Path, clock_ns: Callable[[], int]) -> None:
-        """Read the mark.
+        """Read the file.
 
         Args:
             clock_ns: Returns Unix time in ns.
@@ -48,7 +47,7 @@ class Seqno:
         """Return the next number, an unsigned 64-bit integer.
 
         Raises:
-            SeqnoError: The mark cannot be written.
+            SeqnoError: The file cannot be written.
         """
         number = max(self._clock_ns(), self._last + 1)
         if number > self._mark:
@@ -57,13 +56,13 @@ class Seqno:
         return number
 
     def next_bytes(self) -> bytes:
-        """Return the next number in its wire form: 8 bytes, big-endian."""
+        """Return the next number as it is in a message: 8 bytes, big-endian."""
         return self.next().to_bytes(SEQNO_BYTES, "big")
 
     def close(self) -> None:
-        """Release the unused reserve.
+        """Set the mark in the file to the last number.
 
-        A failed write is ignored: a mark that is too high does no harm, and a bridge with a full disk must be able to
+        An error is ignored, because a mark that is too high does no harm, and a bridge with a full disk must be able to
         stop.
         """
         if self._last < self._mark:
@@ -84,7 +83,8 @@ class Seqno:
             replace_file(self._path, b"%d\n" % mark)
         except OSError as error:
             raise SeqnoError(
-                f"cannot write the sequence numbers to {self._path} ({error.strerror}). Check the disk."
+                f"cannot write the sequence numbers to {self._path} ({error.strerror}). Check the free space of the "
+                "disk and the permissions of the folder."
             ) from error
         self._mark = mark
 
@@ -102,7 +102,7 @@ def _read(path: Path) -> int:
     # isdigit, because int() would accept signs, underscores and spaces
     if not text.isdigit() or len(text) > 20 or int(text) >= 1 << 64:
         raise SeqnoError(
-            f"cannot read the sequence numbers in {path}: {raw[:40]!r} is not a number. Restore the file, or delete it "
-            "if this machine's clock was never set back: the numbers then start at the clock."
+            f"cannot read the sequence numbers in {path}: {raw[:40]!r} is not a number. Restore the file. If this "
+            "machine's clock was never set back, you may delete it instead: the numbers then start at the current time."
         )
     return int(text)

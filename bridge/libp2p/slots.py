@@ -1,4 +1,4 @@
-"""Slots of inbound connections, and which connection gives up its slot to a new one when all are taken."""
+"""A limit on inbound connections. At the limit, a new connection replaces a less valuable one."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _LARGEST_SHARE: Final = 4  # a prefix with more than one of this many slots has 
 
 
 class PeerValue(IntEnum):
-    """Value of a peer to the node."""
+    """Value of a peer to the node. Connections of more valuable peers are less likely to be replaced."""
 
     UNKNOWN = 0
-    """a peer that has delivered no message, or has not shown its identity"""
+    """a peer in the handshake, or one that was not the first to deliver any message in the last minutes"""
     USEFUL = 1
-    """a peer that was the first to deliver some messages"""
+    """a peer that was the first to deliver a valid message in the last minutes"""
     RESERVED = 2
-    """a bootstrap peer, which keeps its slot"""
+    """a bootstrap peer, whose connection is never replaced"""
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
-    """An inbound connection."""
+    """An inbound connection, with its address and the network prefix of the address."""
 
     stream: ReadWriteCloser
     address: str
@@ -54,19 +54,21 @@ class Slot:
 class InboundSlots:
     """A limited number of inbound connections, in handshake or established.
 
-    If all slots are taken, a new connection takes the slot of another one, so that silent connections cannot keep
-    others out. The other one is in the network prefix with the most connections, there at the address with the most,
-    and if possible of a peer that delivered nothing. Useful peers keep their slots while others exist, unless their
-    prefix has a quarter of all slots: one attacker with many peers could make them all useful. The quarter is for
-    global addresses, since many peers may share a private network or loopback. A new connection is refused if every
-    slot is protected.
+    If all slots are taken, a new connection replaces another one, so that idle connections cannot keep new peers out.
+    The replaced connection is chosen by these criteria: its network prefix has the most connections, its address has
+    the most of these, its peer is not useful.
+
+    Connections of useful peers are protected unless their prefix has more than a quarter of all slots, because an
+    attacker could make many peers useful. The quarter does not apply to private networks and loopback, which many
+    honest peers may share. Bootstrap peers are always protected. If all connections are protected, the new one is
+    refused.
     """
 
     def __init__(self, limit: int, value: Callable[[bytes], PeerValue] = lambda peer: PeerValue.UNKNOWN) -> None:
-        """Create the slots.
+        """Create `limit` free slots.
 
         Args:
-            value: The present value of a connected peer.
+            value: Returns the present value of a connected peer.
         """
         self._limit = limit
         self._value = value
@@ -77,10 +79,13 @@ class InboundSlots:
         return len(self._slots)
 
     def take(self, stream: ReadWriteCloser, address: str) -> Slot | None:
-        """Give a new connection a slot, and return the connection to close for it, if any: perhaps the new one.
+        """Give a slot to a new connection.
 
         Args:
             address: The IP address of the other end.
+
+        Returns:
+            The connection that the caller must close, which is the new one if it is refused; `None` if there is none.
         """
         slot = Slot(stream, address)
         evicted = self._find_worst() if len(self._slots) >= self._limit else None
@@ -94,7 +99,7 @@ class InboundSlots:
         return evicted
 
     def identify(self, stream: ReadWriteCloser, peer: bytes) -> None:
-        """Record the identity that the other end of a connection proved."""
+        """Record the peer id of a connection after its handshake."""
         if slot := self._slots.get(stream):
             slot.peer = peer
 

@@ -1,7 +1,7 @@
-"""Subclasses of py-libp2p's streams, connections and swarm, and a host that uses them. Reads are in inflow.py.
+"""A libp2p host with subclasses of py-libp2p's streams, connections and swarm. Each override states its reason.
 
-"Stock" is py-libp2p without these overrides. Each override states its reason; patches.py contains the changes that no
-subclass can make. docs/performance.md gives the CPU of a frame with the overrides and with stock py-libp2p.
+inflow.py has the overrides for reading, and patches.py the changes that no subclass can make. docs/performance.md gives
+the CPU of a frame with and without them.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _BufferedListener(TCPListener):
 
 
 class BufferedTCPTransport(TCP):
-    """TCP whose connections are BufferedTCP."""
+    """A TCP transport whose connections are `BufferedTCP`s."""
 
     async def dial(self, maddr: Multiaddr) -> IRawConnection:
         raw = await super().dial(maddr)
@@ -92,34 +92,35 @@ class BufferedTCPTransport(TCP):
 
 
 class GossipStream(YamuxStream):
-    """A yamux stream with exact, batched credit, no lock on reading, and writes that wait as long as the caller does.
+    """A yamux stream without these faults of py-libp2p:
 
-    Bytes received before the stream's connection ended can still be read: stock discards them. Stock also sends a
-    window update for every read. It lets the receive window grow to 16 MiB, which a paused reader then occupies for
-    each peer, and only logs that a peer exceeds its window. After 5 s without window, it aborts a write in the middle
-    of a message, which ends the stream of any peer that pauses.
+    * When the connection ends, received bytes that were not read yet are discarded.
+    * Each read takes a lock and sends a window update. Here, an update follows after CREDIT_BYTES.
+    * The receive window grows to 16 MiB, so each peer can make the node buffer that much while it does not read.
+    * A write is aborted after 5 s without window, in the middle of a message. This ends the stream of any peer that
+      pauses.
     """
 
     _unacknowledged = 0  # bytes read, for which no window update was sent
     _unread = b""  # received bytes that were not read when the connection ended
 
     def retain_unread(self) -> None:
-        """Retain the received bytes of this stream when its connection ends."""
+        """Keep the unread bytes of this stream readable after its connection has ended."""
         buffer = self.conn.stream_buffers.get(self.stream_id)
         if buffer:
             self._unread += bytes(buffer)
             buffer.clear()
 
     def take_unread(self) -> bytes:
-        """Read all received bytes, without waiting and without a window update."""
+        """Read all received bytes at once, without waiting and without a window update."""
         self.retain_unread()
         unread, self._unread = self._unread, b""
         return unread
 
     async def read(self, n: int | None = -1) -> bytes:
-        """Read at most n received bytes, and wait for the first one.
+        """Read at most `n` received bytes, or all of them if `n` is negative or `None`. Wait if there are none.
 
-        After the end of the connection, all remaining bytes are returned at once.
+        After the connection has ended, all remaining bytes are returned at once.
 
         Raises:
             MuxedStreamEOF: The stream has ended.
@@ -155,7 +156,7 @@ class GossipStream(YamuxStream):
                 conn.stream_events[number] = trio.Event()
 
     async def wait_for_window(self) -> None:
-        """Wait until the peer accepts bytes.
+        """Wait until the send window has room.
 
         Raises:
             MuxedStreamError: The stream is closed.
@@ -166,9 +167,12 @@ class GossipStream(YamuxStream):
             await trio.sleep(_WINDOW_POLL)
 
     async def write(self, data: bytes) -> None:
-        """Write like stock, but wait for window without a timeout: the caller's cancel scope is the limit.
+        """Write all bytes, and wait for window as long as the caller's cancel scope allows.
 
-        A cancelled write may have sent a part, so the connection cannot be used any more.
+        A cancelled write may have sent a part of a frame, so the connection cannot be used any more.
+
+        Raises:
+            MuxedStreamError: The stream is closed.
         """
         view, sent, total = memoryview(data), 0, len(data)
         while sent < total:
@@ -185,7 +189,7 @@ class GossipStream(YamuxStream):
 
 
 class GossipYamux(Yamux):
-    """A yamux connection of GossipStreams, closed when its peer opens too many streams or exceeds a window."""
+    """A yamux connection of `GossipStream`s. It ends if the peer opens more than MAX_STREAMS or exceeds a window."""
 
     async def open_stream(self) -> YamuxStream:
         return change_class(await super().open_stream(), GossipStream)
@@ -215,12 +219,12 @@ class GossipYamux(Yamux):
         await super().handle_incoming()
 
     async def _read_data_body(self, length: int) -> bytes:
-        # stock limits a frame to 16 MiB, and logs and buffers bytes beyond the window
+        # py-libp2p accepts a frame of up to 16 MiB, and buffers bytes beyond the window
         if length > DEFAULT_WINDOW_SIZE or any(
             len(buffer) > DEFAULT_WINDOW_SIZE for buffer in self.stream_buffers.values()
         ):
             raise trio.TooSlowError  # the receive loop treats it as the end of the connection
-        # stock has a timeout around each body, which costs CPU; a peer that stalls only stalls its own connection
+        # py-libp2p has a timeout around each body, which costs CPU; a peer that stalls only stalls its own connection
         secured = self.secured_conn
         data = await (secured.read_body(length) if isinstance(secured, InflowSession) else secured.read(length))
         if len(data) != length:
@@ -231,7 +235,7 @@ class GossipYamux(Yamux):
 
 
 class _Muxer(MuxerMultistream):
-    """Muxer selection that uses the registered class. Stock always makes its own Yamux."""
+    """Muxer selection that creates the registered class. py-libp2p always creates its own Yamux."""
 
     async def new_conn(self, conn: ISecureConn, peer_id: ID) -> IMuxedConn:
         protocol, muxer = await self._selector.select(conn, conn.is_initiator, self.negotiate_timeout)
@@ -239,10 +243,10 @@ class _Muxer(MuxerMultistream):
 
 
 class _Swarm(Swarm):
-    """A swarm with `InboundSlots`, whose inbound connections free their slots when they end.
+    """A swarm whose inbound connections take one of `InboundSlots` each, and free it when they end.
 
-    Stock frees slots and tasks only when the swarm ends, so it accepts no more than `max_connections` inbound
-    connections in the whole life of the node, and then refuses all others.
+    py-libp2p frees slots only when the swarm ends. So it accepts `max_connections` inbound connections in the whole
+    life of the node, and then refuses all others.
     """
 
     slots: InboundSlots
@@ -261,10 +265,12 @@ class _Swarm(Swarm):
             self.slots.release(read_write_closer)
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
-        """Serve the connection until it ends, and then raise. Stock would wait for the end of the swarm.
+        """Upgrade an inbound connection, and return only when it ends, always by an exception.
+
+        The caller then frees the slot and the task of the connection. In py-libp2p, it waits until the swarm ends.
 
         Raises:
-            SwarmException: The connection has ended.
+            SwarmException: The handshake has failed, or the connection has ended.
         """
         try:
             muxed = await super().upgrade_inbound_raw_conn(raw_conn, maddr)
@@ -281,10 +287,10 @@ class _Swarm(Swarm):
 
 
 class ConnectionEvents(INotifee):
-    """libp2p's callbacks for connections. None of them waits, because libp2p waits for them."""
+    """Passes libp2p's events of connections to two callbacks, which must not block because libp2p waits for them."""
 
     def __init__(self, connected: Callable[[INetConn], None], disconnected: Callable[[bytes], None]) -> None:
-        """Create the callbacks; `disconnected` is called with a peer id."""
+        """Set the callbacks. `disconnected` gets the peer id, each time that a connection with the peer has ended."""
         self._connected = connected
         self._disconnected = disconnected
 
@@ -301,21 +307,22 @@ class ConnectionEvents(INotifee):
 
 
 class _NoDialling(AutoConnector):
-    """An auto-connector that dials no peer. Stock dials advertised addresses up to (low + high) / 2 connections."""
+    """An auto-connector that never dials. py-libp2p's own dials addresses that peers advertise."""
 
     async def maybe_connect(self) -> None:
         return
 
 
 def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicHost:
-    """Make a host on TCP + noise + yamux that dials no peer by itself. It answers ping, identify and identify/push.
+    """Create a host on TCP, noise and yamux that never dials by itself. It answers ping, identify and identify/push.
 
-    `slots` limits its inbound connections. Code that dials limits the outbound ones itself.
+    Unlike py-libp2p's default host, it has no plaintext and secio (no or old encryption), no mplex (no flow control),
+    no TLS, mDNS, UPnP or bootstrap list, and no resource manager, whose limits are not reported.
 
-    Unlike a stock host, it offers no plaintext or secio (no or old encryption), mplex (no flow control), TLS, mDNS,
-    UPnP or bootstrap lists. It has no resource manager, because the default one applies limits without reporting them.
+    Args:
+        slots: Limits the inbound connections. Outbound ones are limited by the code that dials.
     """
-    # stock clears its handlers, so its warnings about misbehaving peers would reach stderr through logging.lastResort
+    # py-libp2p clears its handlers, so its warnings about peers would reach stderr through logging.lastResort
     libp2p_log = logging.getLogger("libp2p")
     if not libp2p_log.handlers:
         libp2p_log.addHandler(logging.NullHandler())
@@ -343,7 +350,7 @@ def make_host(key: Ed25519PrivateKey, agent: str, slots: InboundSlots) -> BasicH
 
 
 def get_swarm(host: BasicHost) -> Swarm:
-    """The host's network, typed as a Swarm."""
+    """Return the network of a host, typed as a Swarm."""
     network = host.get_network()
     assert isinstance(network, Swarm)
     return network

@@ -1,10 +1,10 @@
-"""RPCs between the streams of peers and the router, each of them captured.
+"""The path of RPCs between the streams of peers and the router. Each RPC is captured as a frame in the sink.
 
-bytes in -> RPCs (kiln.bridge.gossipsub.wire) -> router, and frame to the sink -> RPCs to send -> bounded queues ->
-frame to the sink -> bytes out
+* In: bytes -> RPCs (kiln.bridge.gossipsub.wire) -> router -> frame.
+* Out: router -> queue of the peer -> frame -> bytes.
 
-A peer may cost bytes and CPU. A session has an account of each (`PubsubSession`). A peer that exceeds an account is
-read or written more slowly, and no bytes are dropped.
+Each peer has budgets of received bytes, sent bytes and CPU (`PeerAccounts`). While a peer exceeds one, the node reads
+from it or writes to it more slowly.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so t
 
 
 class Budgets(NamedTuple):
-    """Budgets of all peers: bytes captured from them and for them, and CPU for reading their RPCs, in seconds."""
+    """Budgets for captured bytes, received and sent, and for seconds of CPU for received RPCs."""
 
     bytes_in: CaptureBudget
     bytes_out: CaptureBudget
@@ -55,16 +55,16 @@ class Budgets(NamedTuple):
 
 
 class Traffic:
-    """Reads, routes, captures and writes the RPCs of all sessions. For the trio thread.
+    """Reads, routes, captures and writes the RPCs of all sessions. Use it only in the trio thread.
 
     Args:
         router: Decides what is sent.
-        sink: Takes each frame. While it is full, nothing is read or written.
+        sink: Stores each frame. While it is full, nothing is read or written.
         links: The connected peers, which the node adds and removes.
-        counters: Counters of the node, by name.
+        counters: Numbers of events of the node, by name.
         on_message: Called for the first valid copy of each message on a joined topic.
-        on_graylisted: Called with the session of a peer whose score is below the threshold.
-        disconnect: Begins to close all connections with a peer.
+        on_graylisted: Called with the session of a peer whose score is below the graylist threshold.
+        disconnect: Called with a peer id to close all connections with the peer, without waiting for the end.
     """
 
     def __init__(
@@ -95,18 +95,19 @@ class Traffic:
         self._unfinished = UnfinishedRpcs[InboundStream](options.unfinished_bytes)
 
     def start(self) -> None:
-        """Subscribe to the sink, to continue as soon as it has room again. It may call back in any thread."""
+        """Subscribe to the sink, so that waiting reads and writes continue once the sink has room again."""
         token = trio.lowlevel.current_trio_token()
+        # the sink may call from any thread
         self._sink.subscribe(lambda: _call_in_trio(token, self._signal_sink_room))
 
     def open_accounts(self, peer: bytes) -> PeerAccounts:
-        """Open the accounts of a new session of a peer, whose balance remains from the previous one."""
+        """Return a peer's accounts for a new session. Their balances continue from its previous session."""
         return PeerAccounts(*(PeerAccount(budget, peer, self._links) for budget in self.budgets))
 
     # ------------------------------------------------------------------ in
 
     async def read(self, session: PubsubSession, inbound: InboundStream) -> str:
-        """Read one of the peer's streams to its end, and return the reason of the end."""
+        """Read one of the peer's streams to its end, process its RPCs, and return why it ended."""
         inbound.session = session
         stream = inbound.stream.muxed_stream
         splitter = RpcSplitter(self._options.max_rpc_bytes, CUT_PAYLOAD)
@@ -132,7 +133,7 @@ class Traffic:
             reason = "stream closed by the peer"
         except WireError:
             self._counters["stream_unreadable"] += 1
-            reason = "invalid RPC length prefix"
+            reason = "the peer sent an invalid RPC length prefix"
         finally:
             self._unfinished.set_size(inbound, 0)
             self._read_rest(session, stream, splitter, payloads, chunk)
@@ -148,12 +149,14 @@ class Traffic:
         payloads: Iterable[bytes | OversizedRpc],
         chunk: bytes,
     ) -> None:
-        """Process what a peer sent before it disconnected. It awaits nothing, as its task may be cancelled.
+        """Process what a peer sent before its stream ended, without awaiting, because the task may be cancelled.
 
-        A peer over its budget of bytes or CPU must not have more captured by disconnecting.
+        If the peer is over its budget of bytes or CPU, the rest is dropped and counted. Otherwise peers could exceed
+        their budget by disconnecting.
 
         Args:
-            payloads: RPCs of `chunk`, the last bytes read, which are not processed yet.
+            payloads: The RPCs of `chunk` that are not processed yet.
+            chunk: The last bytes that were read.
         """
         unread = stream.take_unread() if isinstance(stream, GossipStream) else b""
         if session.accounts.bytes_in.is_held:
@@ -176,8 +179,11 @@ class Traffic:
         session.accounts.cpu.charge(spent)
 
     def process(self, session: PubsubSession, received: bytes | OversizedRpc, decode: bool = True) -> None:
-        """Let the router process an RPC, then capture it. If `decode` is false, the router does not see the RPC, and
-        the queries verify its messages."""
+        """Let the router process an RPC, then capture it.
+
+        Args:
+            decode: If false, only capture the RPC. The queries then verify its messages.
+        """
         started = time.thread_time()
         if isinstance(received, OversizedRpc):
             payload, declared = received.head, received.declared_length
@@ -203,11 +209,11 @@ class Traffic:
                     counters["rpc_oversized" if declared else "rpc_malformed"] += 1
                     if not declared or declared > self._options.gossip.rpc_limits.size:
                         self._router.penalize(session.peer)
-                    rpc = RPC()  # it may have been the first one
+                    rpc = RPC()  # the router must know that the first RPC of the stream has passed
                 sends, delivers, verdicts = self._router.receive(session.peer, rpc, trio.current_time())
             unchecked = verdicts.count(Verdict.NOT_CHECKED) if decode else len(payload) // _UNCHECKED_BYTES
             session.unpaid_cpu += _UNCHECKED_CPU * min(unchecked, _MAX_UNCHECKED)
-        finally:  # its frame is captured whatever happens to the RPC
+        finally:  # the RPC is captured even if the router fails
             frame = session.connection.frame("IN", payload, observed_at, verdicts, declared)
             session.bytes_in += len(frame)
             self._sink.put(session.id, frame)
@@ -222,12 +228,12 @@ class Traffic:
         largest = self._unfinished.set_size(inbound, size)
         if largest is not None and largest.session is not None:
             self._counters["unfinished_dropped"] += 1
-            largest.session.end("too many bytes of unfinished RPCs")
+            largest.session.end("incomplete RPCs of all peers take too much memory, and this peer's take the most")
 
     # ------------------------------------------------------------------ out
 
     def dispatch(self, sends: Iterable[Send]) -> int:
-        """Queue RPCs of the router, and return the number of peers with room for theirs."""
+        """Queue RPCs for their peers. Return the number of peers whose queues had room for at least one."""
         queued: set[PeerID] = set()
         last: RPC | None = None
         payload = b""
@@ -249,7 +255,7 @@ class Traffic:
                 # without these RPCs the peer would have a wrong state of the node
                 self._counters["peer_control_overflow"] += 1
                 self._disconnect(send.peer)
-                session.end("control queue full")
+                session.end("the send queue of the peer has no room for control messages")
             else:
                 self._counters["dropped"] += 1
                 session.dropped += 1
@@ -257,7 +263,7 @@ class Traffic:
         return len(queued)
 
     async def write(self, session: PubsubSession) -> None:
-        """Write the queue of a session to its stream, for as long as the session lasts."""
+        """Write the queued RPCs of a session to its stream until the session ends."""
         queue, stream, account = session.queue, session.outbound.muxed_stream, session.accounts.bytes_out
         while True:
             await queue.filled.wait()
@@ -288,14 +294,14 @@ class Traffic:
                 self._counters["peer_stuck"] += 1
                 # a part of the frame may be written, so that nothing more can be sent on this connection
                 self._disconnect(session.peer)
-                session.end(f"no bytes accepted for {self._options.stuck_after:g} s")
+                session.end(f"the peer accepted no bytes for {self._options.stuck_after:g} s")
             except BROKEN:
-                session.end("write failed")
+                session.end("cannot write to the peer's stream")
 
     # ------------------------------------------------------------------ waiting
 
     async def _pay_bytes(self, session: PubsubSession, size: int) -> None:
-        """Charge received bytes to the peer, and wait while it is over its budget."""
+        """Charge received bytes to the peer, and wait while the peer is over its budget of bytes."""
         if pause := self._charge_bytes(session, size):
             self._counters["over_budget"] += 1
             await session.accounts.bytes_in.wait(pause)
@@ -307,7 +313,7 @@ class Traffic:
         return session.accounts.bytes_in.charge(size)
 
     async def _pay_cpu(self, session: PubsubSession) -> None:
-        """Let other tasks run, and wait while the peer is over its budget of CPU."""
+        """Charge the CPU used for the peer, and wait while the peer is over its budget of CPU. Let other tasks run."""
         spent, session.unpaid_cpu = session.unpaid_cpu, 0.0
         if pause := session.accounts.cpu.charge(spent):
             self._counters["over_budget_cpu"] += 1
@@ -318,7 +324,7 @@ class Traffic:
     async def _wait_for_sink_room(self) -> None:
         self._counters["reads_paused"] += 1
         while self._sink.full:
-            with trio.move_on_after(1):  # in case a call gets lost
+            with trio.move_on_after(1):  # in case a call of the sink gets lost
                 await self._sink_room.wait()
 
     def _signal_sink_room(self) -> None:

@@ -5,46 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from functools import lru_cache
-
-from multiformats import multibase
 
 from kiln.bridge.gossipsub.effects import PolicyConflict
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.libp2p.addresses import BootstrapPeer
 from kiln.bridge.libp2p.links import PeerLink
 from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
-
-
-@lru_cache(maxsize=4096)
-def peer_name(peer: bytes) -> str:
-    """Format a peer id as base58btc of its multihash. `kiln.schemas.wire.identity.peer_text` is faster."""
-    text: str = multibase.encode(peer, "base58btc")
-    return text[1:]  # peer ids have no multibase prefix (libp2p specs, peer-ids.md)
+from kiln.schemas.wire.identity import peer_text
 
 
 def copy_savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
-    """Copy savings, because the router keeps counting in its own objects."""
+    """Copy the objects, because the router continues to count in its own."""
     return tuple(map(copy, savings))
 
 
 @dataclass(frozen=True)
 class BootstrapState:
-    """A peer of `bridge.bootstrap`."""
+    """State of a peer of `bridge.bootstrap`."""
 
     peer: str
     addresses: tuple[str, ...]
     connected: bool
-    attempts: int
-    error: str  # of the last attempt, or why a connected peer is not a pubsub peer; empty if all is well
+    error: str  # of the last attempt, or why a connected peer has no pubsub stream; empty if all is well
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """The state of a node at one moment, plain data."""
+    """The state of a node at one moment."""
 
     peer: str
-    addresses: tuple[str, ...]  # listened on, with /p2p/<peer id>
+    addresses: tuple[str, ...]  # that the node listens on, each with /p2p/<peer id>
     peers: tuple[PeerStatus, ...]
     bootstrap: tuple[BootstrapState, ...]
     mesh: Mapping[str, tuple[str, ...]]
@@ -55,12 +45,12 @@ class NodeView:
     bytes_out: int
     counters: Mapping[str, int]  # the node's and the router's
     kept_out: int  # banned peers
-    savings: tuple[SavingStatus, ...]  # over all peers so far
+    savings: tuple[SavingStatus, ...]  # bytes saved by topic indices since the start, with all peers
     policy_conflicts: tuple[PolicyConflict, ...] = ()
 
 
 def describe_peers(links: Iterable[PeerLink], router: Router) -> Iterator[PeerStatus]:
-    """Describe each peer that speaks pubsub."""
+    """Yield the status of each peer that has a pubsub session."""
     views = router.peers
     for link in links:
         session = link.session
@@ -68,7 +58,7 @@ def describe_peers(links: Iterable[PeerLink], router: Router) -> Iterator[PeerSt
             continue
         known = views.get(link.peer)
         yield PeerStatus(
-            peer=peer_name(link.peer),
+            peer=peer_text(link.peer),
             agent=session.agent,
             protocol=session.protocol,
             address=session.address,
@@ -88,14 +78,13 @@ def describe_peers(links: Iterable[PeerLink], router: Router) -> Iterator[PeerSt
 
 
 def describe_bootstrap(targets: Iterable[BootstrapPeer], links: Mapping[bytes, PeerLink]) -> Iterator[BootstrapState]:
-    """Describe each peer of `bridge.bootstrap`."""
+    """Yield the state of each peer of `bridge.bootstrap`, connected or not."""
     for target in targets:
         peer = target.id.to_bytes()
         link = links.get(peer)
         yield BootstrapState(
-            peer=peer_name(peer),
+            peer=peer_text(peer),
             addresses=tuple(map(str, target.addresses)),
             connected=link is not None,
-            attempts=target.attempts,
             error=target.error if link is None else link.error,
         )

@@ -1,9 +1,9 @@
--- No two rows of batch_tips have the same key, unless the batch itself was built again:
--- after dedupe.signed_ttl a batch may have the same tips, and its rows are then repeated.
--- grain: a key that occurs again
+-- No two rows of batch_tips have the same key, unless the same block was built twice: a later batch with the same tips
+-- repeats the rows.
+-- grain: a key that several rows have
 -- level: error
 -- owner: sink
--- hint: The query sink wrote a tip twice, or its checkpoint was restored from an older copy. Read tips with SELECT DISTINCT; kiln recover finds a checkpoint that is older than its tables.
+-- hint: The query sink wrote the tips of a batch twice, or the checkpoint of sink was restored from an older copy. Find a checkpoint that is older than its tables with kiln recover. Until then, read tips with SELECT DISTINCT.
 WITH repeated AS (
     SELECT hash(batch_cid, stream, tip) AS h FROM batch_tips
     WHERE hash(batch_cid, stream, tip) IN (SELECT hash(batch_cid, stream, tip) FROM new_batch_tips)

@@ -1,9 +1,9 @@
--- A node announced each tip of a batch. After a swap, the replaced batches, and the batch at the end of the swapped
--- range, may have other tips.
--- grain: a row of batch_tips without its counterpart
+-- Some node announced each tip of a batch. Batches that a swap replaced, and the batch at the end of a swapped range,
+-- may have other tips, and are ignored.
+-- grain: a tip that no node announced
 -- level: error
 -- owner: sink
--- hint: A batch contains a tip that no node announced. Find the program that writes to kiln.updates or kiln.batches.
+-- hint: A batch contains a tip that no node announced. Find the program that writes to kiln.updates or kiln.batches: only Kiln may write there.
 -- expires: updates, messages
 SELECT t.batch_cid, t.stream, t.tip, NULL::TIMESTAMPTZ AS seen_at, 'there is no such row in updates or messages' AS words
 FROM new_batch_tips AS t

@@ -1,12 +1,13 @@
--- The batches are those that decision 1 derives from the updates. `windows` has the windows that the rule of
--- decision 1 builds from the updates, each with its batch; `is_closed`: a later update has closed the window.
--- A missing or additional update shifts the windows after it until there is a pause. So a chain of overlapping windows
--- is not checked if one of them cannot be judged: a batch of another length (other settings), a batch with tips that
--- are not in updates (another check reports those), or a window at the start of a range that a swap replaced.
+-- The batches are those that follow from the updates by the rule of decision 1. The table `windows` has the windows
+-- that this rule builds from the updates, each with its batch. `is_closed` is true if a later update has closed the
+-- window. A missing or additional update shifts all windows of its separator up to the next pause. So a chain of
+-- overlapping windows is not checked if one of them cannot be judged: because its batch has another length (other
+-- settings) or contains tips that are not in updates (which another check reports), or because it is at the start of a
+-- range that a swap replaced.
 -- grain: a batch without a window, or a window without its batch
 -- level: error
 -- owner: batch
--- hint: The batch does not follow from the updates: rows of updates or batches are missing, batch.window or batch.grace changed, or the batcher has a bug. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: A batch does not follow from the updates: rows of updates or batches were lost, batch.window or batch.grace was changed, or the query batch has a bug. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 -- expires: updates, batches
 -- show: SELECT * FROM updates WHERE network = {network} AND origin = {origin} AND separator_key = {separator_key} AND separator_value = {separator_value} AND least(observed_at, log_time) BETWEEN {opened_at} - INTERVAL 5 SECONDS AND {opened_at} + INTERVAL 5 SECONDS ORDER BY log_partition, log_offset
 WITH unmatched AS (

@@ -1,9 +1,9 @@
--- No two rows of batches have the same key.
--- The hashes find the few keys that may occur twice; only those are compared in full.
--- grain: a key that occurs again
+-- No two rows of batches have the same key. Hashes find the few keys that may occur twice; only these keys are compared
+-- in full.
+-- grain: a key that several rows have
 -- level: error
 -- owner: batch
--- hint: The query sink wrote a batch twice, or its checkpoint was restored from an older copy. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: The query sink wrote a batch twice, or the checkpoint of sink was restored from an older copy. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 WITH repeated AS (
     SELECT hash(network, origin, separator_key, separator_value, opened_at, batch_cid) AS h FROM batches
     WHERE hash(network, origin, separator_key, separator_value, opened_at, batch_cid) IN (SELECT hash(network, origin, separator_key, separator_value, opened_at, batch_cid) FROM new_batches)

@@ -1,9 +1,9 @@
--- In the last hour of the table, 99% of the LIVE batches were in Kafka at most 10 s after the end of their
--- window. Late batches in up to 5 minutes are ignored: a start makes the batches of a minute or two late.
+-- In the last hour of the table, Kafka had 99% of the LIVE batches at most 10 s after the end of their window. Late
+-- batches in up to 5 minutes of this hour are ignored, because after a start, the batches of a minute or two are late.
 -- grain: the table
 -- level: warn
 -- owner: batch
--- hint: Batches are late. Check the lag of the queries updates and batch (kiln status) and the load of the machine.
+-- hint: Batches are late. Check the lag of the queries updates and batch (kiln status), and the load of the machine.
 WITH newest AS (
     SELECT emitted_at, epoch_us(emitted_at) - epoch_us(closed_at) AS late FROM batches WHERE origin = 'LIVE'
         AND emitted_at >= (SELECT max(emitted_at) - INTERVAL 1 HOUR FROM batches WHERE origin = 'LIVE')

@@ -2,7 +2,7 @@
 -- grain: a batch without all of its tips
 -- level: error
 -- owner: batch
--- hint: The tips of a batch were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: Tips of a batch are missing in batch_tips: rows were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 -- expires: batch_tips
 SELECT b.batch_cid, any_value(b.network) AS network, any_value(b.origin) AS origin, max(b.emitted_at) AS seen_at,
     'has ' || count(DISTINCT (t.stream, t.tip)) FILTER (t.tip IS NOT NULL) || ' of its ' || max(b.tip_count)

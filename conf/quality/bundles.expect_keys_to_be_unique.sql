@@ -1,9 +1,9 @@
--- No two rows of bundles have the same key.
--- The hashes find the few keys that may occur twice; only those are compared in full.
--- grain: a key that occurs again
+-- No two rows of bundles have the same key. Hashes find the few keys that may occur twice; only these keys are compared
+-- in full.
+-- grain: a key that several rows have
 -- level: error
 -- owner: archive
--- hint: Find the second program that writes the table: only one query archive may. The duplicate rows are equal, so results are not affected.
+-- hint: Two programs wrote the same topic bundle. Find the second one: only one instance of the query archive may write the table. Query results are not affected, because the rows are equal.
 WITH repeated AS (
     SELECT hash(hash) AS h FROM bundles
     WHERE hash(hash) IN (SELECT hash(hash) FROM new_bundles)

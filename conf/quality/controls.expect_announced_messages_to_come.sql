@@ -1,9 +1,9 @@
--- Of the message ids that peers announced with IHAVE in the last 24 hours of the table, at most 5% are missing
--- from copies. Fewer than 20 missing ids are ignored.
+-- Of the message ids that peers announced with IHAVE in the last 24 hours of the table, at most 5% are missing in
+-- copies. Fewer than 20 missing ids are ignored.
 -- grain: the table
 -- level: warn
 -- owner: archive
--- hint: Peers announce messages that they do not deliver, or IWANT does not reach them. The view gossip_efficiency names the peers.
+-- hint: Peers announced messages with IHAVE, but did not deliver them. The view gossip_efficiency shows which peers: they ignore IWANT, or IWANTs do not reach them.
 -- history: 2d
 -- expires: copies
 WITH announced AS (

@@ -1,8 +1,8 @@
--- Each GRAFT is for a topic to which the node has subscribed on this connection.
--- grain: a row of controls without its counterpart
+-- Each GRAFT is for a topic to which its sender has subscribed on the same connection.
+-- grain: a GRAFT without a subscription
 -- level: warn
 -- owner: archive
--- hint: A node sent GRAFT for a topic to which it never subscribed on that connection: it violates the protocol, or the frame with its SUBSCRIBE is lost (view sequence_gaps).
+-- hint: A node sent a GRAFT for a topic to which it had not subscribed on that connection. Either the node violates the protocol, or the frame with its SUBSCRIBE was lost: see the view sequence_gaps.
 -- expires: subscriptions
 SELECT t.connection, t.direction, t.topic, t.kafka_partition, t.kafka_offset, t.entry_index, observed_at AS seen_at, 'there is no such row in subscriptions' AS words
 FROM new_controls AS t

@@ -2,7 +2,7 @@
 -- grain: the table
 -- level: warn
 -- owner: archive
--- hint: Peers send more copies than a mesh has peers. Look for a peer that repeats messages, or a mesh with too many peers.
+-- hint: Peers send many copies of each message. Look for a peer that repeats messages (view relays), or for a topic whose mesh has too many peers (view mesh_members).
 -- history: 2d
 WITH since AS (SELECT date_trunc('hour', max(observed_at)) - INTERVAL 24 HOURS AS begins FROM copies WHERE kafka_partition >= 0),
 c AS (SELECT count(*) AS n, max(observed_at) AS newest FROM copies WHERE kafka_partition >= 0 AND observed_at >= (SELECT begins FROM since)),

@@ -1,9 +1,9 @@
--- No two rows of copies have the same key.
--- The hashes find the few keys that may occur twice; only those are compared in full.
--- grain: a key that occurs again
+-- No two rows of copies have the same key. Hashes find the few keys that may occur twice; only these keys are compared
+-- in full.
+-- grain: a key that several rows have
 -- level: error
 -- owner: archive
--- hint: Two instances of the query archive wrote to the table, or its checkpoint was restored from an older copy. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: Two instances of the query archive wrote to the table, or the checkpoint of archive was restored from an older copy. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 WITH repeated AS (
     SELECT hash(kafka_partition, kafka_offset, message_index) AS h FROM copies
     WHERE hash(kafka_partition, kafka_offset, message_index) IN (SELECT hash(kafka_partition, kafka_offset, message_index) FROM new_copies)

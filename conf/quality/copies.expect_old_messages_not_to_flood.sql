@@ -1,8 +1,8 @@
--- Fewer than 100 copies of a message arrive more than 5 minutes after its first copy, in 24 hours.
+-- In 24 hours, fewer than 100 copies of a message arrive more than 5 minutes after its first copy.
 -- grain: a message
 -- level: warn
 -- owner: archive
--- hint: A peer repeats an old message. The result names the peer that sent most copies. Block it if the flood costs too much.
+-- hint: A peer sends an old message again and again. The result names the peer with most copies. If the flood costs too much, block this peer.
 -- history: 2d
 -- show: SELECT remote_peer, count(*), min(observed_at), max(observed_at) FROM copies WHERE network = {network} AND message_id = {message_id} GROUP BY 1 ORDER BY 2 DESC
 WITH of_new AS (

@@ -1,8 +1,8 @@
--- Each valid copy is a message, or is in quarantine.
--- grain: a row of copies without its counterpart
+-- The message of each valid copy is in messages or in quarantine.
+-- grain: a valid copy without its message
 -- level: error
 -- owner: archive
--- hint: A valid copy is neither in messages nor in quarantine: rows of messages were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: The message of a valid copy is neither in messages nor in quarantine: rows of messages were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 -- expires: messages, quarantine, quarantine_dropped
 SELECT t.network, t.message_id, t.kafka_partition, t.kafka_offset, t.message_index, observed_at AS seen_at, 'there is no such row in messages or quarantine or quarantine_dropped' AS words
 FROM new_copies AS t

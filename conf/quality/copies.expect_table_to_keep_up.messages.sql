@@ -1,8 +1,8 @@
--- The newest LIVE row of copies is at most 15 minutes older than that of messages.
+-- The newest row of copies is at most 15 minutes older than the newest LIVE row of messages.
 -- grain: the table
 -- level: error
 -- owner: archive
--- hint: The query archive writes both tables in one pass, so rows were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: The table copies is behind messages, although the query archive writes both at once: rows of copies were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 -- show: SELECT max(observed_at) FROM copies
 WITH own AS (SELECT max(observed_at) AS newest FROM copies), ahead AS (SELECT max(observed_at) AS newest FROM messages WHERE origin = 'LIVE')
 SELECT 'copies' AS table, ahead.newest AS seen_at,

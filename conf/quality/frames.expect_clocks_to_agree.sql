@@ -1,9 +1,10 @@
--- In the last 11 minutes of the table, the clocks of each bridge and of the broker differ by at most 60 s. The fastest
--- LIVE frame of the bridge shows the difference, because waiting for Kafka only delays frames.
+-- In the last 11 minutes of the table, the clocks of each bridge and of the Kafka broker differ by at most 60 s. The
+-- LIVE frame with the shortest time from capture to Kafka shows the difference, because waiting for Kafka can only add
+-- to it.
 -- grain: a bridge
 -- level: warn
 -- owner: bridge
--- hint: The clock of the bridge's or the broker's machine is wrong. Windows and lateness depend on both, so set the clocks. If the bridge is behind, Kafka may have been unavailable for that long.
+-- hint: The clocks of the bridge and of the Kafka broker differ. Synchronize both machines, because windows and batch delays depend on both clocks. If the bridge is behind, Kafka may have been unavailable for this time instead.
 WITH newest AS (
     SELECT local_peer, kafka_timestamp, epoch_us(kafka_timestamp) - epoch_us(observed_at) AS delay FROM frames
     WHERE origin = 'LIVE'

@@ -1,8 +1,9 @@
--- If one direction of a connection has ended, so has the other. The last frame of a direction has an empty payload.
+-- If one direction of a connection has ended, the other has ended too. The last frame of a direction has an empty
+-- payload.
 -- grain: a direction without its last frame
 -- level: warn
 -- owner: bridge
--- hint: The bridge was killed, or Kafka was unavailable when a connection ended. Frames after the last one in the table are lost.
+-- hint: The end of a connection is missing in frames: the bridge was killed, or Kafka was unavailable when the connection ended. The last frames of the connection may be lost. If this happens again, check the logs of the bridge.
 -- after: 10m
 -- expires: frames
 WITH ended AS (

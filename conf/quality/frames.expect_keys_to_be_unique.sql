@@ -1,9 +1,9 @@
--- No two rows of frames have the same key.
--- The hashes find the few keys that may occur twice; only those are compared in full.
--- grain: a key that occurs again
+-- No two rows of frames have the same key. Hashes find the few keys that may occur twice; only these keys are compared
+-- in full.
+-- grain: a key that several rows have
 -- level: error
 -- owner: bridge
--- hint: Two instances of the query archive wrote to the table, or its checkpoint was restored from an older copy: kiln recover finds a checkpoint that is older than its tables. Read frames with DISTINCT ON (connection, direction, sequence).
+-- hint: Two instances of the query archive wrote to the table, or the checkpoint of archive was restored from an older copy. Find a checkpoint that is older than its tables with kiln recover. Until then, read frames with DISTINCT ON (connection, direction, sequence).
 WITH repeated AS (
     SELECT hash(connection, direction, sequence) AS h FROM frames
     WHERE hash(connection, direction, sequence) IN (SELECT hash(connection, direction, sequence) FROM new_frames)

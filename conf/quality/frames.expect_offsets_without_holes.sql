@@ -1,8 +1,9 @@
--- Every offset of kiln.frames between the first and the last has a row, or a whole frame in quarantine.
+-- Every offset of kiln.frames between the first and the last in the table has a row here, or is a whole frame in
+-- quarantine.
 -- grain: a range of offsets without rows
 -- level: warn
 -- owner: bridge
--- hint: Kafka had records that are not in the table: a frame was written twice, retention deleted records before they were read, or files were lost. While Kafka still has them: kiln backfill run {range} --source kafka --run repair, then kiln backfill swap repair.
+-- hint: Offsets of kiln.frames have no row: Kafka got a frame twice, deleted records before the query archive read them, or rows were lost. While Kafka still has the records, rebuild the rows: kiln backfill run {range} --source kafka --run repair, then kiln backfill swap repair.
 -- expires: frames, quarantine
 -- show: SELECT * FROM frames WHERE kafka_partition = {kafka_partition} AND kafka_offset BETWEEN {kafka_offset} - 2 AND {kafka_offset} + 2
 WITH steps AS (

@@ -1,9 +1,10 @@
--- Each frame that begins with a SUBSCRIBE or an UNSUBSCRIBE has its rows in subscriptions, numbered without a gap, or is in quarantine.
--- The first byte is the tag of the field in the RPC (rpc.proto). Cut frames, and those of other protocols, have no rows.
+-- Each frame that begins with a SUBSCRIBE or an UNSUBSCRIBE has its rows in subscriptions, numbered without a gap, or
+-- is in quarantine. The first byte of the payload is the tag of the first field in the RPC (rpc.proto). Truncated
+-- frames, and frames of other protocols, have no rows.
 -- grain: a frame without all of its rows in subscriptions
 -- level: error
 -- owner: archive
--- hint: Rows of subscriptions were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: Subscriptions of a frame are missing in subscriptions: rows were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 -- expires: subscriptions
 WITH rows_of_frames AS (
     SELECT kafka_partition, kafka_offset, count(*) AS rows, max(entry_index) + 1 AS expected FROM subscriptions GROUP BY ALL

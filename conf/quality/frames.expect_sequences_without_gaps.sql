@@ -1,9 +1,9 @@
--- The frames of a connection in one direction are numbered 1, 2, 3 … without a gap.
--- Rows from files have the numbers of lines, which have gaps.
+-- The frames of a connection in one direction are numbered 1, 2, 3 … without a gap. Rows from files are ignored,
+-- because they have line numbers.
 -- grain: a gap in the numbers of a connection
 -- level: error
 -- owner: bridge
--- hint: Frames were lost between the bridge and the table. While Kafka still has them: kiln backfill run {range} --source kafka --run repair, then kiln backfill swap repair.
+-- hint: Frames were lost between the bridge and the table. While Kafka still has the records, rebuild the rows: kiln backfill run {range} --source kafka --run repair, then kiln backfill swap repair.
 -- expires: frames
 -- show: SELECT sequence, observed_at, remote_peer FROM frames WHERE connection = {connection} AND direction = {direction} AND sequence BETWEEN {sequence} - 2 AND {sequence} + 2 ORDER BY sequence
 WITH steps AS (

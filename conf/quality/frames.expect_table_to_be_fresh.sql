@@ -2,7 +2,7 @@
 -- grain: the table
 -- level: error
 -- owner: bridge
--- hint: The bridge runs, but no frame reaches the table. Check the peers, the spool and the query archive (kiln status).
+-- hint: A bridge runs, but no new frame reaches the table frames. Check the bridge's peers, its spool, and the query archive (kiln status).
 -- show: SELECT max(observed_at) FROM frames
 SELECT 'frames' AS table, max(observed_at) AS seen_at,
     'the newest LIVE row is of ' || strftime(max(observed_at) AT TIME ZONE 'UTC', '%Y-%m-%d %H:%M:%S') AS words

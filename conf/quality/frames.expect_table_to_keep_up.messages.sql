@@ -1,8 +1,8 @@
--- The newest LIVE row of frames is at most 15 minutes older than that of messages.
+-- The newest LIVE row of frames is at most 15 minutes older than the newest LIVE row of messages.
 -- grain: the table
 -- level: error
 -- owner: bridge
--- hint: The query archive writes both tables in one pass, so rows were lost. While Kafka still has them: kiln backfill run {range} --source kafka --run repair, then kiln backfill swap repair.
+-- hint: The table frames is behind messages, although the query archive writes both at once: rows of frames were lost. While Kafka still has the records, rebuild the rows: kiln backfill run {range} --source kafka --run repair, then kiln backfill swap repair.
 -- show: SELECT max(observed_at) FROM frames
 WITH own AS (SELECT max(observed_at) AS newest FROM frames WHERE origin = 'LIVE'), ahead AS (SELECT max(observed_at) AS newest FROM messages WHERE origin = 'LIVE')
 SELECT 'frames' AS table, ahead.newest AS seen_at,

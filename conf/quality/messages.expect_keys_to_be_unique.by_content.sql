@@ -1,9 +1,9 @@
--- No message with an id by content is in the table twice within half of dedupe.unsigned_ttl.
--- Later, the same bytes may be another message.
--- grain: a row that repeats one of shortly before
+-- No message whose id is a hash of its content is in the table twice within 1 minute, half of the default of
+-- dedupe.unsigned_ttl. After that time, equal bytes may be another message.
+-- grain: a row that repeats an earlier row
 -- level: error
 -- owner: archive
--- hint: A message with an id by content is in the table twice within half of dedupe.unsigned_ttl: the checkpoint was restored from an older copy, or two instances of the query archive ran. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: A message whose id is a hash of its content is in messages twice within 1 minute: two instances of the query archive ran, or its checkpoint was restored from an older copy. If dedupe.unsigned_ttl is less than 2 minutes, this is normal. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 WITH repeated AS (
     SELECT hash(network, message_id) AS h FROM messages
     WHERE hash(network, message_id) IN (SELECT hash(network, message_id) FROM new_messages) AND regexp_matches(message_id, '^(unverified/)?(sha256|blake2b)/')

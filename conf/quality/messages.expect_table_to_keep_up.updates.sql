@@ -1,8 +1,8 @@
--- The newest LIVE row of messages is at most 15 minutes older than that of updates.
+-- The newest LIVE row of messages is at most 15 minutes older than the newest LIVE row of updates.
 -- grain: the table
 -- level: error
 -- owner: archive
--- hint: The query archive has stalled while the query updates runs. Check kiln status and logs/spark.log.
+-- hint: The table messages is behind updates: the query archive does not run, while the query updates does. Check kiln status and logs/spark.log.
 -- show: SELECT max(observed_at) FROM messages
 WITH own AS (SELECT max(observed_at) AS newest FROM messages WHERE origin = 'LIVE'), ahead AS (SELECT max(observed_at) AS newest FROM updates WHERE origin = 'LIVE')
 SELECT 'messages' AS table, ahead.newest AS seen_at,

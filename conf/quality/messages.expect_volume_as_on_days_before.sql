@@ -1,9 +1,9 @@
--- In the last full hour, the number of LIVE messages of each type was at most 5 times, and at least a fifth of,
--- the median of the same hour on up to 7 earlier days. With fewer than 3 such days or 1,000 messages, the check passes.
+-- In the last full hour, the number of LIVE messages of each type was between a fifth and 5 times the median of the
+-- same hour on up to 7 earlier days. The check passes with fewer than 3 such days or fewer than 1,000 messages.
 -- grain: a type of message
 -- level: warn
 -- owner: archive
--- hint: The traffic changed. Check the peers (kiln status), the interests, and the authors of that message type.
+-- hint: The number of messages of a type has changed much. Check the bridge's peers (kiln status), the topics that it follows, and the authors of these messages (view traffic).
 -- history: 9d
 WITH hours AS (
     SELECT type, date_trunc('hour', observed_at) AS hour, count(*) AS n FROM messages WHERE origin = 'LIVE'

@@ -1,9 +1,9 @@
--- Batches of a separator are announced in order: if a batch has a receipt, so has the batch before it.
--- A swap fills its range with other batches, which are not announced.
+-- Batches of a separator are published in order, so if a batch has a receipt, the batch before it has one too. Batches
+-- that a swap put into its range are never published, and are ignored.
 -- grain: a batch without a receipt
 -- level: error
 -- owner: publishing
--- hint: The receipt of a batch is not in publications: rows were lost, or the bridge was killed while it announced. Restore the newest copy of the table.
+-- hint: A batch has no receipt in publications, although a later batch of its separator has one: rows were lost, or the bridge was killed while it published. Restore the newest copy of the table.
 -- expires: publications
 WITH in_order AS (
     SELECT *, lead(batch_cid) OVER (PARTITION BY network, separator_key, separator_value ORDER BY emitted_at) AS next

@@ -1,9 +1,9 @@
--- No two rows of publications have the same key.
--- The hashes find the few keys that may occur twice; only those are compared in full.
--- grain: a key that occurs again
+-- No two rows of publications have the same key. Hashes find the few keys that may occur twice; only these keys are
+-- compared in full.
+-- grain: a key that several rows have
 -- level: error
 -- owner: publishing
--- hint: The query sink wrote a receipt twice, or its checkpoint was restored from an older copy. Read receipts with SELECT DISTINCT; kiln recover finds a checkpoint that is older than its tables.
+-- hint: The query sink wrote a receipt twice, or the checkpoint of sink was restored from an older copy. Find a checkpoint that is older than its tables with kiln recover. Until then, read receipts with SELECT DISTINCT.
 WITH repeated AS (
     SELECT hash(batch_cid, transport, topic, published_at) AS h FROM publications
     WHERE hash(batch_cid, transport, topic, published_at) IN (SELECT hash(batch_cid, transport, topic, published_at) FROM new_publications)

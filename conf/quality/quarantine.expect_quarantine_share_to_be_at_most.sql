@@ -1,9 +1,9 @@
--- For each reason, the number of rows in the last 24 hours of the table is at most 5% of the copies of messages
--- in that time. Fewer than 20 rows are ignored. Rows from files of other programs do not count.
+-- For each reason, the number of rows in the last 24 hours of the table is at most 5% of the number of message copies
+-- in this time. Fewer than 20 rows are ignored, and so are rows from files of other programs.
 -- grain: a reason
 -- level: warn
 -- owner: archive
--- hint: Much of the traffic is rejected. docs/RUNBOOK.md explains what to do for each reason.
+-- hint: Kiln rejects much of the traffic for one reason. docs/RUNBOOK.md has the remedy for each reason.
 -- history: 2d
 WITH since AS (
     SELECT greatest((SELECT max(observed_at) FROM copies), (SELECT max(observed_at) FROM quarantine WHERE stage <> 'history'))

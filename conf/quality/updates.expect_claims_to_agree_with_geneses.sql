@@ -2,7 +2,7 @@
 -- grain: an author and a stream
 -- level: warn
 -- owner: sink
--- hint: An author claimed a separator that differs from the one in the genesis of the stream. Kiln is not at fault; the key names the author.
+-- hint: An author claimed a separator other than the one in the genesis of the stream. Nothing is wrong with Kiln. The result names the author and the stream.
 SELECT c.network, c.stream, c.from_peer, max(c.observed_at) AS seen_at,
     any_value(c.separator_source || ' claimed ' || c.separator_key || '/' || c.separator_value
         || ', and the genesis names ' || k.separator_key || '/' || k.separator_value) AS words

@@ -1,8 +1,9 @@
--- Each record of kiln.updates has at most one row. Rows of backfill runs were never in this topic.
--- grain: a key that occurs again
+-- Each record of kiln.updates has at most one row. Rows of backfill runs are ignored, because they were never in this
+-- topic.
+-- grain: a key that several rows have
 -- level: error
 -- owner: sink
--- hint: The query sink read a record twice, or the topic kiln.updates was re-created. Batches cannot be rebuilt from this table.
+-- hint: Two rows of updates have the same Kafka offset: the query sink read a record twice, or the topic kiln.updates was re-created. Batches cannot be rebuilt from this table; rebuild them from frames instead (docs/backfill.md).
 WITH repeated AS (
     SELECT hash(log_partition, log_offset) AS h FROM updates
     WHERE hash(log_partition, log_offset) IN (SELECT hash(log_partition, log_offset) FROM new_updates) AND log_partition >= 0

@@ -1,8 +1,8 @@
--- The genesis that gave an update its separator is in streams.
+-- If a genesis gave an update its separator, its stream is in streams.
 -- grain: an update without its genesis
 -- level: error
 -- owner: sink
--- hint: The stream of an update is not in streams: rows were lost. Restore the newest copy of the table.
+-- hint: The stream of an update with a verified separator is not in streams: rows of streams were lost. Restore the newest copy of the table.
 -- expires: streams
 SELECT t.network, t.message_id, t.stream, t.tip, observed_at AS seen_at, 'there is no such row in streams' AS words
 FROM new_updates AS t

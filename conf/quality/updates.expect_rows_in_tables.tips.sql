@@ -1,8 +1,8 @@
--- The tip of each update is a known tip.
--- grain: a row of updates without its counterpart
+-- The tip of each update is in tips.
+-- grain: an update without its tip
 -- level: error
 -- owner: sink
--- hint: The tip of an update is not in tips: rows were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: The tip of an update is not in tips: rows of tips were lost. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 -- expires: tips
 SELECT t.network, t.message_id, t.stream, t.tip, observed_at AS seen_at, 'there is no such row in tips' AS words
 FROM new_updates AS t

@@ -793,7 +793,7 @@ class Settings(Section):
 
     @property
     def queries(self) -> tuple[JobName, ...]:
-        """Queries that run: those in `jobs.queries`, but not `updates` and `batch` on a network that is not Ceramic."""
+        """Queries that run: those in `jobs.queries`. `updates` and `batch` run only on a Ceramic network."""
         return tuple(name for name in self.jobs.queries if self.is_ceramic or name not in CERAMIC_QUERIES)
 
     @property

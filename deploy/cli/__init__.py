@@ -1,1 +1,1 @@
-"""The command `kiln`: a file for each command or group of commands."""
+"""The command `kiln`: one module for each command or group of commands."""

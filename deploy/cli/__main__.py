@@ -1,4 +1,4 @@
-"""`python -m kiln.deploy.cli`: the command `kiln`."""
+"""Entry point of `python -m kiln.deploy.cli`, which is the command `kiln`."""
 
 from kiln.deploy.cli.app import main
 

@@ -1,7 +1,7 @@
-"""The command `kiln`: its process, groups of commands, error messages and exit codes.
+"""Entry point of the command `kiln`: sets up the process, runs a command, and prints errors as messages.
 
-To add a command, write it in the file of its group. To add a group, write a file whose `commands` is a
-`typer.Typer`, and add the file to `GROUPS`.
+To add a command, write it in the module of its group. To add a group, write a module with a `typer.Typer` named
+`commands`, and add the module to `GROUPS`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ GROUPS = (
     config,
     broker,
 )
-"""Groups in the order of `kiln --help`."""
+"""Modules of commands, in the order in which `kiln --help` lists the commands."""
 
 _WRITE_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
@@ -71,8 +71,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Archive the pubsub traffic of a Ceramic network in Delta tables and publish CIP-123 batches.\n\n"
-    "Exit codes: 0 success; 1 failure; 2 invalid command line or settings; 3 missing requirement (an extra, Java, "
-    "jars, a free port, a broker); 130 interrupted.",
+    "Exit codes: 0 success; 1 failure; 2 invalid command line or settings; 3 missing requirement (Python packages, "
+    "Java, jars, a free port, a Kafka broker); 130 interrupted.",
 )
 for group in GROUPS:
     app.add_typer(group.commands)
@@ -90,11 +90,11 @@ def _options(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print version and commit.")
     ] = False,
 ) -> None:
-    """Handle options before the command."""
+    """Accept the options that stand before the name of a command."""
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. A known error becomes one message on stderr."""
+    """Run a command and return its exit code. Print errors that a user can fix to stderr, without a traceback."""
     try:
         code = app(args=list(arguments), prog_name="kiln", standalone_mode=False)
         sys.stdout.flush()
@@ -103,7 +103,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except typer.exceptions.TyperException as error:
-        _complain(f"{error.format_message()} (kiln --help)")
+        _complain(f"{error.format_message()} (see kiln --help)")
         return USAGE
     except KilnError as error:
         _complain(str(error))
@@ -111,7 +111,7 @@ def run_command(arguments: Sequence[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("kiln"):
             raise
-        _complain(f"the package of the module {error.name} is not installed: {format_install_command('all')}")
+        _complain(f"the Python module {error.name} is not installed. Install it: {format_install_command('all')}")
         return ENVIRONMENT
     except BrokenPipeError:
         discard_output()  # the reader has enough, as in `kiln status | head`
@@ -127,7 +127,7 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _load_table_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of delta-rs, if this command has loaded it."""
+    """Return the exception class of delta-rs if this command has imported it. Importing it takes time."""
     return (sys.modules["deltalake.exceptions"].DeltaError,) if "deltalake.exceptions" in sys.modules else ()
 
 
@@ -136,16 +136,17 @@ def _describe_table_error(error: Exception) -> str:
 
     cause = find_os_error(error)
     if cause:
-        return f"cannot write the tables: {cause}. Free space in the lake or allow writing to it, and try again"
-    return f"cannot use the tables: {shorten_error(error)}. kiln doctor checks them"
+        return f"cannot write the Delta tables: {cause}. Free disk space or grant write permission, and try again"
+    return f"cannot read or write the Delta tables: {shorten_error(error)}. To check them: kiln doctor"
 
 
 def _explain_file_error(error: OSError) -> bool:
-    """Print why a file cannot be read or written. Return false, without a message, if the error concerns no file."""
+    """Print the reason why a file cannot be read or written. Print nothing and return false if the error is not about
+    a file."""
     if error.filename is not None:
         _complain(f"{error.filename}: {error.strerror}")
     elif error.errno in _WRITE_ERRORS:
-        _complain(f"cannot write the output: {error.strerror}")
+        _complain(f"cannot write the output: {error.strerror}. Redirect it to another file")
         discard_output()
     else:
         return False
@@ -153,13 +154,13 @@ def _explain_file_error(error: OSError) -> bool:
 
 
 def _complain(words: str) -> None:
-    for number, line in enumerate(printable_lines(words).splitlines() or ["it failed"]):
+    for number, line in enumerate(printable_lines(words).splitlines() or ["the command failed without a message"]):
         print(f"kiln: {line}" if number == 0 else f"      {line}", file=sys.stderr)
 
 
 def main() -> None:
-    """The entry point of the `kiln` script."""
-    # imports make 40,000 objects that stay, and by default the collector walks them many times
+    """Run the command line of this process, and exit with its code."""
+    # imports make 40,000 objects that stay, and by default the garbage collector walks them many times
     gc.set_threshold(10_000)
     problem = prepare_process()
     if problem:
@@ -173,13 +174,15 @@ _ENCODING: Final = "PYTHONIOENCODING"
 
 
 def prepare_process() -> str:
-    """Prepare this process and its children for the command. May replace the process by one with another locale.
+    """Set up the streams, locale and signals of this process, and environment variables for its children.
+
+    If the encoding of the locale is not UTF-8, this may restart the program with another locale.
 
     Returns:
-        Why the command cannot run; empty if it can.
+        The reason why the command cannot run; empty if it can.
     """
     if sys.stdout is None:
-        return "stdout is closed. Pass a file, such as >/dev/null"
+        return "stdout is closed. Redirect it to a file, such as >/dev/null"
     _open_streams()
     _use_utf8()
     for stream in (sys.stdout, sys.stderr):
@@ -193,8 +196,8 @@ def prepare_process() -> str:
 
 
 def _open_streams() -> None:
-    """Open stdin and stderr if they are closed. Otherwise the next opened file gets their descriptor, and child
-    processes write to it."""
+    """Open stdin and stderr as /dev/null if they are closed. Otherwise the next file that Kiln opens would get their
+    descriptor, and child processes would write errors into that file."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the life of the process
     if sys.stderr is None:
@@ -202,8 +205,11 @@ def _open_streams() -> None:
 
 
 def _use_utf8() -> None:
-    """Encode paths in UTF-8 in any locale. Otherwise delta-rs, which uses UTF-8, would open files of other names, and
-    Java would replace characters. Only output to the terminal keeps the encoding of the locale."""
+    """Encode paths in UTF-8 whatever the locale is, if necessary by restarting the program with LC_ALL=C.UTF-8.
+
+    In another encoding, delta-rs would open files with other names, because it always uses UTF-8, and Java would
+    replace characters. Output to the terminal keeps the encoding of the locale.
+    """
     if codecs.lookup(locale.getencoding()).name == "utf-8" or os.environ.get("LC_ALL") == _UTF8:
         os.environ.pop(_ENCODING, None)  # children write to log files
         return
@@ -214,7 +220,7 @@ def _use_utf8() -> None:
 
 
 def _hang_up(terminals: Sequence[int], number: int, frame: FrameType | None) -> None:
-    """End as on SIGTERM when the terminal is closed, but write nothing to the closed terminal."""
+    """Handle SIGHUP, the signal of a closed terminal: stop writing to the terminal, then end as on SIGTERM."""
     with open(os.devnull, "w", encoding="utf-8") as nothing:
         for stream in terminals:
             os.dup2(nothing.fileno(), stream)

@@ -1,4 +1,4 @@
-"""`kiln backfill`: rebuild, compare and swap the tables of a time range."""
+"""`kiln backfill`: rebuild the tables of a time range, compare them with the live tables, and replace live rows."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_GROUPS = 20
-"""Maximum number of groups (days and separators) shown for a table."""
+"""Maximum number of groups that are shown for a table; a group has one day and one separator."""
 
 _COLORS: Mapping[str, str] = {
     "running": "cyan",
@@ -52,44 +52,50 @@ _COLORS: Mapping[str, str] = {
 }
 
 commands = typer.Typer(
-    name="backfill", no_args_is_help=True, help="Rebuild, compare and swap the tables of a time range."
+    name="backfill", no_args_is_help=True, help="Rebuild, compare or replace the rows of a time range."
 )
 
-RunArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the run.")]
+RunArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the backfill run.")]
 
 
 @commands.command()
 def run(
-    low: Annotated[str, typer.Option("--from", metavar="TIME", help="Start of the range, ISO 8601; UTC.")],
+    low: Annotated[
+        str, typer.Option("--from", metavar="TIME", help="Start of the range (ISO 8601, default zone UTC).")
+    ],
     high: Annotated[str, typer.Option("--to", metavar="TIME", help="End of the range, exclusive.")],
-    name: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the run: a to z, 0 to 9 and -.")],
+    name: Annotated[str, typer.Option("--run", metavar="NAME", help="Name of the new run: a to z, 0 to 9 and -.")],
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]…", help="Further files for --source FILE.")
+        list[str] | None, typer.Argument(metavar="[FILE]…", help="More files, in addition to --source FILE.")
     ] = None,
     source: Annotated[
         list[str] | None,
         typer.Option(
             "--source",
             metavar="frames|kafka|FILE",
-            help="Source of frames: the table frames, Kafka, or files, folders and - (stdin). Default: frames.",
+            help="Source of frames: the table frames, Kafka, or a capture file, folder or - (stdin). Default: frames.",
         ),
     ] = None,
-    window: Annotated[str | None, typer.Option("--window", metavar="T", help="Window length [batch.window].")] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", metavar="T", help="Window length. Default: the setting batch.window.")
+    ] = None,
     network: Annotated[
         str | None,
         typer.Option(
             "--network",
             metavar="NAME",
-            help="Only frames of this network. For files: the network of topics without a network name.",
+            help="Only frames of this network. For files: network of the frames whose topics name none.",
         ),
     ] = None,
     as_of: Annotated[
         str | None,
-        typer.Option("--as-of", metavar="TIME", help="Use separators as verified at this time. Default: now."),
+        typer.Option(
+            "--as-of", metavar="TIME", help="Use only separators that were verified by this time. Default: now."
+        ),
     ] = None,
     engine: Annotated[
         Literal["core", "python"],
-        typer.Option("--engine", help="Decoder: the native core if it is built, or Python."),
+        typer.Option("--engine", help="Decoder: core is the native core (Python if it is not built)."),
     ] = "core",
     as_json: JsonOption = False,
     state: StateOption = None,
@@ -97,8 +103,8 @@ def run(
 ) -> None:
     """Rebuild the tables for a time range, next to the live tables.
 
-    The tables of the run are in backfill/NAME of the lake. The command works while Kiln runs. Repeat it to resume a
-    stopped run; a completed run is not changed.
+    The tables of the run are in the folder backfill/NAME of the lake. You can run the command while Kiln runs. Repeat
+    it to resume an interrupted run; a completed run is not changed.
     """
     require_extras("spark")
     settings = settings_of(config, state)
@@ -111,7 +117,7 @@ def run(
     if begin == end:
         raise UsageError(f"--from {low} --to {high}: the range is empty, because --to is exclusive. Pass a later --to")
     if begin > end:
-        raise UsageError(f"--from {low} --to {high}: the range ends before it starts")
+        raise UsageError(f"--from {low} --to {high}: the range ends before it starts. Pass a later --to")
     texts = [*(source or ()), *(files or ())]
     try:
         kind, paths = parse_source(texts)
@@ -150,7 +156,7 @@ def run(
 
 @commands.command("list")
 def backfill_list(as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None) -> None:
-    """List runs with range, source, state and row counts."""
+    """List backfill runs with range, source, state and row counts."""
     require_extras("lake")
     settings = settings_of(config, state)
     from kiln.pipelines.backfill.runs import list_runs
@@ -180,10 +186,10 @@ def backfill_list(as_json: JsonOption = False, state: StateOption = None, config
 def backfill_diff(
     name: RunArgument, as_json: JsonOption = False, state: StateOption = None, config: ConfigOption = None
 ) -> None:
-    """Compare a run with the live tables in its range.
+    """Compare a backfill run with the live tables in its range.
 
-    The comparison is by table, day and separator, down to the CID, and lists the first differences. Exit code 1 if
-    anything differs. Requires no Java.
+    Prints the number of equal and different rows by table, day and separator, and the first differing rows. Batches are
+    equal if their CIDs are. Exit code 1 if anything differs. Requires no Java.
     """
     require_extras("lake")
     settings = settings_of(config, state)
@@ -193,7 +199,12 @@ def backfill_diff(
     lake, out = lake_of(settings), notes()
     run = get_run(lake, name)
     if not run.is_done:
-        out.print(f"run {name} is not complete: rows that it has not reached count as only live", style="yellow")
+        out.print(
+            f"run {name} is not complete: live rows that it has not rebuilt yet count as only live. To complete it, "
+            "repeat kiln backfill run",
+            style="yellow",
+            soft_wrap=True,
+        )
     diffs = diff_run(lake, run, lambda words: out.print(words, style="dim"))
     if as_json:
         print(encode_diffs(diffs))
@@ -207,22 +218,22 @@ def backfill_swap(
     name: RunArgument,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace live rows even if the source lacks live messages."),
+        typer.Option("--replace", help="Replace live rows even if live messages are missing in the run's source."),
     ] = False,
     only_frames: Annotated[
         bool,
-        typer.Option("--only-frames", help="Only add the frames of the run to the live table."),
+        typer.Option("--only-frames", help="Only add the run's frames to the live table frames, and replace no row."),
     ] = False,
     take_over: Annotated[
         bool,
-        typer.Option("--take-over", help="Continue a swap that a lost machine started."),
+        typer.Option("--take-over", help="Continue a swap that another machine, now gone, has started."),
     ] = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Replace the live rows in the run's time range with the run's rows.
 
-    Kiln may be running. Repeat the command to resume an interrupted swap. Requires no Java.
+    You can run the command while Kiln runs. Repeat it to resume an interrupted swap. Requires no Java.
     """
     require_extras("lake")
     settings = settings_of(config, state)
@@ -232,7 +243,9 @@ def backfill_swap(
     from kiln.pipelines.runtime.table_ages import check_tables
 
     if replace and only_frames:
-        raise UsageError("--replace and --only-frames: choose one; --only-frames replaces nothing")
+        raise UsageError(
+            "--replace and --only-frames cannot be combined: --only-frames replaces no row. Pass one of them"
+        )
     lake, out = lake_of(settings), notes()
     get_run(lake, name)
     with lock_run(settings.state, name, swap=True):
@@ -244,23 +257,22 @@ def backfill_swap(
             out.print(words, style="dim")
 
         if only_frames:
-            added = add_frames(lake, run, exchange, say)
-            had = "now has" if added else "already had"
-            out.print(f"the live table {had} the frames of run {name}")
+            had = "now has" if add_frames(lake, run, exchange, say) else "already had"
+            out.print(f"the live table frames {had} the frames of run {name}")
             return
         by = f"{socket.gethostname()}:{settings.state}"
         done = swap_run(lake, run, exchange, _now, say, replace=replace, by=by, take_over=take_over)
     if done is None:
-        out.print(f"run {name} is swapped in already: nothing to do")
+        out.print(f"nothing to do: the rows of run {name} are in the live tables already")
     else:
-        out.print(f"run {name} is swapped in. To compare it with the live tables, type kiln backfill diff {name}")
+        out.print(f"the rows of run {name} are now in the live tables. To compare: kiln backfill diff {name}")
 
 
 @commands.command("drop")
 def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOption = None) -> None:
-    """Delete the tables of a run.
+    """Delete the tables of a backfill run.
 
-    Rows that were swapped in stay, and backfill_runs keeps the events of the run.
+    Rows that kiln backfill swap has put into the live tables stay. The table backfill_runs keeps the run's history.
     """
     require_extras("lake")
     settings = settings_of(config, state)
@@ -277,12 +289,12 @@ def backfill_drop(name: RunArgument, state: StateOption = None, config: ConfigOp
             raise
         with lock_run(settings.state, name):
             delete_streams(streams)
-        out.print(f"run {name} had not begun: the input that was saved for it is deleted")
+        out.print(f"run {name} had not begun: deleted the input that was saved for it")
         return
     with lock_run(settings.state, name):
         dropped = drop_run(lake, name, _now)
         delete_streams(streams)
-    out.print(f"run {name} is dropped" if dropped else f"run {name} was dropped before: nothing to do")
+    out.print(f"deleted the tables of run {name}" if dropped else f"nothing to do: run {name} was dropped before")
 
 
 def _now() -> int:
@@ -293,11 +305,10 @@ def _now() -> int:
 
 
 def _render_runs(runs: Sequence[RunSummary]) -> Text:
-    """Render runs for the screen."""
     from rich.text import Text
 
     if not runs:
-        return Text("no runs yet. To start one: kiln backfill run --from T --to T --run NAME")
+        return Text("no backfill runs yet. To start one: kiln backfill run --from TIME --to TIME --run NAME")
     text = Text()
     for summary in runs:
         run, state = summary.run, summary.state
@@ -317,7 +328,7 @@ def _render_runs(runs: Sequence[RunSummary]) -> Text:
 
 
 def encode_diffs(diffs: Sequence[TableDiff]) -> str:
-    """Encode diffs as a JSON object with an entry for each table (docs/design/contracts.md, Commands)."""
+    """Encode the diffs as a JSON object whose keys are tables (docs/design/contracts.md, Commands)."""
     from kiln.deploy.query.answer import encode_value
 
     def encode_row(row: Mapping[str, object] | None) -> dict[str, object] | None:
@@ -343,7 +354,7 @@ def encode_diffs(diffs: Sequence[TableDiff]) -> str:
 
 
 def _print_diffs(diffs: Sequence[TableDiff], console: Console) -> None:
-    """Print a line for each table, then the days and the first differences of each table that differs."""
+    """Print a line for each table. Then print counts by day and the first differences of each table that differs."""
     from rich.text import Text
 
     from kiln.deploy.ops.formatting import build_table
@@ -357,7 +368,7 @@ def _print_diffs(diffs: Sequence[TableDiff], console: Console) -> None:
         if not diff.is_equal:
             console.print(_render_table_diff(diff), soft_wrap=True)
     if all(diff.is_equal for diff in diffs):
-        console.print(Text("the run equals the live tables", "green"))
+        console.print(Text("in its range, the run equals the live tables", "green"))
 
 
 def _render_table_diff(diff: TableDiff) -> RenderableType:
@@ -370,10 +381,10 @@ def _render_table_diff(diff: TableDiff) -> RenderableType:
     lines = [Text(f"\n{diff.table}", "bold")]
     for group in diff.groups[:_MAX_GROUPS]:
         name = "" if group.separator is None else f" {printable(group.separator)}"
-        counts = f"{group.only_live:,} only live, {group.only_run:,} only run, {group.same:,} same"
+        counts = f"{group.only_live:,} rows only live, {group.only_run:,} only in the run, {group.same:,} equal"
         lines.append(Text(f"  {group.day}{name}: {counts}"))
     if len(diff.groups) > _MAX_GROUPS:
-        lines.append(Text(f"  and {len(diff.groups) - _MAX_GROUPS:,} more groups; --json lists all", "dim"))
+        lines.append(Text(f"  … {len(diff.groups) - _MAX_GROUPS:,} more days and separators; --json lists all", "dim"))
     lines += [Text(f"  · {describe_difference(one)}") for one in diff.examples]
     shown = sum((one.live is not None) + (one.run is not None) for one in diff.examples)
     if shown < diff.only_live + diff.only_run:
@@ -382,7 +393,7 @@ def _render_table_diff(diff: TableDiff) -> RenderableType:
 
 
 def describe_difference(difference: RowDifference) -> str:
-    """Describe a difference by its key, and by the columns that differ or the only side that has the row."""
+    """Describe a difference: the key of the row, and the columns that differ or the side that lacks the row."""
     from kiln.deploy.query.answer import format_cell
 
     key = " ".join(f"{name} {format_cell(value)}" for name, value in difference.key.items())
@@ -394,7 +405,8 @@ def describe_difference(difference: RowDifference) -> str:
         return f"{key}: {columns}"
     row = difference.live if difference.live is not None else difference.run
     values = ", ".join(f"{name} {format_cell(value)}" for name, value in (row or {}).items() if value is not None)
-    return f"{key}: only {'live' if difference.run is None else 'the run'} has it{f' ({values})' if values else ''}"
+    owner = "the live table" if difference.run is None else "the run"
+    return f"{key}: only {owner} has it" + (f" ({values})" if values else "")
 
 
 def _encode_time(micros: int) -> object:

@@ -1,4 +1,4 @@
-"""`kiln broker stop`: stop an embedded broker that outlived its Kiln."""
+"""`kiln broker stop`: stop a Kafka broker that a killed Kiln started and left running."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import typer
 from kiln.conf.process.errors import KilnError
 from kiln.deploy.cli.options import ConfigOption, StateOption, loaded
 
-commands = typer.Typer(name="broker", no_args_is_help=True, help="Stop the embedded broker of a state folder.")
+commands = typer.Typer(name="broker", no_args_is_help=True, help="Stop a Kafka broker that Kiln started.")
 
 
 @commands.callback()
 def broker() -> None:
-    """Keep `stop` a subcommand: typer flattens a group with one command."""
+    """Do nothing. Without this callback, typer would drop the word `stop`, because the group has one command."""
 
 
 @commands.command("stop")
 def broker_stop(
     force: Annotated[
-        bool, typer.Option("--force", help="Stop the broker of a running Kiln, which restarts it.")
+        bool, typer.Option("--force", help="Stop the broker even if a running Kiln uses it. Kiln restarts it.")
     ] = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Stop the embedded broker that a killed Kiln left running.
+    """Stop the Kafka broker that a killed Kiln left running.
 
     Without --force, the command fails if the broker belongs to a running Kiln. Exit code 0 also if no broker runs.
     """
@@ -39,10 +39,10 @@ def broker_stop(
         return
     if keeper is not None and not force:
         raise KilnError(
-            f"the broker of {folder} belongs to a running Kiln (process {keeper}). Stop that Kiln, which stops its "
-            "broker. With --force the broker stops now, and that Kiln starts it again"
+            f"the broker of {folder} belongs to a running Kiln (process {keeper}). Stop that Kiln, and its broker "
+            "stops too. With --force, only the broker stops, and that Kiln restarts it"
         )
     stop_running(folder)
     print(f"stopped the embedded broker of {folder}, which was at {address}")
     if keeper is not None:
-        print(f"the running Kiln (process {keeper}) starts it again")
+        print(f"the running Kiln (process {keeper}) restarts the broker")

@@ -1,4 +1,4 @@
-"""`kiln config show` and `kiln config check`."""
+"""`kiln config show` and `kiln config check`: print the settings, or check a settings file."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ commands = typer.Typer(name="config", no_args_is_help=True, help="Print or check
 def config_show(
     state: StateOption = None,
     config: ConfigOption = None,
-    diff: Annotated[bool, typer.Option("--diff", help="Only values that differ from the default.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Only settings that differ from their defaults.")] = False,
 ) -> None:
-    """Print the settings in force as TOML, with their sources."""
+    """Print the settings as TOML, with their sources."""
     from kiln.conf.settings.reading import format_settings
     from kiln.schemas.printable import printable_lines
 
-    found = loaded(config, state)
-    print(printable_lines(format_settings(found, only_changed=diff)), end="")
+    print(printable_lines(format_settings(loaded(config, state), only_changed=diff)), end="")
 
 
 @commands.command("check")
 def config_check(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", parser=parse_path, help="Settings file. Default: the file in force."),
+        typer.Argument(metavar="[FILE]", parser=parse_path, help="Settings file. Default: the file of --config."),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
-    """Check the settings, the environment and the quality suites."""
+    """Check the settings file, KILN_ variables and quality suites."""
     found = loaded(file or config, None)
     from kiln.pipelines.quality.suites import read_all_suites
 

@@ -1,4 +1,4 @@
-"""Console of every command. Text from peers cannot control the terminal."""
+"""Console on which commands print. It escapes control characters, so text from peers cannot control the terminal."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from kiln.schemas.printable import printable_lines
 
 
 class PlainConsole(Console):
-    """A console that escapes control characters in all text, and does not interpret markup.
+    """A console that escapes control characters in all text, and does not interpret rich's markup.
 
-    Newlines are kept. Text for a table cell or a single line must be passed through `printable` first.
+    Newlines are kept. Pass text for a table cell or a single line through `printable` first, which escapes newlines.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render as `Console`, which calls this method for each part of its output, with text escaped."""
+        """Render a part of the output like `Console`, with its text escaped. rich calls this for every part."""
         if isinstance(renderable, str):
             renderable = Text(renderable)
         return super().render(escape_text(renderable) if isinstance(renderable, Text) else renderable, options)
 
 
 def escape_text(text: Text) -> Text:
-    """Escape unsafe characters of a text, and keep its styles."""
+    """Escape the control characters and invisible characters of a text, and keep its styles."""
     if printable_lines(text.plain) == text.plain:
         return text
     parts = text.divide(range(1, len(text.plain)))

@@ -1,4 +1,4 @@
-"""`kiln doctor`: diagnosis."""
+"""`kiln doctor`: diagnose problems and suggest fixes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def doctor(as_json: JsonOption = False, state: StateOption = None, config: Confi
     Checks Java, Spark, jars, packages, state folder, ports, disk, memory, broker, checkpoints, tables and IPFS node.
     Exit code 3 if a check fails.
     """
-    settings = loaded(config, state).settings  # also of a state folder that this Kiln cannot use
+    settings = loaded(config, state).settings  # `settings_of` would fail for a state folder of another version
     from kiln.deploy.ops.doctor import run_checks
 
     checks = run_checks(settings)
@@ -38,7 +38,7 @@ def doctor(as_json: JsonOption = False, state: StateOption = None, config: Confi
 
 
 def render_checks(checks: Sequence[DoctorCheck]) -> RenderableType:
-    """Render the checks for the screen, with the numbers of problems and warnings in the last line."""
+    """Render the checks by group; the last line counts the problems and warnings."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""`kiln interests`: separators that the bridge follows."""
+"""`kiln interests`: list or change what the bridge follows on the network."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ commands = typer.Typer()
 def interests(
     add: Annotated[
         list[str] | None,
-        typer.Option("--add", metavar="X", help="Follow X: * for all, a key, key/value, or a topic. Repeatable."),
+        typer.Option(
+            "--add",
+            metavar="X",
+            help="Separator to follow: * (all), KEY or KEY/VALUE. Without Ceramic: a topic or pattern. Repeatable.",
+        ),
     ] = None,
     remove: Annotated[
-        list[str] | None, typer.Option("--remove", metavar="X", help="Stop following X. Repeatable.")
+        list[str] | None,
+        typer.Option("--remove", metavar="X", help="Separator or topic to stop following. Repeatable."),
     ] = None,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """List or change the separators (or topics) that the bridge follows."""
+    """List or change the topics or separators that Kiln follows."""
     settings = settings_of(config, state)
     from kiln.bridge.app.interests import open_interests
     from kiln.schemas.printable import printable
@@ -35,11 +40,13 @@ def interests(
     file = open_interests(settings)
     now = list(file.read())
     if file.error:
-        raise KilnError(f"{file.error}. Fix or remove the file, then try again")
+        raise KilnError(file.error)
     if add or remove:
         unknown = [text for text in remove or () if text not in now]
         if unknown:
-            raise UsageError(f"--remove {unknown[0]}: the bridge follows {', '.join(now) or 'nothing'}")
+            raise UsageError(
+                f"--remove {unknown[0]}: not in the list of what the bridge follows ({', '.join(now) or 'empty'})"
+            )
         now = [text for text in [*now, *(add or ())] if text not in (remove or ())]
         claim_state_folder(settings.state)
         try:

@@ -1,4 +1,4 @@
-"""`kiln maintain`: maintenance of the tables."""
+"""`kiln maintain`: compact, vacuum and trim the Delta tables."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from kiln.pipelines.maintenance.steps import MaintenanceResult
 
-_USUAL_PAUSE = 600.0  # s, if the settings turn maintenance by `kiln run` off
+_USUAL_PAUSE = 600.0  # s between repetitions if `maintenance.interval` is 0, which stops maintenance by `kiln run`
 
 commands = typer.Typer()
 
 
 @commands.command()
 def maintain(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the planned steps, and change nothing.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every maintenance.interval until Ctrl-C.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
@@ -43,12 +43,13 @@ def maintain(
 ) -> None:
     """Compact files, trim table logs, vacuum, and apply retention.
 
-    The command works while Kiln runs; `kiln run` does the same every ten minutes. Rows are deleted only by
-    lake.retention. Exit code 1 if a table failed. --json prints an object per table. With --watch, each repetition
-    prints an object per table, each on its own line.
+    You can run the command while Kiln runs. kiln run itself maintains the tables every maintenance.interval (10m).
+    Rows are deleted only if the setting lake.retention limits their age. Exit code 1 if a table could not be
+    maintained. --json prints an array with an object per table. With --watch --json, each object is on a line of
+    its own.
     """
     if dry_run and watch:
-        raise UsageError("--dry-run and --watch: choose one")
+        raise UsageError("--dry-run and --watch cannot be combined. Pass one of them")
     require_extras("lake")
     settings = settings_of(config, state)
     from kiln.conf.process.state_folder import lock_state
@@ -81,19 +82,15 @@ def maintain(
 
 
 def _render_tables(tables: Sequence[MaintenanceResult], *, done: bool) -> Group:
-    """Render a row for each table, with values as before → after, and the errors below the rows.
-
-    Args:
-        tables: Results of the maintenance, or predicted ones.
-        done: False for predictions, which are rendered with the reason of each step.
-    """
+    """Render a row for each table, with values as `before → after`, and errors below. If `done` is false, the results
+    are predictions, whose steps are listed too."""
     from rich.console import Group
     from rich.filesize import decimal
     from rich.table import Table
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False)
-    for name in ("table", "files", "bytes", "log entries", "rewritten", "expired rows", "removed", "s"):
+    for name in ("table", "files", "bytes", "log entries", "rewritten", "expired rows", "removed", "seconds"):
         grid.add_column(name, justify="left" if name == "table" else "right")
     for result in tables:
         if result.left_alone or result.error:
@@ -124,7 +121,6 @@ def _render_tables(tables: Sequence[MaintenanceResult], *, done: bool) -> Group:
 
 
 def _format_line(tables: Sequence[MaintenanceResult]) -> str:
-    """Format the changes of one maintenance run as one line."""
     parts = [
         f"{result.table} {_format_change(*result.files)} files"
         for result in tables

@@ -1,11 +1,11 @@
-"""Shared parts of the commands: options, the settings that they select, exit codes, and consoles for output.
+"""Parts that all commands share: options, loading of settings, exit codes, and consoles for output.
 
-Exit codes: 0 done; 1 the command failed; 2 the command line or the settings are wrong; 3 something that Kiln needs is
-missing (an extra, Java, jars, a free port, a broker); 130 interrupted. `kiln run` exits with 0 when Ctrl-C stops it,
-because that is how it normally ends. The errors with these codes are in `kiln.conf.process.errors`.
+Exit codes: 0 success; 1 failure; 2 invalid command line or settings; 3 a missing requirement (Python packages, Java,
+jars, a free port, a Kafka broker); 130 interrupted. `kiln run` exits with 0 on Ctrl-C, because that is how it normally
+ends. The exception classes with these codes are in `kiln.conf.process.errors`.
 
-Files of commands are imported at every start of `kiln`, so slow modules (settings, Spark, DuckDB, Kafka, rich) are
-imported inside the functions that need them.
+Every start of `kiln` imports all modules of commands. So they import slow modules (settings, Spark, DuckDB, Kafka,
+rich) only inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class UsageError(KilnError):
 
 
 def parse_path(text: str) -> Path:
-    """Parse the path of an option. An empty path, as from an unset variable, would mean the current folder.
+    """Parse a path of the command line, and reject an empty one: `Path` would take it for the current folder.
 
     Raises:
-        UsageError: The text is empty.
+        UsageError: The text is empty, for example because a shell variable is not set.
     """
     if not text:
-        raise UsageError('a path is empty: write "." for the current folder')
+        raise UsageError('a path is empty on the command line. Pass a path, such as "." for the current folder')
     return Path(text)
 
 
@@ -60,32 +60,32 @@ StateOption = Annotated[
         "--state",
         metavar="DIR",
         parser=parse_path,
-        help="State folder [KILN_STATE]. Default: state.",
+        help="State folder, with checkpoints and lake [env: KILN_STATE]. Default: state.",
     ),
 ]
 ConfigOption = Annotated[
     Path | None,
     typer.Option(
-        "--config", metavar="FILE", parser=parse_path, help="Settings file [KILN_CONFIG]. Default: conf/kiln.toml."
+        "--config", metavar="FILE", parser=parse_path, help="Settings file [env: KILN_CONFIG]. Default: conf/kiln.toml."
     ),
 ]
-SampleOption = Annotated[bool, typer.Option("--sample", help="Read the sample lake, which comes with Kiln.")]
+SampleOption = Annotated[bool, typer.Option("--sample", help="Read the sample tables that come with Kiln.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def loaded(config: Path | None, state: Path | None, network: str | None = None) -> LoadedSettings:
-    """Load the settings in force with their sources."""
+    """Load the settings, with the source of each value: command line, environment, file or default."""
     from kiln.conf.settings.reading import load
 
     return load(config, state=state, network=network)
 
 
 def settings_of(config: Path | None, state: Path | None, network: str | None = None) -> Settings:
-    """Return the settings in force, after checking the version of the state folder.
+    """Load the settings, and check that this version of Kiln can use the state folder.
 
     Raises:
-        SettingsError: The settings cannot be used.
-        StateVersionError: An older or a newer Kiln wrote the state folder.
+        SettingsError: A setting is invalid.
+        StateVersionError: The state folder has the format of an older or newer Kiln.
     """
     from kiln.conf.process.state_folder import check_state_version
 
@@ -95,7 +95,7 @@ def settings_of(config: Path | None, state: Path | None, network: str | None = N
 
 
 def reading_settings(config: Path | None, state: Path | None, *, sample: bool) -> Settings:
-    """Return the settings in force for a command that only reads the lake.
+    """Load the settings for a command that only reads the lake (the folder of the Delta tables).
 
     Args:
         config: Settings file.
@@ -103,14 +103,14 @@ def reading_settings(config: Path | None, state: Path | None, *, sample: bool) -
         sample: Use the sample lake instead of the lake of the settings.
 
     Raises:
-        UsageError: Both `state` and `sample` name a lake.
-        SettingsError: The settings cannot be used.
-        StateVersionError: An older or a newer Kiln wrote the state folder.
+        UsageError: Both `state` and `sample` are given.
+        SettingsError: A setting is invalid.
+        StateVersionError: The state folder has the format of an older or newer Kiln.
     """
     if not sample:
         return settings_of(config, state)
     if state is not None:
-        raise UsageError("--sample and --state: choose one")
+        raise UsageError("--sample and --state cannot be combined. Pass one of them")
     from kiln.deploy.query.sample import SAMPLE_LAKE
 
     settings = loaded(config, None).settings
@@ -118,14 +118,14 @@ def reading_settings(config: Path | None, state: Path | None, *, sample: bool) -
 
 
 def lake_of(settings: Settings) -> Lake:
-    """Open the lake of these settings."""
+    """Return the lake, the folder of the Delta tables, that these settings name."""
     from kiln.pipelines.delta.lake import Lake
 
     return Lake.from_location(settings.lake_root)
 
 
 def length_of(text: str, option: str = "--for") -> timedelta:
-    """Parse a duration option.
+    """Parse the duration of an option, such as `60s`.
 
     Raises:
         UsageError: The text is not a duration, or the duration is 0.
@@ -137,15 +137,15 @@ def length_of(text: str, option: str = "--for") -> timedelta:
     except ValueError as error:
         raise UsageError(f"{option} {text}: expected {error}") from None
     if not duration:
-        raise UsageError(f"{option} {text}: must be greater than zero")
+        raise UsageError(f"{option} {text}: the duration must be greater than zero")
     return duration
 
 
 def parse_time(text: str, option: str) -> datetime:
-    """Parse the time of an option, as a duration before now or in ISO 8601, in UTC by default.
+    """Parse the time of an option: a duration before now, such as `1h`, or ISO 8601. A time without a zone is in UTC.
 
     Raises:
-        UsageError: The text is neither.
+        UsageError: The text has neither form.
     """
     from kiln.conf.settings.durations import parse_duration
     from kiln.conf.settings.durations import parse_time as parse_iso_time
@@ -157,11 +157,14 @@ def parse_time(text: str, option: str) -> datetime:
     try:
         return parse_iso_time(text)
     except ValueError:
-        raise UsageError(f"{option} {text}: expected 1h (ago), 2026-11-01 or 2026-11-01T12:00:00Z") from None
+        raise UsageError(
+            f"{option} {text}: expected a duration before now such as 1h, or a time such as 2026-11-01 or "
+            "2026-11-01T12:00:00Z"
+        ) from None
 
 
 def micros_of(text: str, option: str) -> int:
-    """Parse the time of an option in ISO 8601, in UTC by default, as µs since the epoch.
+    """Parse the ISO 8601 time of an option to µs since the epoch. A time without a zone is in UTC.
 
     Raises:
         UsageError: The text is no time.
@@ -176,7 +179,7 @@ def micros_of(text: str, option: str) -> int:
 
 @contextmanager
 def name_file(path: Path) -> Iterator[None]:
-    """Add the name of a file to errors such as a full disk, which the system reports without the name of the file."""
+    """Add the path of a file to errors raised in this context. The system reports a full disk without the path."""
     try:
         yield
     except OSError as error:
@@ -198,18 +201,22 @@ def notes() -> Console:
 
 
 def note_once(console: Console) -> Callable[[str], None]:
-    """Build a printer of progress messages that prints messages with the same text before the colon only once."""
-    said: set[str] = set()
+    """Return a function that prints a message, unless an earlier one had the same text before its colon.
+
+    So messages that report progress after the colon, such as `jars: fetched 3 of 20`, take one line in total.
+    """
+    printed: set[str] = set()
 
     def say(words: str) -> None:
         kind = words.split(":")[0]
-        if kind not in said:
-            said.add(kind)
+        if kind not in printed:
+            printed.add(kind)
             console.print(words, style="dim")
 
     return say
 
 
 def discard_output() -> None:
-    """Discard pending and later output to stdout, including the flush at exit, because the reader of stdout is gone."""
+    """Discard all further output to stdout, including the flush at exit. Call this when the reader of a pipe is gone,
+    because each write would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

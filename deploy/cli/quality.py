@@ -1,4 +1,4 @@
-"""`kiln quality`: data quality checks of the tables."""
+"""`kiln quality`: check the data quality of the tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.results import CheckResult
 
 _SHOWN_KEYS = 5
-"""maximum number of faulty rows whose keys are shown for an expectation"""
+"""Maximum number of faulty rows that are shown for an expectation, each by its key."""
 
 commands = typer.Typer()
 
@@ -48,24 +48,27 @@ def quality(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="DURATION", help="Only rows of this last period, such as 1h."),
+        typer.Option("--since", metavar="DURATION", help="Only rows newer than this age, such as 1h."),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every quality.interval until Ctrl-C.")] = False,
     recent: Annotated[
-        bool, typer.Option("--recent", help="Compare new rows only with the last day, as kiln run does.")
+        bool, typer.Option("--recent", help="Compare new rows only with rows of the last day, which is faster.")
     ] = False,
     docs: Annotated[
-        Path | None, typer.Option("--docs", metavar="DIR", parser=parse_path, help="Folder for Data Docs (HTML).")
+        Path | None,
+        typer.Option("--docs", metavar="DIR", parser=parse_path, help="Folder for a report in HTML (Data Docs)."),
     ] = None,
-    open_docs: Annotated[bool, typer.Option("--open", help="Write Data Docs and open them in the browser.")] = False,
+    open_docs: Annotated[
+        bool, typer.Option("--open", help="Write the HTML report and open it in the browser.")
+    ] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Check the tables against the suites of expectations.
 
-    Each check reads only rows that it has not read before. Results go to the table quality_results. The command works
-    while Kiln runs and requires no Java. Exit code 1 if an expectation of level error fails.
+    A check reads only the rows that are new since the last check. Results go to the table quality_results. You can run
+    the command while Kiln runs. Requires no Java. Exit code 1 if an expectation of level error fails.
     """
     require_extras("quality")
     settings = settings_of(config, state)
@@ -81,7 +84,6 @@ def quality(
     from kiln.pipelines.quality.suites import read_all_suites
 
     every = read_all_suites(settings.quality.suites)  # faults of a suite are reported before the slow imports
-    say = notes()
 
     from kiln.pipelines.quality.expectations import RowValidator
 
@@ -100,7 +102,8 @@ def quality(
         if not watch:
             break
         pause = max(settings.quality.interval.total_seconds() or 600.0, 1.0)
-        say.print(f"checked in {time.monotonic() - began:.1f} s; the next check is in {pause:.0f} s", style="dim")
+        duration = time.monotonic() - began
+        notes().print(f"the check took {duration:.1f} s; the next check is in {pause:.0f} s", style="dim")
         time.sleep(pause)
     raise typer.Exit(FAILED if any(result.is_error for result in results) else OK)
 
@@ -111,13 +114,13 @@ def _write_docs(results: list[CheckResult], folder: Path, show: bool) -> None:
     from kiln.pipelines.quality.data_docs import write_docs
 
     index = write_docs(results, folder)
-    notes().print(f"Data Docs: {index}")
+    notes().print(f"wrote the report (Data Docs): {index}")
     if show:
         webbrowser.open(index.resolve().as_uri())
 
 
 def render_results(results: Sequence[CheckResult]) -> RenderableType:
-    """Render the results by table, with the totals in the last line."""
+    """Render the failed expectations by table; the last line counts errors and warnings."""
     from rich.console import Group
     from rich.text import Text
 
@@ -128,7 +131,7 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
         table_results = list(group)
         failures = [result for result in table_results if not result.success]
         if not failures:
-            lines.append(Text(f"ok    {table}: {len(table_results)} expectations", "green"))
+            lines.append(Text(f"ok    {table}: {len(table_results)} expectations passed", "green"))
             continue
         lines.append(Text(f"{table}: {len(failures)} of {len(table_results)} expectations failed", "bold"))
         for result in failures:
@@ -143,8 +146,11 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
         last = Text(f"all {len(results)} expectations passed", "green")
     for result in results:
         if result.pending:
-            rows = f"{result.pending:,} rows are not judged yet" if result.pending > 1 else "1 row is not judged yet"
-            words = f"{result.check.table}: {rows} by {result.check.name}: the rows referred to may still arrive"
+            rows = "1 row" if result.pending == 1 else f"{result.pending:,} rows"
+            words = (
+                f"{result.check.table}: {result.check.name} has not checked {rows} yet. It waits for the rows of "
+                "another table to which they refer"
+            )
             lines.append(Text(printable(words), "yellow"))
     return Group(*lines, "", last)
 

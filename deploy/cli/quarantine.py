@@ -33,28 +33,30 @@ if TYPE_CHECKING:
     from kiln.deploy.ops.quarantine import By, QuarantineFilter, QuarantineRow, ReasonCount
 
 _WIDE = 240
-"""terminal columns, enough for two peer ids and two timestamps"""
+"""Width of a table in characters if stdout is no terminal: enough for two peer ids and two timestamps."""
 _LINE: Final = 16
-"""bytes per line of hex"""
+"""Bytes per line of a hex dump."""
 _READABLE: Final = 0.9
-"""least share of readable characters for data to be shown as text"""
+"""Minimum share of printable characters in data that is shown as text instead of hex."""
 
 commands = typer.Typer(name="quarantine", no_args_is_help=True, help="Count, show, replay or drop quarantined records.")
 
-StageOption = Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Only this stage, such as message.")]
+StageOption = Annotated[
+    str | None, typer.Option("--stage", metavar="STAGE", help="Only rows of this stage, such as message.")
+]
 ReasonOption = Annotated[
-    str | None, typer.Option("--reason", metavar="REASON", help="Only this reason, such as bad_tip.")
+    str | None, typer.Option("--reason", metavar="REASON", help="Only rows with this reason, such as bad_tip.")
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Start: 1h (ago), 2026-11-01, 2026-11-01T12:00:00Z."),
+    typer.Option("--since", metavar="TIME", help="Start of a time range: 1h (ago), 2026-11-01, 2026-11-01T12:00:00Z."),
 ]
 UntilOption = Annotated[
-    str | None, typer.Option("--until", metavar="TIME", help="End, exclusive, in the formats of --since.")
+    str | None, typer.Option("--until", metavar="TIME", help="End of the range, exclusive; formats as for --since.")
 ]
 AuthorOption = Annotated[
     str | None,
-    typer.Option("--author", metavar="PEER", help="Only messages with this claimed author."),
+    typer.Option("--author", metavar="PEER", help="Only messages that name this peer as author, perhaps forged."),
 ]
 ByOption = Annotated[Literal["reason", "hour", "author"], typer.Option("--by", help="Grouping of the counts.")]
 
@@ -74,7 +76,7 @@ def quarantine_list(
     """Count quarantined records by reason, hour or author."""
     require_extras("lake")
     settings = settings_of(config, state)
-    wanted = _selection(stage, reason, since, until, author)
+    wanted = _build_filter(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine import QuarantineRows
 
     with QuarantineRows(lake_of(settings), wanted, authors=by == "author") as picked:
@@ -92,9 +94,9 @@ def quarantine_show(
     since: SinceOption = None,
     until: UntilOption = None,
     author: AuthorOption = None,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Number of rows, newest first.")] = 5,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=1, help="Maximum number of rows, newest first.")] = 5,
     most: Annotated[
-        int, typer.Option("--bytes", metavar="N", min=0, help="Maximum bytes of each row; 0 for all.")
+        int, typer.Option("--bytes", metavar="N", min=0, help="Maximum bytes to show of each record; 0 for all.")
     ] = 256,
     as_json: JsonOption = False,
     state: StateOption = None,
@@ -102,11 +104,11 @@ def quarantine_show(
 ) -> None:
     """Show quarantined records with sender, bytes and suggested fix.
 
-    Bytes that are text are printed as escaped text, all others in hex. --json prints complete rows.
+    Records that consist of text are printed as text with escapes, all others in hex. --json prints complete records.
     """
     require_extras("lake")
     settings = settings_of(config, state)
-    wanted = _selection(stage, reason, since, until, author)
+    wanted = _build_filter(stage, reason, since, until, author)
     from kiln.deploy.ops.quarantine import QuarantineRows
 
     with QuarantineRows(lake_of(settings), wanted, authors=True) as picked:
@@ -121,30 +123,32 @@ def quarantine_show(
 
 @commands.command("drop")
 def quarantine_drop(
-    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Justification to record in quarantine_dropped.")],
+    why: Annotated[str, typer.Option("--why", metavar="TEXT", help="Your reason, stored in quarantine_dropped.")],
     stage: StageOption = None,
     reason: ReasonOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     author: AuthorOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Drop all rows; required without another filter.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Drop every row, instead of a filter.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Drop the rows instead of counting them.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Delete rows from quarantine permanently.
+    """Delete rows from the table quarantine permanently.
 
-    Without --yes the command only counts. The table quarantine_dropped records each row with the hash of its bytes, the
-    time and TEXT. Dropped rows cannot be replayed. The command works while Kiln runs.
+    Without --yes the command only counts the rows. Dropped rows cannot be replayed. The table quarantine_dropped
+    records each of them with the hash of its bytes, the time and TEXT. You can run the command while Kiln runs.
     """
     require_extras("lake")
     settings = settings_of(config, state)
-    wanted = _selection(stage, reason, since, until, author)
+    wanted = _build_filter(stage, reason, since, until, author)
     if wanted.is_all != everything:
-        raise UsageError("pass --stage, --reason, --since, --until or --author, or --all for every row")
+        raise UsageError(
+            "select rows with --stage, --reason, --since, --until or --author, or every row with --all alone"
+        )
     if not why.strip():
-        raise UsageError("--why: must not be empty")
+        raise UsageError("--why is empty. Pass the reason why you drop the rows")
     from kiln.deploy.ops.quarantine import QuarantineRows
 
     lake, out = lake_of(settings), _table_on()
@@ -155,7 +159,7 @@ def quarantine_drop(
             print(_encode_counts(counts, "reason"))
         else:
             out.print(_render_counts(counts, "reason"))
-            out.print("nothing is dropped. To drop these rows, pass --yes", style="dim")
+            out.print("no row was dropped. To drop these rows, pass --yes", style="dim")
         return
     from uuid import uuid4
 
@@ -166,26 +170,26 @@ def quarantine_drop(
         print(json.dumps(done._asdict()))
     elif done.rows:
         if done.known:
-            out.print(f"{done.known:,} of the rows had been recorded by an interrupted command")
+            out.print(f"an earlier, interrupted kiln quarantine drop had already recorded {done.known:,} of the rows")
         out.print(
-            f"{done.rows:,} rows dropped. "
+            f"dropped {done.rows:,} rows. To list them: "
             f"kiln sql \"SELECT * FROM quarantine_dropped WHERE drop_id = '{done.drop_id}'\"",
             soft_wrap=True,
             highlight=False,
         )
     else:
-        out.print("no such rows: nothing is dropped")
+        out.print("no row was dropped, because none matches the filter")
 
 
 def _table_on() -> Console:
-    """Return a console for tables. If stdout is no terminal, the console is wide enough for ids to stay on one line."""
+    """Return a console for tables. If stdout is no terminal, the console is so wide that no id is wrapped."""
     console = answers()
     if not console.is_terminal:
         console.width = max(console.width, _WIDE)
     return console
 
 
-def _selection(
+def _build_filter(
     stage: str | None, reason: str | None, since: str | None, until: str | None, author: str | None
 ) -> QuarantineFilter:
     from kiln.deploy.ops.quarantine import QuarantineFilter
@@ -204,17 +208,20 @@ def quarantine_replay(
     reason: Annotated[
         str,
         typer.Option(
-            "--reason", metavar="REASON", help="Reason as in kiln quarantine list, such as unknown_bundle_hash."
+            "--reason",
+            metavar="REASON",
+            help="Reason of the records, such as unknown_bundle_hash (kiln quarantine list).",
         ),
     ],
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Write quarantined messages that are now readable to Kafka again.
+    """Replay quarantined messages that Kiln accepts by now.
 
-    They have origin REPLAY and are never published. Messages that are already in the tables are skipped, so a second
-    replay changes nothing. For stage fetch, blocks are fetched again, which needs a running bridge. Afterwards, run
-    kiln run --catch-up.
+    Use this after you removed the cause, such as an unknown topic bundle. The command writes the messages to Kafka.
+    Then process them with kiln run --catch-up. Their batches are not published. Messages that the tables already have
+    are skipped, so you can repeat the command. For records of stage fetch, the command requests the missing blocks
+    again from a running bridge.
     """
     require_extras("spark")
     settings = settings_of(config, state)
@@ -255,11 +262,13 @@ def quarantine_replay(
             with producing("wanted") as producer:
                 for record in missing:
                     producer.send_record(record.cid.encode(), encode(build_retry(record, number)))
-            out.print(f"{reason}: {len(missing):,} blocks requested again")
+            out.print(f"{reason}: requested {len(missing):,} missing blocks again; the bridge fetches them")
         elif not unreadable:
-            out.print(f"{reason}: all of these blocks have arrived since")
+            out.print(f"{reason}: no block is missing any more, so none is requested")
         if unreadable:
-            out.print(f"{reason}: this version of Kiln cannot read {unreadable:,} rows, which stay in quarantine")
+            out.print(
+                f"{reason}: {unreadable:,} rows stay in quarantine, because this version of Kiln cannot read them"
+            )
         return
     replay = QuarantineReplay(lake_of(settings), reason, how)
     found = replay.find()
@@ -270,16 +279,24 @@ def quarantine_replay(
     out.print(f"{reason}: {describe_candidates(found)}", soft_wrap=True)
     if replay.other_stages:
         stages = ", ".join(replay.other_stages)
-        out.print(f"not replayed: stage {stages}. kiln quarantine show --reason {reason} shows what to do")
+        out.print(
+            f"records of these stages cannot be replayed: {stages}. To see remedies: "
+            f"kiln quarantine show --reason {reason}",
+            soft_wrap=True,
+        )
     if found.back:
-        out.print("next: kiln run --catch-up. If Kiln runs, restart it only if settings have changed", style="dim")
+        out.print(
+            "next: kiln run --catch-up. If Kiln is running, it reads the messages by itself; restart it only if you "
+            "changed settings",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
 # ---------------------------------------------------------------- output: bytes of peers as `printable` text or hex
 
 
 def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
-    """Render counts as a table."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -288,7 +305,7 @@ def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
     from kiln.deploy.query.answer import format_cell
 
     if not counts:
-        return Text("no rows")
+        return Text("no quarantined records match")
     table = Table(header_style="bold", pad_edge=False, show_edge=False)
     for name in GROUPS[by]:
         table.add_column(name.replace("_", " "), overflow="fold")
@@ -301,7 +318,6 @@ def _render_counts(counts: Sequence[ReasonCount], by: By) -> RenderableType:
 
 
 def _encode_counts(counts: Iterable[ReasonCount], by: By) -> str:
-    """Encode counts as a JSON array of objects."""
     from kiln.deploy.ops.quarantine import GROUPS
 
     return _encode_objects(
@@ -318,8 +334,7 @@ def _encode_objects(objects: Iterable[dict[str, object]]) -> str:
 
 
 def _render_row(row: QuarantineRow, limit: int) -> RenderableType:
-    """Render a row with one value per line, at most `limit` bytes of its data (0 for all), and the remedy for its
-    reason."""
+    """Render a row: one value per line, the first `limit` bytes of its data (0 for all), and what to do about it."""
     from rich.console import Group
     from rich.text import Text
 
@@ -339,7 +354,7 @@ def _render_row(row: QuarantineRow, limit: int) -> RenderableType:
 
 
 def format_data(data: bytes, limit: int) -> Iterator[str]:
-    """Format bytes as lines of text if most of them are text, else as hex and ASCII."""
+    """Format the first `limit` bytes (0 for all) as text if most are printable, else as lines of hex and ASCII."""
     from kiln.schemas.printable import printable
 
     shown = data[:limit] if limit else data
@@ -355,4 +370,4 @@ def format_data(data: bytes, limit: int) -> Iterator[str]:
     if len(shown) < len(data):
         yield f"… {len(data) - len(shown):,} more of {len(data):,} bytes; --bytes 0 shows all"
     if not data:
-        yield "no bytes"
+        yield "(empty)"

@@ -1,4 +1,4 @@
-"""`kiln recover`: detection and repair of damage."""
+"""`kiln recover`: detect and repair damaged checkpoints and tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ commands = typer.Typer()
 
 @commands.command()
 def recover(
-    query: Annotated[str, typer.Argument(metavar="[QUERY]", help="Query to recover now.")] = "",
+    query: Annotated[
+        str, typer.Argument(metavar="[QUERY]", help="Query to repair: archive, updates, batch or sink.")
+    ] = "",
     yes: Annotated[bool, typer.Option("--yes", help="Repair all damage instead of listing it.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
@@ -41,16 +43,16 @@ def recover(
 ) -> None:
     """Detect and repair power-loss damage and stale checkpoints.
 
-    Topics that were deleted and created again are also detected. Without QUERY or --yes the command changes nothing.
-    Nothing is deleted: damaged files move to the folder set-aside of the state folder, and tables are restored to an
-    earlier version. Kiln must not be running. Exit code 1 while damage is left.
+    Stop Kiln first. The command also detects topics that were deleted and created again. Without QUERY or --yes it
+    changes nothing. A repair deletes no file: damaged files move to the folder set-aside in the state folder, and
+    tables are restored to an earlier version. Exit code 1 if damage remains.
     """
     require_extras("spark")
     settings = settings_of(config, state)
     from kiln.deploy.ops.recover import Recovery
 
     if query and query not in QUERIES:
-        raise typer.BadParameter(f"{query} is no query. Use one of {', '.join(QUERIES)}")
+        raise typer.BadParameter(f"there is no query {query}. Pass one of {', '.join(QUERIES)}")
     with Recovery(settings, note_once(notes())) as recovery:
         found = recovery.find(query)
         left = recovery.repair(found, time.time_ns() // 1_000) if yes or query else found
@@ -62,7 +64,7 @@ def recover(
 
 
 def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
-    """Encode damages as a JSON array of objects; `done` is true for a repaired damage, which is not in `left`."""
+    """Encode damages as a JSON array of objects. `left` has those that were not repaired."""
     unrepaired = {damage.query: damage for damage in left}
     return json.dumps(
         [
@@ -81,7 +83,7 @@ def encode_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> str:
 
 
 def render_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> Text:
-    """Render damages with their remedies, and the next command. The damages in `left` are shown as not repaired."""
+    """Render damages with their remedies, and the command to run next. `left` has those that were not repaired."""
     from rich.text import Text
 
     if not damages:
@@ -97,5 +99,5 @@ def render_recovery(damages: Sequence[Damage], left: Sequence[Damage]) -> Text:
     elif not left:
         text.append("Repaired. Damaged files are in the folder set-aside. Next: kiln run", "green")
     else:
-        text.append("The rest needs manual repair", "bold red")
+        text.append("Kiln cannot repair the damage marked with →. Follow the instructions there", "bold red")
     return text

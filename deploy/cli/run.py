@@ -1,4 +1,4 @@
-"""`kiln run`, `kiln job` and `kiln bridge`, which run until a signal or a time limit."""
+"""`kiln run`, `kiln job` and `kiln bridge`: run all of Kiln, one query, or only the bridge."""
 
 from __future__ import annotations
 
@@ -49,26 +49,27 @@ def run(
         typer.Option(
             "--bootstrap",
             metavar="ADDR",
-            help="Bootstrap peer (/ip4/…/tcp/…/p2p/…). Repeatable.",
+            help="Address of a bootstrap peer (/ip4/…/tcp/…/p2p/…). Repeatable.",
         ),
     ] = None,
     no_network: Annotated[
-        bool, typer.Option("--no-network", help="Run without a bridge, on records that others write to Kafka.")
+        bool, typer.Option("--no-network", help="Run without a bridge, on records that other programs write to Kafka.")
     ] = False,
     network: Annotated[
-        str | None, typer.Option("--network", metavar="NAME", help="Network name, as in /ceramic/NAME [KILN_NETWORK].")
+        str | None,
+        typer.Option("--network", metavar="NAME", help="Network name, as in /ceramic/NAME [env: KILN_NETWORK]."),
     ] = None,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Run broker, bridge, all queries and a status screen.
 
-    When --for is over, the queries read the remaining captured records (run.drain), so that tables and summary agree.
-    Without a bootstrap peer, Kiln starts a demo network on this machine and publishes its batches there.
+    After --for DURATION, the bridge stops capturing, and the queries process the captured records (for at most
+    run.drain). Without a bootstrap peer, Kiln starts a demo network on this machine and publishes its batches there.
     """
     require_extras("bridge", "spark")
     if duration is not None and catch_up:
-        raise UsageError("--for and --catch-up: choose one; --catch-up ends by itself")
+        raise UsageError("--for and --catch-up cannot be combined. Pass one of them; --catch-up stops by itself")
     length = None if duration is None else length_of(duration)
     settings = settings_of(config, state, network)
     from kiln.conf.settings.addresses import check_tcp_of_peer
@@ -82,7 +83,7 @@ def run(
         settings = settings.model_copy(
             update={"bridge": settings.bridge.model_copy(update={"bootstrap": tuple(bootstrap)})}
         )
-    # synthetic traffic, which is Ceramic's, must not reach a real network
+    # synthetic Ceramic messages must not reach a real network
     elsewhere = settings.bridge.bootstrap or settings.bep50.enabled or not settings.is_ceramic
     source: Source = "network" if elsewhere else "demo" if settings.traffic.enabled else "none"
     source = "none" if no_network or catch_up else source
@@ -116,7 +117,7 @@ def _run(
 
 @commands.command()
 def job(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="archive, updates, batch or sink.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Query: archive, updates, batch or sink.")],
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
@@ -126,7 +127,9 @@ def job(
     from kiln.schemas.queries import CERAMIC_QUERIES
 
     if not settings.is_ceramic and query in CERAMIC_QUERIES:
-        raise UsageError(f'{query} is for a Ceramic network, but network.kind is "gossip": run archive and sink')
+        raise UsageError(
+            f'the query {query} needs a Ceramic network, but network.kind is "gossip". Run archive or sink instead'
+        )
     raise typer.Exit(_run(settings, (query,), length=None, catch_up=False, source="none"))
 
 
@@ -137,14 +140,16 @@ def _job_name(name: str) -> JobName:
     for query in QUERIES:
         if query == name:
             return query
-    raise UsageError(f"there is no query {name}{suggest_key(name, QUERIES)}; there are {', '.join(QUERIES)}")
+    hint = suggest_key(name, QUERIES) or f". Pass one of {', '.join(QUERIES)}"
+    raise UsageError(f"there is no query {name}{hint}")
 
 
 @commands.command()
 def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
-    """Run the bridge alone, until Ctrl-C.
+    """Run only the bridge between network and Kafka, until Ctrl-C.
 
-    It connects to bridge.bootstrap. While the broker is unreachable, it spools frames on disk.
+    The bridge connects to the peers in the setting bridge.bootstrap. While the Kafka broker is unreachable, the bridge
+    stores frames on disk.
     """
     require_extras("bridge")
     settings = settings_of(config, state)
@@ -154,19 +159,18 @@ def bridge(state: StateOption = None, config: ConfigOption = None) -> None:
     from kiln.deploy.stack.kafka_broker import start_broker_eventually
 
     out = notes()
-    told = settings.bridge_dir / "status.json"
-    alone = BridgeMonitor(told, settings.network.name, read_version(), settings.broker.client_options)
-    endpoint = Exporter(settings.monitor.host_and_port, alone, settings.monitor.hosts)
+    status_file = settings.bridge_dir / "status.json"
+    monitor = BridgeMonitor(status_file, settings.network.name, read_version(), settings.broker.client_options)
+    endpoint = Exporter(settings.monitor.host_and_port, monitor, settings.monitor.hosts)
     with start_broker_eventually(settings, note_once(out)), endpoint as exporter:
-        out.print(exporter.error or f"the status of the bridge is in {told}; Ctrl-C stops the bridge", style="dim")
+        note = f"the bridge starts; its status is in {status_file}. Ctrl-C stops it"
+        out.print(exporter.error or note, style="dim")
         run_bridge(settings)
 
 
 def command_line(program: str, settings: Settings) -> str:
-    """Format the command line of `kiln sql` for these settings.
-
-    It has the path of `kiln` if `kiln` is not on PATH, and `--state` if the folder is not the default.
-    """
+    """Format a `kiln sql` command line for the user's shell: with the path of `program` if `kiln` is not on PATH, and
+    with `--state` unless the state folder is the default or comes from KILN_STATE."""
     name = "kiln" if shutil.which("kiln") else os.path.relpath(program)
     default = Path("state").absolute()
     state = (

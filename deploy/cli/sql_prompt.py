@@ -1,4 +1,4 @@
-"""Prompt of `kiln sql` with history and completion."""
+"""Interactive prompt of `kiln sql`, with history and completion."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def converse(
     read: Input | None = None,
     write: Output | None = None,
 ) -> None:
-    """Read queries until the user quits, and pass each to `show`. Errors are printed.
+    """Read queries until the user quits, and pass each to `show`. Print errors, and go on.
 
     Args:
-        lake: The lake whose names are completed.
-        history: File of the earlier queries; None to forget them.
-        show: Prints the result of a query.
-        read: Input other than this program's terminal.
-        write: Output other than this program's terminal.
+        lake: The lake, for the completion of names.
+        history: File of earlier queries; `None` to store none.
+        show: Runs a query and prints its result.
+        read: Input; by default the terminal of this program.
+        write: Output; by default the terminal of this program.
     """
     columns: Mapping[str, Iterable[str]] = {
         **{name: _columns(lake, name) for name in lake.tables()},
@@ -87,17 +87,18 @@ def converse(
         except KilnError as error:
             console.print(printable_lines(str(error)), style="red")
         except KeyboardInterrupt:
-            console.print("stopped", style="dim")
+            console.print("query stopped", style="dim")
 
 
 class SqlNames(Completer):
-    """Completer for tables, views, columns and SQL keywords; after `table.`, for the columns of that table."""
+    """Completer for names of tables, views and columns, and SQL keywords. After `NAME.` it offers only the columns of
+    the table or alias NAME."""
 
     def __init__(self, columns: Mapping[str, Iterable[str]]) -> None:
         self._columns = columns
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
-        """Complete the word before the cursor. Columns of tables in the query come first."""
+        """Complete the word before the cursor. Columns of the tables in the query come first."""
         before = re.search(r"(?:(\w+)\.)?(\w*)$", document.text_before_cursor)
         whose, start = (before[1], before[2]) if before else (None, "")
         for name in self._candidates(whose, document.text):
@@ -116,8 +117,7 @@ class SqlNames(Completer):
 
 
 def _columns(lake: Lake, name: str) -> tuple[str, ...]:
-    """Return the columns of a table, or no column if the table cannot be read. A query of the table then reports
-    why."""
+    """Return the columns of a table; none if the table cannot be read. A query of the table reports the error."""
     try:
         return tuple(field.name for field in lake.open(name).schema().fields)
     except KilnError:
@@ -125,7 +125,7 @@ def _columns(lake: Lake, name: str) -> tuple[str, ...]:
 
 
 def _keys() -> KeyBindings:
-    """Bind Enter to submit a complete query, and to start a new line otherwise."""
+    """Bind Enter: it submits a complete query, and otherwise starts a new line."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=Condition(lambda: is_whole(get_app().current_buffer.text)))
@@ -136,13 +136,14 @@ def _keys() -> KeyBindings:
 
 
 def is_whole(text: str) -> bool:
-    """Return true if Enter submits the text: it is blank, a prompt command, or ends with `;` or an empty line."""
+    """Return true if Enter submits the text: if it is blank or a command such as `\\d`, or ends with `;` or an empty
+    line."""
     stripped = text.strip()
     return not stripped or stripped.endswith(";") or text.endswith("\n") or stripped in _LEAVE or stripped[0] == "\\"
 
 
 def _private(path: Path) -> str:
-    """Create the history file, readable by its user only, because queries may be confidential."""
+    """Create the history file, readable only by the user, because queries may be confidential. Return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
     return str(path)

@@ -1,4 +1,4 @@
-"""`kiln status`: progress of the queries, and the state of broker and tables."""
+"""`kiln status`: show the broker, its topics, the progress of the queries, and the tables."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def status(as_json: JsonOption = False, state: StateOption = None, config: Confi
     settings = settings_of(config, state)
     from kiln.deploy.ops.status import read_status
 
-    found = read_status(settings)
+    kiln = read_status(settings)
     if as_json:
-        print(encode_status(found))
+        print(encode_status(kiln))
     else:
-        answers().print(render_status(found, datetime.now(UTC)))
+        answers().print(render_status(kiln, datetime.now(UTC)))
 
 
 def encode_status(status: KilnStatus) -> str:
-    """Encode the status as JSON, with times in ISO 8601 in UTC and offsets by partition."""
+    """Encode the status as JSON. Times are ISO 8601 in UTC, and the offsets of a topic are an object by partition."""
     return json.dumps(asdict(status), indent=2, default=lambda value: value.isoformat().replace("+00:00", "Z"))
 
 
 def format_age(then: datetime | None, now: datetime) -> str:
-    """Format an age in a suitable unit: `3 s ago`."""
+    """Format the time since `then`, such as `3 s ago` or `2 h ago`; `-` if `then` is `None`."""
     if then is None:
         return "-"
     seconds = max(0, int((now - then).total_seconds()))
@@ -49,12 +49,12 @@ def format_age(then: datetime | None, now: datetime) -> str:
 
 
 def format_megabytes(count: int) -> str:
-    """Format a size in MB or kB."""
+    """Format a number of bytes in MB, or in kB below 100 kB."""
     return f"{count / 1e6:,.1f} MB" if count >= 100_000 else f"{count / 1e3:,.1f} kB"
 
 
 def render_status(status: KilnStatus, now: datetime) -> RenderableType:
-    """Render the status for the screen."""
+    """Render the status for a terminal."""
     from rich.console import Group
     from rich.rule import Rule
     from rich.text import Text
@@ -66,7 +66,7 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
     if status.broker.reachable:
         broker.append("answers", "green")
     else:
-        broker.append(f"does not answer: {status.broker.problem}", "red")
+        broker.append(f"does not answer: {status.broker.problem}. To diagnose: kiln doctor", "red")
     parts: list[RenderableType] = [broker, Text.assemble(("state   ", "bold"), status.state)]
     parts += [Text.assemble(("engine  ", "bold"), status.engine), ""]
     if status.broker.topics:
@@ -76,7 +76,7 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
             topics.add_row(printable(topic.name), str(len(topic.end)), f"{topic.records:,}", ends)
         parts += [topics, ""]
     if status.bridges:
-        bridges = build_table(["bridge"], ["machine", "address", "leads"])
+        bridges = build_table(["bridge"], ["machine", "address", "fetches blocks"])
         for bridge in status.bridges:
             leads = "yes" if bridge.leads else "standby" if bridge.duties else "no"
             bridges.add_row(printable(bridge.peer), printable(bridge.host), printable(bridge.address), leads)
@@ -109,10 +109,11 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
         parts.append(Text("no tables in the lake yet", "dim"))
     if status.savings is not None:
         for title, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
-            by_index = build_table([f"{title} by index"], ["direction", "references", "as names", "as indices"])
+            columns = ["direction", "references", "bytes as names", "bytes as indices"]
+            by_index = build_table([f"topics sent by index, by {title}"], columns)
             for saving in savings:
                 sizes = format_megabytes(saving.as_names), format_megabytes(saving.as_indices)
                 by_index.add_row(printable(saving.name), saving.direction, f"{saving.references:,}", *sizes)
             parts += ["", by_index]
-        parts.append(Text(f"bridge status of {format_age(status.savings.said_at, now)}", "dim"))
+        parts.append(Text(f"as the bridge reported {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)

@@ -1,4 +1,4 @@
-"""`kiln sql`, `kiln estimate` and `kiln sample`: queries of the Delta tables, and tables to try. No Java needed."""
+"""`kiln sql`, `kiln estimate` and `kiln sample`: query the Delta tables, or copy the sample tables, without Java."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sql(
         typer.Option(
             "--as-of",
             metavar="VERSION|TIME",
-            help="Read the tables at a version or at a time in ISO 8601.",
+            help="Version number or ISO 8601 time at which to read the tables. Default: the newest version.",
         ),
     ] = None,
     on_spark: Annotated[bool, typer.Option("--spark", help="Run the query in Spark SQL. Requires Java.")] = False,
@@ -63,7 +63,7 @@ def sql(
             "--export",
             metavar="FILE.duckdb",
             parser=parse_path,
-            help="Copy tables and views into a DuckDB file for BI tools.",
+            help="DuckDB file to copy tables and views into, for BI tools.",
         ),
     ] = None,
     since: Annotated[
@@ -80,17 +80,17 @@ def sql(
 ) -> None:
     """Query the Delta tables and views with DuckDB SQL.
 
-    The command works while Kiln runs. Only --spark requires Java. Without QUERY it reads a query from stdin or starts a
-    prompt. The query "\\d" lists tables and views, "\\d NAME" the columns. --json prints an array of objects. Times are
-    ISO 8601 in UTC, binary is hex. --export replaces an earlier export of that name when the new one is complete, and
-    prints the version and rows of each table.
+    You can run the command while Kiln runs. Only --spark requires Java. Without QUERY, the command reads a query from
+    stdin, or starts a prompt on a terminal. The query "\\d" lists tables and views, "\\d NAME" the columns of one.
+    --json prints an array of objects. Times are ISO 8601 in UTC, and binary values are hex. --export replaces an
+    existing FILE only when the new one is complete, and prints the version and number of rows of each table.
     """
     if as_json and as_csv:
-        raise UsageError("--json and --csv: choose one")
+        raise UsageError("--json and --csv cannot be combined. Pass one of them")
     if export is None and (since or tables):
-        raise UsageError("--since and --tables: only with --export")
+        raise UsageError("--since and --tables need --export FILE. Add it, or write the condition in the query")
     if export is not None and (query is not None or on_spark):
-        raise UsageError("--export copies tables: it takes neither a query nor --spark")
+        raise UsageError("--export copies tables without a query. Remove QUERY and --spark, or remove --export")
     settings = reading_settings(config, state, sample=sample)
     lake = lake_of(settings)
     from kiln.deploy.query.ask import parse_as_of
@@ -147,7 +147,10 @@ def _export(lake: Lake, target: Path, since: str | None, tables: str | None, as_
 def _open_engine(
     stack: ExitStack, settings: Settings, lake: Lake, as_of: AsOf | None, most: int | None, *, on_spark: bool
 ) -> Callable[[str], Answer]:
-    """Return a function that runs queries in DuckDB, or in a Spark session that ends with `stack`."""
+    """Return a function that runs a query in DuckDB, or in a Spark session, which `stack` stops at its end.
+
+    The Spark session returns at most `most` + 1 rows. One more than is shown tells that rows are missing.
+    """
     if not on_spark:
         from kiln.deploy.query.ask import query_lake
 
@@ -201,10 +204,10 @@ def estimate(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Estimate the savings of batches from the archived updates.
+    """Estimate how much traffic batches would save.
 
-    Prints messages and bytes without batches, with batches instead of UPDATEs, and with both, in total and by
-    separator. Requires no Java.
+    From the archived updates, the command computes messages and bytes for three cases: only UPDATE messages, batches
+    instead of UPDATEs, and both. It prints totals and a row per separator. Requires no Java.
     """
     settings = reading_settings(config, state, sample=sample)
     from kiln.deploy.query.estimate import estimate_savings as savings_of
@@ -230,7 +233,7 @@ def sample(
 ) -> None:
     """Copy the sample lake into a new state folder.
 
-    Use it with any Delta reader, or with commands that have no --sample: kiln quality --state DIR.
+    Any Delta reader can read the copy, and so can commands without --sample: kiln quality --state DIR.
     """
     from kiln.deploy.query.sample import copy_sample
 

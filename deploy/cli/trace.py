@@ -1,4 +1,4 @@
-"""`kiln trace`: the path of one batch, stream, tip or message through Kiln."""
+"""`kiln trace`: show the path of one batch, stream, tip or message through Kiln."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from kiln.deploy.query.trace import StepAnswer, Trace
 
 _LONG = re.compile(r"(?<![0-9A-Za-z])([0-9A-Za-z]{28,})(?![0-9A-Za-z])")
-"""Ids: CIDs, StreamIDs, peer ids, hashes."""
+"""Matches ids to shorten: CIDs, StreamIDs, peer ids and hashes."""
 
 _OMITTED = ("connection", "declared_length")
-"""Columns that only JSON shows: on the screen, the position identifies a frame."""
+"""Columns that only JSON has. In the table for the terminal, the position identifies a frame."""
 
 _POSITION = ("kafka_partition", "kafka_offset", "message_index")
 
@@ -44,12 +44,12 @@ def trace(
         str,
         typer.Argument(
             metavar="ID",
-            help="CID of a batch or tip, StreamID, message id, or PARTITION/OFFSET[/INDEX] in kiln.frames.",
+            help="CID of a batch or tip, StreamID, message id, or PARTITION/OFFSET[/INDEX] in the topic kiln.frames.",
         ),
     ],
     as_json: JsonOption = False,
     sql: Annotated[bool, typer.Option("--sql", help="Show the SQL query of each step.")] = False,
-    whole: Annotated[bool, typer.Option("--full-ids", help="Show ids in full.")] = False,
+    whole: Annotated[bool, typer.Option("--full-ids", help="Do not shorten ids.")] = False,
     rows: Annotated[
         int, typer.Option("--rows", metavar="N", min=1, help="Maximum number of rows per step. --json prints all rows.")
     ] = 10,
@@ -59,7 +59,7 @@ def trace(
             "--messages",
             metavar="N",
             min=1,
-            help="Number of latest messages and batches to show in detail.",
+            help="Number of newest messages and batches to show with copies, frames and publications.",
         ),
     ] = 25,
     sample: SampleOption = False,
@@ -68,8 +68,9 @@ def trace(
 ) -> None:
     """Trace a batch, stream, tip or message through Kiln.
 
-    Shows frames, peers and copies, verdict, separator and its source, offset in the log, window, block, publications,
-    and quarantined records. Each step is one query of the tables, which --sql prints. Requires no Java.
+    Shows frames with their peers, copies with verdicts on signatures, separator, offset in kiln.updates, window, block,
+    publications, and quarantined records. Each step is one SQL query of the tables; --sql prints the queries. Requires
+    no Java.
     """
     settings = reading_settings(config, state, sample=sample)
     from kiln.deploy.query.trace import trace_subject
@@ -87,7 +88,7 @@ def trace(
 
 
 def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_ids: bool = False) -> None:
-    """Print each step: its title, at most `limit` rows, and with `sql` its query."""
+    """Print the title and at most `limit` rows of each step; if `sql` is true, also its query."""
     from rich.text import Text
 
     from kiln.deploy.query.answer import format_cell, print_table
@@ -104,17 +105,22 @@ def print_trace(trace: Trace, console: Console, limit: int, *, sql: bool, whole_
             compact, shared = _compact(answer, whole_ids=whole_ids)
             if shared:
                 texts = "  ".join(f"{name} {format_cell(value)}" for name, value in shared.items())
-                console.print(Text(f"all: {texts}", style="dim"), soft_wrap=True)
+                console.print(Text(f"in all rows: {texts}", style="dim"), soft_wrap=True)
             print_table(compact, console, limit)
         if sql:
             console.print(Text(indent(answer.step.sql, "   ", lambda _: True), style="dim"), soft_wrap=True)
     if not sql:
         console.print()
-        console.print(Text("--sql shows the query of each step, --json all rows with whole ids and bytes", style="dim"))
+        hint = "--sql shows the query of each step; --json prints all rows, with full ids and bytes"
+        console.print(Text(hint, style="dim"))
 
 
 def _compact(answer: StepAnswer, *, whole_ids: bool) -> tuple[StepAnswer, dict[str, object]]:
-    """Shorten long ids, merge positions to one column, and separate the values that all rows share, such as the day."""
+    """Make the rows of a step narrower: shorten ids, join partition, offset and index, and omit empty columns.
+
+    Returns:
+        The rows, and the columns that were removed from them because all rows have the same value.
+    """
     from kiln.deploy.query.trace import StepAnswer
 
     rows = []

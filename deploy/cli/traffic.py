@@ -1,9 +1,11 @@
-"""`kiln replay`, `kiln capture` and `kiln generate`: captures to Kafka, and frames or synthetic traffic to captures."""
+"""`kiln replay` (capture file to Kafka), `kiln capture` (stored frames to a capture file) and `kiln generate`
+(synthetic traffic to a capture file)."""
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO, cast
 
@@ -36,21 +38,21 @@ def replay(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Capture files (*.rpc.gz).")],
     network: Annotated[
         str | None,
-        typer.Option("--network", metavar="NAME", help="Network of the frames. Default: as in their topics."),
+        typer.Option("--network", metavar="NAME", help="Network of the frames. Default: the network in their topics."),
     ] = None,
     pace: Annotated[
         float | None,
-        typer.Option("--speed", metavar="X", help="Speed relative to the capture, such as 1. Default: unlimited."),
+        typer.Option("--speed", metavar="X", help="Speed: 1 as captured, 2 twice as fast. Default: unlimited."),
     ] = None,
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
     """Write captured frames to Kafka, for kiln run --catch-up.
 
-    The command ends when the broker has acknowledged all frames. If a file cannot be read, nothing is sent.
+    The command ends when the broker has acknowledged all frames. If a file cannot be read, no frame is sent.
     """
     if pace is not None and not pace > 0:
-        raise UsageError(f"--speed {pace:g}: must be greater than zero; 1 is the speed of the capture")
+        raise UsageError(f"--speed {pace:g}: must be greater than zero. Pass 1 for the speed of the capture")
     for file in files:
         _check_capture_path(file)
     require_extras("bridge")
@@ -97,8 +99,8 @@ def replay(
                     raise KilnError(f"{file}: {error}") from error
                 producer.flush()
             out.print(
-                f"{file}: {found.records:,} records, {frames:,} frames of {found.connections:,} connections "
-                f"into {topic} as network {network or found.select_network(settings.network.name)}"
+                f"{file}: read {found.records:,} records of {found.connections:,} connections, and wrote {frames:,} "
+                f"frames to {topic}, as network {network or found.select_network(settings.network.name)}"
             )
     out.print("next: kiln run --catch-up", style="dim")
 
@@ -118,12 +120,12 @@ def capture(
 ) -> None:
     """Write stored frames to a capture file, for kiln replay.
 
-    The file has the exact bytes of the RPCs. For connections that began before the range, it also has the first RPCs,
-    because later RPCs may refer to topics in them. Requires no Java.
+    The file has the exact bytes of the gossipsub RPCs. For connections that began before the range, it also has the
+    first RPC in each direction, because later RPCs may refer to topics in it. Requires no Java.
     """
     begin, end = micros_of(low, "--from"), micros_of(high, "--to")
     if begin >= end:
-        raise UsageError(f"--from {low} --to {high}: the range is empty. Pass a later --to, which is exclusive")
+        raise UsageError(f"--from {low} --to {high}: the range is empty, because --to is exclusive. Pass a later --to")
     settings = reading_settings(config, state, sample=sample)
     import json
     from dataclasses import asdict
@@ -140,7 +142,7 @@ def capture(
         def report(records: Iterable[CaptureRecord]) -> Iterator[CaptureRecord]:
             for number, record in enumerate(records, 1):
                 if number % 2_000 == 0:
-                    shown.update(f"{file.name}: {number:,} records, up to {record.observed_at / 1e9:.0f} s")
+                    shown.update(f"{file.name}: {number:,} records, up to {_format_nanos(record.observed_at)}")
                 yield record
 
         try:
@@ -154,25 +156,32 @@ def capture(
     if as_json:
         print(json.dumps({"file": str(file), **asdict(counts)}))
     left_out = counts.from_logs + counts.truncated
-    reasons = (
-        f"{counts.from_logs:,} come from logs of other programs, and of {counts.truncated:,} only a part is stored"
-    )
+    reasons = f"{counts.from_logs:,} come from logs of other programs, and {counts.truncated:,} are stored only in part"
     if counts.records == counts.earlier:
         if left_out:
-            raise KilnError(f"no frame from {low} to {high} can be written: of {left_out:,} frames, {reasons}")
+            raise KilnError(
+                f"cannot write any of the {left_out:,} frames from {low} to {high}: {reasons}. Pass another range"
+            )
         raise KilnError(
-            f"no frame from {low} to {high} is in {lake.path}. See SELECT min(observed_at), max(observed_at) "
-            "FROM frames"
+            f"no frame from {low} to {high} is in {lake.path}. To see the times of its frames: "
+            'kiln sql "SELECT min(observed_at), max(observed_at) FROM frames"'
         )
-    text = f"{file}: {counts.records:,} records, {counts.earlier:,} of them from the start of connections"
-    out.print(text + (f"; {left_out:,} frames are left out: {reasons}" if left_out else ""), soft_wrap=True)
+    text = (
+        f"{file}: wrote {counts.records:,} records, {counts.earlier:,} of them from before the range, from the start "
+        "of connections"
+    )
+    out.print(text + (f"; left out {left_out:,} frames: {reasons}" if left_out else ""), soft_wrap=True)
+
+
+def _format_nanos(time: int) -> str:
+    return f"{datetime.fromtimestamp(time // 10**9, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _check_capture_path(file: Path) -> None:
-    """Check that a capture can be read twice.
+    """Check that a capture is a file, which can be read twice.
 
     Raises:
-        UsageError: The path is missing, a folder, a pipe or a device.
+        UsageError: The path does not exist, or is a folder, a pipe or a device.
     """
     if not file.exists():
         raise UsageError(f"{file}: no such capture file")
@@ -180,8 +189,8 @@ def _check_capture_path(file: Path) -> None:
         raise UsageError(f"{file} is a folder. Name the capture files in it: kiln replay {file}/*.rpc.gz")
     if not file.is_file():
         raise UsageError(
-            f"{file} is a pipe or a device, but a capture is read twice: first to find its connections. Save it to a "
-            "file first, and replay that file"
+            f"{file} is a pipe or a device, but a capture is read twice. Save the capture to a file, and replay that "
+            "file"
         )
 
 
@@ -191,24 +200,29 @@ def generate(
     duration: Annotated[str, typer.Option("--for", metavar="DURATION", help="Duration of the traffic.")] = "60s",
     rate: Annotated[
         float | None,
-        typer.Option("--rate", metavar="N", help="Messages per second, without copies [traffic.rate]."),
+        typer.Option(
+            "--rate", metavar="N", help="Messages per second, without copies. Default: the setting traffic.rate."
+        ),
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Random seed [traffic.seed].")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Random seed. Default: the setting traffic.seed.")
+    ] = None,
     start: Annotated[
         str, typer.Option("--start", metavar="TIME", help="Time of the first frame, ISO 8601.")
     ] = "2025-01-01T00:00:00Z",
     ledger: Annotated[
         Path | None,
-        typer.Option("--ledger", metavar="FILE", help="File for the ground truth of the traffic, as JSON lines."),
+        typer.Option("--ledger", metavar="FILE", help="File for a list of the generated messages (JSON lines)."),
     ] = None,
     network: Annotated[
-        str | None, typer.Option("--network", metavar="NAME", help="Network name, as in /ceramic/NAME [KILN_NETWORK].")
+        str | None,
+        typer.Option("--network", metavar="NAME", help="Network name, as in /ceramic/NAME [env: KILN_NETWORK]."),
     ] = None,
     config: ConfigOption = None,
 ) -> None:
     """Write synthetic traffic to a capture file, for kiln replay.
 
-    The same arguments and settings write the same bytes.
+    Two runs with the same arguments and settings write identical files.
     """
     length = length_of(duration)
     settings = loaded(config, None, network).settings
@@ -232,4 +246,4 @@ def generate(
     if ledger is not None and traffic.ledger is not None:
         with name_file(ledger), ledger.open("wb") as lines:
             traffic.ledger.write(lines)
-    notes().print(f"{file}: {records:,} records of {duration} of traffic; next: kiln replay {file}")
+    notes().print(f"{file}: wrote {records:,} records, {duration} of traffic. Next: kiln replay {file}")

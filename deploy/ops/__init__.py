@@ -1,1 +1,1 @@
-"""Operations: status, doctor, monitoring, recovery, maintenance, quarantine."""
+"""Operation of Kiln: status, diagnosis, monitoring, recovery, table maintenance and quarantine."""

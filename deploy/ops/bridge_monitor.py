@@ -1,4 +1,4 @@
-"""The HTTP endpoints of `kiln bridge`: its status as metrics."""
+"""Metrics, health and readiness of `kiln bridge`, for the HTTP exporter."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from prometheus_client.metrics_core import Metric
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_records import librdkafka_options
-from kiln.deploy.ops.metric_families import build_bridge_families
+from kiln.deploy.ops.metric_families import FULL_SPOOL, SILENT_BRIDGE, build_bridge_families
 from kiln.schemas.metrics import build_family
 
-_FRESH = 10.0  # seconds; an older status means that the bridge hangs
+_FRESH = 10.0  # age of a status, in seconds, above which the bridge counts as hanging
 _PROBE_EVERY = 1.0  # seconds
 _PROBE_TIMEOUT = 2.0  # seconds
 _LOG = logging.getLogger("librdkafka")
 
 
 class BrokerProbe:
-    """Requests the broker's metadata at most once a second, over one connection. `find_problem` is thread-safe."""
+    """Checks that the Kafka broker answers, at most once a second and over one connection. Threads may share it."""
 
     def __init__(self, client_options: Callable[[], Mapping[str, object]]) -> None:
         self._client_options = client_options
         self._lock = threading.Lock()
         self._client: AdminClient | None = None
-        self._asked_at = -_PROBE_EVERY
+        self._requested_at = -_PROBE_EVERY
         self._problem = ""
 
     def find_problem(self) -> str:
-        """Return why the broker does not answer, within two seconds; empty if it answers."""
+        """Return the reason why the broker does not answer; empty if it answers. Takes at most two seconds."""
         with self._lock:
-            if time.monotonic() - self._asked_at >= _PROBE_EVERY:
-                self._problem = self._ask()
-                self._asked_at = time.monotonic()
+            if time.monotonic() - self._requested_at >= _PROBE_EVERY:
+                self._problem = self._request_metadata()
+                self._requested_at = time.monotonic()
             return self._problem
 
-    def _ask(self) -> str:
+    def _request_metadata(self) -> str:
         try:
             if self._client is None:
                 self._client = AdminClient({**librdkafka_options(self._client_options())}, logger=_LOG)
@@ -55,7 +55,7 @@ class BrokerProbe:
 
 
 class BridgeMonitor:
-    """Monitor of a bridge that runs without `kiln run`."""
+    """State of a bridge that runs as `kiln bridge`, read from its status file."""
 
     def __init__(
         self, status_file: Path, network: str, version: str, client_options: Callable[[], Mapping[str, object]]
@@ -63,10 +63,10 @@ class BridgeMonitor:
         """Create the monitor.
 
         Args:
-            status_file: File with the status of the bridge.
+            status_file: File to which the bridge writes its status.
             network: Name of the network.
             version: Version of Kiln.
-            client_options: Returns kafka-python's options of the broker, or raises KilnError.
+            client_options: Returns kafka-python's options for the broker, or raises KilnError.
         """
         self._status_file = status_file
         self._network = network
@@ -82,21 +82,21 @@ class BridgeMonitor:
         yield from build_bridge_families(status)
 
     def why_dead(self) -> list[str]:
-        """Describe why the bridge is not alive; a starting bridge counts as alive."""
+        """Return the reason why the bridge hangs; empty if it does not, or is starting."""
         starting = time.time() - self._started < _FRESH
-        return [] if starting or self._status() is not None else ["the bridge does not report its status"]
+        return [] if starting or self._status() is not None else [SILENT_BRIDGE]
 
     def why_not_ready(self) -> list[str]:
-        """Describe why the bridge is not ready. While the broker is unreachable, the bridge captures, but its frames do
-        not reach Kafka."""
+        """Return the reasons why frames do not reach Kafka; empty if they do. Without a broker, the bridge captures
+        frames, but they wait on disk."""
         status = self._status()
         if status is None:
-            return ["the bridge does not report its status"]
-        full = ["the bridge's spool is full, and it does not read from peers"] if status.spool.full else []
+            return [SILENT_BRIDGE]
+        full = [FULL_SPOOL] if status.spool.full else []
         return [*full, *([problem] if (problem := self._broker.find_problem()) else [])]
 
     def page(self) -> None:
-        """Serve no page: the status file has all values."""
+        """Return `None`: there is no status page, because the status file has all values."""
 
     def _status(self) -> BridgeStatus | None:
         status = read_status(self._status_file)

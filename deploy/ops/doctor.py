@@ -1,7 +1,7 @@
-"""Checks of `kiln doctor`: tasks that Kiln can do on this machine, with these settings and this state folder.
+"""`kiln doctor`: checks what Kiln can do on this machine, with these settings and this state folder.
 
-`run_checks` measures values for the checks of `doctor_checks`, in groups by task. A group whose extra is not installed
-has one row, with the command that installs it.
+`run_checks` measures the values that the functions of `doctor_checks` judge. Checks are grouped by task. If the Python
+packages of a task are not installed, its group has only one row, with the command that installs them.
 """
 
 from __future__ import annotations
@@ -87,21 +87,20 @@ GROUPS: Final[Mapping[str, Extra | None]] = {
     "check quality": "quality",
     "run the demo network": "demo",
 }
-"""Purposes, in the order of the output, and the extra that each needs."""
+"""Tasks in the order of the output, each with the extra (group of Python packages) that it needs."""
 
 _IN_STORE: Final = frozenset({"checkpoints", "first records", "lake", "columns", "table ages", "clocks"})
-"""checks that read the lake's store; they take minutes if the store does not answer"""
+"""Checks that read the object store of the lake. They would take minutes if the store does not answer."""
 _TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 
 
-_TABLE = "bundles"  # name of the temporary table in a probe; any table would do
+_TABLE = "bundles"  # schema of the temporary table that tests an object store; any other would do
 
 
 def run_checks(settings: Settings) -> list[DoctorCheck]:
-    """Run all checks, in a few seconds at most.
+    """Run all checks, which takes a few seconds.
 
-    A check that cannot be made, for example because a store does not answer, counts as failed; the others are still
-    made.
+    A check that raises an error, for example because a file cannot be read, counts as failed, and the others continue.
     """
     kafka = settings.kafka
     runs = kafka.embedded and _read(lambda: find_running_broker(settings.state), None) is not None
@@ -184,11 +183,11 @@ def _run_check(name: str, run: Callable[[], Iterable[DoctorCheck]]) -> list[Doct
     try:
         return list(run())
     except (KilnError, DeltaError, OSError) as error:
-        return [DoctorCheck(name, "fail", shorten_error(error), "remove the cause, and run kiln doctor again")]
+        return [DoctorCheck(name, "fail", shorten_error(error), "fix this error, and run kiln doctor again")]
 
 
 def list_listeners(settings: Settings) -> list[Listener]:
-    """List the ports on which Kiln listens with these settings, without the ports that the system chooses."""
+    """List the ports on which Kiln listens with these settings. Port 0, for which the system chooses, is left out."""
     kafka, monitor = settings.kafka, settings.monitor.host_and_port
     listeners = [
         Listener("kafka.embedded_port", HOST, kafka.embedded_port),
@@ -223,29 +222,31 @@ def _read_deleted_records(settings: Settings) -> dict[str, str]:
 
 
 def _check_columns(lake: Lake) -> DoctorCheck:
-    """Check that no other program has changed the columns of a table that can be opened."""
+    """Check that the columns of each table are those that Kiln declares. Another program may have changed them."""
     faults = []
     for name in lake.tables():
         with suppress(LakeError):  # `check_lake` reports it
             if fault := find_column_fault(name, lake.open(name).schema().to_json(), added_later=True):
                 faults.append(f"{name}: {fault}")
     advice = (
-        "the queries stop before they write to it: change the columns back, or restore an older version of the table"
+        "the query that writes this table stops until you change the columns back, or restore an older version of the "
+        "table"
     )
-    return judge("columns", "; ".join(faults), advice, "as Kiln writes them")
+    return judge("columns", "; ".join(faults), advice, "as Kiln declares them")
 
 
 def _check_jars() -> DoctorCheck:
-    """Check the jars of Spark's connectors and of the broker, pinned in `conf/ivy.xml`."""
+    """Check that the jars of the broker and of Spark's connectors are there, as pinned in `conf/ivy.xml`."""
     root = jars.default_root()
-    problem = "" if jars.is_complete(root) else f"incomplete in {root}"
-    return judge("jars", problem, "make jars (or let kiln run fetch them when it needs them)", str(root), "warn")
+    problem = "" if jars.is_complete(root) else f"not all jars are in {root}"
+    return judge("jars", problem, "fetch them: make jars (kiln run also fetches them)", str(root), "warn")
 
 
 def _check_s3_jars() -> DoctorCheck:
-    """Check Spark's jars for an object store, pinned in `conf/ivy-s3.xml`."""
-    problem = "" if jars.is_complete(jars.s3_root(), jars.IVY_S3) else "incomplete"
-    return judge("jars for the store", problem, "make jars-s3 (or let kiln run fetch them)", "complete", "warn")
+    """Check that Spark's jars for an object store are there, as pinned in `conf/ivy-s3.xml`."""
+    problem = "" if jars.is_complete(jars.s3_root(), jars.IVY_S3) else f"not all jars are in {jars.s3_root()}"
+    advice = "fetch them: make jars-s3 (kiln run also fetches them)"
+    return judge("jars for the store", problem, advice, "complete", "warn")
 
 
 def _read_installed_versions() -> dict[str, str]:
@@ -269,12 +270,12 @@ def _find_java() -> Java | JavaError:
 
 
 def _describe_block_store(settings: Settings) -> tuple[str, str]:
-    """Return a description of the store that `ipfs.api` selects, and the problem of the store (empty if none)."""
+    """Return a description of the block store that `ipfs.api` selects, and its problem (empty if it works)."""
     api = settings.ipfs.api
     if not api:
         return str(settings.state / "blocks"), ""
     if api == "self":
-        return f"the bridge serves the blocks in {settings.state / 'blocks'}, and fetches others", ""
+        return f"the bridge serves the blocks in {settings.state / 'blocks'}, and fetches blocks from peers", ""
     from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
     from kiln.bridge.ipfs.kubo import Kubo
 
@@ -300,7 +301,7 @@ def _check_state(folder: Path) -> DoctorCheck:
 
 
 def _read(read: Callable[[], _T], otherwise: _T) -> _T:
-    """Read a part of the state folder. Return `otherwise` on an error, which `check_state` reports."""
+    """Call `read`, which reads the state folder. Return `otherwise` on an error, because `check_state` reports it."""
     try:
         return read()
     except OSError:
@@ -308,7 +309,8 @@ def _read(read: Callable[[], _T], otherwise: _T) -> _T:
 
 
 def _check_port(listener: Listener, broker_runs: bool, kilns: Collection[int]) -> DoctorCheck:
-    """Check a port. Kiln's own processes may use it: the broker, the processes that hold a lock, and their children."""
+    """Check that a port is free, or that this Kiln uses it: its broker, or a process that holds a lock of the state
+    folder. `kilns` has the ids of these processes."""
     error = check_port_free(listener.port, listener.host, udp=listener.udp)
     if error is None or listener.is_of_broker:
         holder = None if error is None or broker_runs else find_port_holder(listener.port)
@@ -323,7 +325,7 @@ def find_existing_parent(folder: Path) -> Path:
 
 
 def probe_writing(folder: Path) -> str:
-    """Return why no file can be created in a folder; empty if one can. A missing folder is not created."""
+    """Return the reason why no file can be created in a folder; empty if one can. A missing folder is not created."""
     parent = find_existing_parent(folder)
     if not parent.is_dir():
         return f"{parent} is not a folder"
@@ -335,7 +337,7 @@ def probe_writing(folder: Path) -> str:
 
 
 def name_user(number: int) -> str:
-    """Return the name of a user, or the number if this machine has no name for it."""
+    """Return the name of the user with this id, or the id if this machine does not know the user."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:  # such as a user of another container
@@ -349,21 +351,19 @@ def _read_available_memory() -> int:
 
 
 def read_open_files_limit() -> int:
-    """Read the greatest number of files and sockets that a process may have open.
-
-    The JVM raises its soft limit to the hard limit. Kiln does not, so this is the soft limit.
-    """
+    """Read how many files and sockets a Kiln process may have open: the soft limit, which Kiln does not raise."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def probe_store(lake: Lake) -> str:
-    """Test with a temporary table whether a lake's store supports safe commits.
+    """Test commits to the object store of a lake, with a temporary table.
 
-    A commit needs a store that rejects the second of two writes of one key, and permission to write, list and remove.
+    Kiln needs permission to write, list and delete objects. The store must reject the second of two writes of one key:
+    otherwise two writers could overwrite each other's commits.
 
     Returns:
-        The reason why Kiln must not commit to the store; empty if there is none.
+        The reason why Kiln must not commit to the store; empty if commits are safe.
     """
     probe = Lake.from_location(lake.root / f"doctor-{uuid4().hex}")
     try:
@@ -371,7 +371,7 @@ def probe_store(lake: Lake) -> str:
         for is_conflict in (False, True):
             table = probe.open(_TABLE)
             if is_conflict:
-                table.load_as_version(0)  # like a writer that has not read the first commit
+                table.load_as_version(0)  # simulate a second writer, which has not read the first commit
             try:
                 table.create_write_transaction(
                     [], "append", table.schema(), commit_properties=CommitProperties(max_commit_retries=0)
@@ -381,7 +381,7 @@ def probe_store(lake: Lake) -> str:
                     raise
             else:
                 if is_conflict:
-                    return "the store lets a second writer overwrite a commit, so commits would be lost"
+                    return "the store lets a second writer overwrite a commit. Use a store with conditional writes"
         probe.root.remove_all()
     except (DeltaError, KilnError, OSError) as error:
         return shorten_error(error)

@@ -1,4 +1,4 @@
-"""Checks of `kiln doctor` as pure functions from measured values to a `DoctorCheck`."""
+"""Checks of `kiln doctor`: pure functions from measured values to the result of a check."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kiln.pipelines.runtime.checkpoint import DELETED_ADVICE
 Level = Literal["ok", "warn", "fail"]
 GB = 1_000_000_000
 _OPEN_FILES: Final = 1_024  # the default of most systems
-_SILENT = 10.0  # age of a status, in seconds, after which its bridge counts as stopped
+_SILENT = 10.0  # age of a bridge's status, in seconds, above which the bridge counts as stopped
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class DoctorCheck:
     found: str
     what_to_do: str = ""
     group: str = ""
-    """purpose that the check belongs to, such as "query a lake"; one of `doctor.GROUPS`"""
+    """task that fails if the check fails, such as "query a lake"; a key of `doctor.GROUPS`"""
 
 
 class Listener(NamedTuple):
-    """A port that Kiln listens on, and the key of its setting."""
+    """A port on which Kiln listens, with the key of its setting."""
 
     setting: str
     host: str
@@ -53,24 +53,24 @@ class Listener(NamedTuple):
 
     @property
     def is_of_broker(self) -> bool:
-        """True if the embedded broker listens there."""
+        """True if it is a port of the embedded broker."""
         return self.setting.startswith("kafka.")
 
 
 def judge(name: str, problem: str, advice: str, fine: str, level: Level = "fail") -> DoctorCheck:
-    """Build a check that passes if there is no problem."""
+    """Build the result of a check: "ok" and the text `fine`, or `level` and `advice` if there is a problem."""
     return DoctorCheck(name, level, problem, advice) if problem else DoctorCheck(name, "ok", fine)
 
 
 def check_python(version: tuple[int, int]) -> DoctorCheck:
-    """Check for Python 3.11 to 3.13 (pyproject.toml, requires-python)."""
+    """Check that Python is 3.11 to 3.13 (pyproject.toml, requires-python)."""
     text = ".".join(map(str, version))
     problem = "" if (3, 11) <= version <= (3, 13) else text
-    return judge("python", problem, "create a new .venv with Python 3.11, 3.12 or 3.13: make setup", text)
+    return judge("python", problem, "install Python 3.11, 3.12 or 3.13, and create a new .venv: make setup", text)
 
 
 def check_java(java: Java | JavaError) -> DoctorCheck:
-    """Check for Java 17 or 21 as a system package (docs/design, Versions that work together)."""
+    """Check that Java is installed, in one of the versions with which Kiln is tested."""
     if isinstance(java, JavaError):
         problem, _, remedy = str(java).partition("\n")
         return DoctorCheck("java", "fail", problem, " ".join(remedy.split()) or "install Java 17")
@@ -78,7 +78,7 @@ def check_java(java: Java | JavaError) -> DoctorCheck:
     if java.version not in TESTED_VERSIONS:
         tested = " and ".join(map(str, TESTED_VERSIONS))
         return DoctorCheck(
-            "java", "warn", text, f"Kiln is tested with {tested}: if something fails, set JAVA_HOME to one of them"
+            "java", "warn", text, f"Kiln is tested with Java {tested}: if Spark fails, set JAVA_HOME to one of these"
         )
     return DoctorCheck("java", "ok", text)
 
@@ -91,7 +91,7 @@ def check_packages(
     Args:
         required: The requirements that apply here.
         installed: Versions by normalized package name.
-        extra: The extra that has these requirements, if any. Missing packages of an extra are no fault.
+        extra: The extra that has these requirements, if any. Missing packages of an extra are only a warning.
     """
     row = f"extra {extra}" if extra else "packages"
     wrong: list[str] = []
@@ -116,22 +116,26 @@ def check_packages(
 
 
 def check_spark(home: Path | PrerequisiteError, ignored: Sequence[str]) -> DoctorCheck:
-    """Check that PySpark contains its own Spark. Name the environment variables that point to another Spark; Kiln
-    ignores them."""
+    """Check that Kiln runs with the Spark inside PySpark.
+
+    Args:
+        home: Folder of that Spark, or the reason why it cannot be used.
+        ignored: Environment variables that configure another Spark, which Kiln ignores.
+    """
     if isinstance(home, PrerequisiteError):
         problem, _, remedy = str(home).partition(". ")
         return DoctorCheck("spark", "fail", problem, remedy or "make setup, in a shell without PYTHONPATH")
     text = f"Kiln's own, in {home}"
-    return DoctorCheck("spark", "ok", f"{text}; ignores {', '.join(ignored)} of another Spark" if ignored else text)
+    return DoctorCheck("spark", "ok", f"{text}; ignored variables: {', '.join(ignored)}" if ignored else text)
 
 
 def check_engine(engine: Engine) -> DoctorCheck:
-    """Check that the native core decodes frames."""
+    """Check that the native core decodes frames, not Python, which is slower."""
     if engine.is_native:
         return DoctorCheck("native core", "ok", "decodes frames")
     text = f"Python decodes frames: {engine.reason}"
     if BUILD_COMMAND not in engine.reason:
-        return DoctorCheck("native core", "ok", text)  # there is nothing to be done
+        return DoctorCheck("native core", "ok", text)  # building the core would not help
     return DoctorCheck("native core", "warn", text, BUILD_COMMAND)
 
 
@@ -140,48 +144,49 @@ def check_state(folder: Path, problem: str, private: bool = True, owner: str = "
 
     Args:
         folder: The state folder.
-        problem: Why Kiln cannot use the folder; empty if it can.
+        problem: Reason why Kiln cannot use the folder; empty if it can.
         private: True if no other user can enter the folder.
-        owner: Name of the owner, if that is another user.
+        owner: Name of the folder's owner if that is another user, else empty.
     """
     if problem:
         return DoctorCheck(
-            "state folder", "fail", f"{folder}: {problem}", "set another folder with --state or KILN_STATE"
+            "state folder", "fail", f"{folder}: {problem}", "pass another folder with --state or KILN_STATE"
         )
     if owner:
-        advice = f"run Kiln as {owner}, or pass another --state: {owner} could not read the files that you create"
+        advice = f"run Kiln as {owner}, or pass another --state: {owner} cannot read the files that you create"
         return DoctorCheck("state folder", "warn", f"{folder}: belongs to the user {owner}", advice)
     if not private:
-        advice = f"the folder holds keys: run chmod 700 {folder} as its owner"
+        advice = f"the folder holds private keys: run chmod 700 {folder} as its owner"
         return DoctorCheck("state folder", "warn", f"{folder}: other users of this machine can enter it", advice)
     return DoctorCheck("state folder", "ok", str(folder))
 
 
 def check_disk(free: int) -> DoctorCheck:
-    """Check the free space for broker data and lake, in bytes."""
+    """Check the free disk space for the state folder, in bytes."""
     text = f"{free / GB:,.1f} GB free"
     if free < GB:
-        return DoctorCheck("disk", "fail", text, "free some space: the broker stops when the disk is full")
+        return DoctorCheck("disk", "fail", text, "free disk space: the Kafka broker stops when the disk is full")
     if free < 5 * GB:
-        return DoctorCheck("disk", "warn", text, "enough for a trial; mainnet traffic takes several GB a day")
+        advice = "this is enough for a trial; for mainnet traffic, free more: it takes several GB a day"
+        return DoctorCheck("disk", "warn", text, advice)
     return DoctorCheck("disk", "ok", text)
 
 
 def parse_memory(text: str) -> int:
-    """Convert `512m` or `2g` to bytes."""
+    """Convert a size of memory, such as `512m` or `2g`, to bytes."""
     return int(text[:-1]) * (1 << 30 if text.endswith("g") else 1 << 20)
 
 
 def check_memory(available: int, wanted: int) -> DoctorCheck:
-    """Compare available memory with the needs of Spark, its Python workers and the broker, in bytes."""
+    """Check that the available memory is enough for Spark, its Python workers and the broker, in bytes."""
     text = f"{available / GB:,.1f} GB available, about {wanted / GB:,.1f} GB needed"
     problem = text if available < wanted else ""
     return judge("memory", problem, "lower spark.driver_memory, or stop other programs", text, "warn")
 
 
 def check_open_files(limit: int) -> DoctorCheck:
-    """Check the limit of open files of a process, which the JVM of Spark and a bridge with many peers reach."""
-    text = f"at most {limit:,} a process"
+    """Check how many files and sockets a process may open. Spark's JVM and a bridge with many peers need many."""
+    text = f"a process may open at most {limit:,} files and sockets"
     problem = text if limit < _OPEN_FILES else ""
     return judge("open files", problem, "raise the limit in the shell that starts Kiln: ulimit -n 4096", text, "warn")
 
@@ -191,9 +196,9 @@ def check_port(listener: Listener, error: OSError | None, ours: bool, holder: Po
 
     Args:
         listener: The port, and the key of its setting.
-        error: Why Kiln could not listen on the port now; `None` if it could.
-        ours: True if Kiln already listens on the port, with this state folder.
-        holder: The process that listens on the port, if known.
+        error: Error of an attempt to listen on the port; `None` if it succeeded.
+        ours: True if a Kiln with this state folder already listens on the port.
+        holder: The other process that listens on the port, if known.
     """
     name, setting = f"port {listener.port}", listener.setting
     if ours:
@@ -212,7 +217,13 @@ def _name_variable(setting: str) -> str:
 
 
 def check_broker(broker: BrokerStatus, embedded: bool, runs: bool) -> DoctorCheck:
-    """Check that the broker answers. An embedded broker may be stopped: `kiln run` and `kiln replay` start it."""
+    """Check that the Kafka broker answers.
+
+    Args:
+        broker: State of the broker.
+        embedded: True for an embedded broker, which `kiln run` and `kiln replay` start.
+        runs: True if the process of the embedded broker runs.
+    """
     if broker.reachable:
         return DoctorCheck("broker", "ok", f"{broker.servers} answers, with {len(broker.topics)} Kiln topics")
     if embedded and not runs:
@@ -228,14 +239,15 @@ def check_broker(broker: BrokerStatus, embedded: bool, runs: bool) -> DoctorChec
 
 
 def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> DoctorCheck:
-    """Compare the partition count of `updates`, which never changes, with the settings (docs/design, Kafka topics)."""
+    """Check that the topic `updates` has as many partitions as the settings say. The number must never change,
+    because it decides which partition has the updates of a separator."""
     name = "partitions of updates"
     count = next((len(status.end) for status in broker.topics if status.name == topic), None)
     if count is None:
-        reason = "not created yet" if broker.reachable else "the broker does not run"
-        return DoctorCheck(name, "ok", f"{reason}; {wanted} in the settings")
+        reason = "the topic is not created yet" if broker.reachable else "the broker does not answer"
+        return DoctorCheck(name, "ok", f"{reason}; the settings have {wanted}")
     if count != wanted:
-        advice = f"set kafka.updates_partitions = {count}, or start over with another kafka.prefix"
+        advice = f"set kafka.updates_partitions = {count}, or set another kafka.prefix to start with new topics"
         return DoctorCheck(name, "fail", f"{topic} has {count}, but the settings have {wanted}", advice)
     return DoctorCheck(name, "ok", str(count))
 
@@ -244,8 +256,8 @@ def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -
     """Check that Kiln can decompress the records of its topics.
 
     Args:
-        compression: `compression.type` by topic.
-        codecs: Codecs that the installed librdkafka reads.
+        compression: The setting `compression.type` of each topic.
+        codecs: Codecs that the installed librdkafka supports.
     """
     name = "compression"
     by_codec: dict[str, list[str]] = {}
@@ -256,17 +268,22 @@ def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -
     readable = f"confluent-kafka reads {', '.join(codecs) or 'no codec'}"
     if unreadable:
         text = "; ".join(f"{', '.join(topics)}: compression.type is {codec}" for codec, topics in unreadable.items())
-        advice = "install confluent-kafka from its wheel, which has every codec, or set compression.type=producer"
+        advice = (
+            "install the wheel of confluent-kafka from PyPI, which has every codec, or set compression.type=producer "
+            "for these topics"
+        )
         return DoctorCheck(name, "fail", f"{text}, but {readable}", advice)
     text = "; ".join(f"{codec}: {', '.join(topics)}" for codec, topics in by_codec.items())
     return DoctorCheck(name, "ok", f"{text}; {readable}" if text else readable)
 
 
 def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> DoctorCheck:
-    """Check that each table of the lake can be opened and read; `faults` says why opened tables cannot be read."""
+    """Check that each table of the lake can be opened and read. `faults` describes tables that cannot be read."""
     problems = [table.problem for table in tables if table.problem]
     advice = (
-        "run kiln recover, which shows the possible repairs" if problems else "see the runbook, A table cannot be read"
+        "run kiln recover, which lists the possible repairs"
+        if problems
+        else 'see "A table cannot be read" in docs/RUNBOOK.md'
     )
     return judge(
         "lake", "; ".join((*problems, *faults)), advice, f"{len(tables)} tables" if tables else "no tables yet"
@@ -274,22 +291,22 @@ def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> Doc
 
 
 def check_store(uri: str, problem: str) -> DoctorCheck:
-    """Check that commits are safe in the object store of the lake; `problem` is empty if they are."""
+    """Check that commits to the object store of the lake are safe. If they are not, `problem` has the reason."""
     advice = "see docs/object-store.md: lake.uri and lake.storage_options, permissions, and supported stores"
     text = (
-        f"{uri}: supports conditional writes. Kiln commits with delta-rs; never write these tables with Delta's own "
-        "log store for S3 (Spark, delta-spark), which loses commits"
+        f"{uri}: supports conditional writes, which Kiln uses to commit. Do not write these tables with Spark: Delta's "
+        "log store for S3 makes no conditional writes, and so overwrites commits"
     )
     return judge("object store", problem and f"{uri}: {problem}", advice, text)
 
 
 def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
-    """Check that each checkpoint is readable and belongs to the topics that Kafka has."""
+    """Check that each checkpoint is readable, and that its topics were not deleted and created again."""
     failing = [query for query in queries if query.problem]
     with_other_topics = [query for query in failing if query.batch is not None]
     problem = "; ".join(f"{query.name}: {query.problem}" for query in with_other_topics or failing)
     advice = (
-        "run kiln recover, which shows the possible repairs"
+        "run kiln recover, which lists the possible repairs"
         if with_other_topics
         else "run kiln recover. If another version of Spark wrote them, use the versions in requirements.lock"
     )
@@ -298,52 +315,56 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
 
 
 def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
-    """Check that Kafka had all records of its topics when the queries first ran; `deleted` by query."""
-    fine = "no topic had lost records before a query first ran"
+    """Check that Kafka had not deleted records of a topic before a query first read it. `deleted` describes the records
+    by query."""
+    fine = "Kafka had deleted no record before a query first read its topic"
     return judge("first records", "; ".join(deleted.values()), DELETED_ADVICE, fine, "warn")
 
 
 def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
     """Check that no clock is behind the times that Kiln has stored."""
     problem = "; ".join(clock.problem for clock in trailing)
-    return judge("clocks", problem, "correct the wrong clock", "no clock is behind", "warn")
+    return judge("clocks", problem, "correct the wrong clock, for example with NTP", "no clock is behind", "warn")
 
 
 def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:
-    """Show the errors that the bridge reports; `now` in Unix seconds."""
+    """Check that the bridge reports no errors. `now` is in Unix seconds."""
     if status is None or now - status.at > _SILENT:
         return DoctorCheck("bridge", "ok", "not running")
     if status.errors:
-        return DoctorCheck("bridge", "warn", "; ".join(status.errors), "see the runbook, The bridge")
+        return DoctorCheck("bridge", "warn", "; ".join(status.errors), 'see "The bridge" in docs/RUNBOOK.md')
     return DoctorCheck("bridge", "ok", f"{len(status.peers)} peers, {len(status.topics)} topics")
 
 
 def check_geneses(status: BridgeStatus | None, now: float) -> list[DoctorCheck]:
-    """Check that no update waits for a genesis that no peer has; `now` in Unix seconds."""
+    """Check that no update waits for a genesis (first event of its stream) that no peer has. `now` is in Unix
+    seconds."""
     fetcher = None if status is None or now - status.at > _SILENT else status.fetcher
     if fetcher is None or not fetcher.unanswered_streams:
         return []
     updates, streams = fetcher.unanswered_updates, fetcher.unanswered_streams
-    text = f"{updates:,} updates of {streams:,} streams wait for geneses that no peer has sent"
+    text = f"{updates:,} updates of {streams:,} streams wait for the streams' first events, which no peer has sent"
     advice = (
-        "add a peer that has these streams to ipfs.peers, such as the IPFS node of a Ceramic node; after "
-        "ipfs.give_up_after the updates go to quarantine"
+        "add a peer that has these streams to ipfs.peers, such as the IPFS node of a Ceramic node. Otherwise the "
+        "updates go to quarantine after ipfs.give_up_after"
     )
     return [DoctorCheck("geneses", "warn", text, advice)]
 
 
 def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
-    """Check the store of batch blocks.
+    """Check the store from which peers fetch the blocks of batches.
 
     Args:
         api: The setting `ipfs.api`.
         store: Description of the store.
-        problem: Why the store does not work; empty if it does.
+        problem: Reason why the store does not work; empty if it does.
     """
     if not api:
-        text = f"off: peers cannot fetch the blocks of batches ({store}), and Kiln fetches no blocks of others"
+        text = f"off: peers cannot fetch the blocks of batches (in {store}), and Kiln fetches no block from peers"
         return DoctorCheck("ipfs", "warn", text, 'set ipfs.api = "self", or to the URL of Kubo\'s RPC')
     if problem:
-        advice = f"batches wait until it answers: start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')})"
+        advice = (
+            f"start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')}): until then, no batch is published"
+        )
         return DoctorCheck("ipfs", "fail", problem, advice)
     return DoctorCheck("ipfs", "ok", store)

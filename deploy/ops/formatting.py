@@ -1,4 +1,4 @@
-"""Short forms of numbers, times, ids and separators for the screen, and tables."""
+"""Formats numbers, times, ids and separators in few characters, for the screen and the status page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def format_count(number: float | None) -> str:
-    """Format a number in at most six characters: `999`, `12,345`, `1.2 M`."""
+    """Format a count in at most six characters: `999`, `12,345`, `1.2 M`; `-` for `None`."""
     if number is None:
         return "-"
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e5, "k")):
@@ -26,12 +26,12 @@ def format_count(number: float | None) -> str:
 
 
 def format_rate(number: float | None) -> str:
-    """Format a rate, with a decimal if it is small."""
+    """Format a rate like a count, but with one decimal below 10."""
     return "-" if number is None else f"{number:.1f}" if 0 < number < 10 else format_count(number)
 
 
 def format_seconds(value: float | None) -> str:
-    """Format a duration: `85 ms`, `1.25 s`, `3 min`."""
+    """Format a duration in seconds: `85 ms`, `1.25 s`, `3 min`; `-` for `None`."""
     if value is None:
         return "-"
     if abs(value) < 1:
@@ -47,9 +47,9 @@ def format_clock(value: timedelta) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """Shorten a text to its beginning and end, with control characters escaped.
+    """Shorten a text to `width` characters by replacing its middle with `…`. Control characters are escaped.
 
-    Ids of one kind have the same beginning, so most of the width goes to the end.
+    Ids of one kind begin with the same characters, so most of the kept characters are from the end.
     """
     text = printable(text)
     if len(text) <= width:
@@ -61,7 +61,8 @@ def shorten(text: str, width: int) -> str:
 
 
 def format_separator(key: str, value: str, width: int) -> str:
-    """Format a separator as `key/value`. The key is whole if that leaves eight characters for the value."""
+    """Format a separator as `key/value` in `width` characters. The key is shortened only if it would leave fewer than
+    eight characters for the value."""
     key = printable(key)
     if len(key) + 9 > width:
         key = shorten(key, max(3, width - 9))
@@ -69,7 +70,8 @@ def format_separator(key: str, value: str, width: int) -> str:
 
 
 def take_top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
-    """Take the greatest counts; the last row sums up the rest if they do not all fit."""
+    """Return at most `rows` counts, the greatest first. If there are more counts, the last row is the sum of the
+    rest."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     if len(ordered) <= rows:
         return ordered
@@ -78,7 +80,7 @@ def take_top(counts: Mapping[str, int], rows: int) -> list[tuple[str, int]]:
 
 
 def format_range(numbers: Collection[int]) -> str:
-    """Format the least and the greatest number: `2-6`, or `6` if they are the same."""
+    """Format the least and the greatest number as `2-6`, or as `6` if they are equal; `0` without numbers."""
     if not numbers:
         return "0"
     least, greatest = min(numbers), max(numbers)
@@ -86,18 +88,18 @@ def format_range(numbers: Collection[int]) -> str:
 
 
 def compute_duplicate_share(messages: int, copies: int | None) -> float | None:
-    """Compute the share of copies that were received after the first copy of their message."""
+    """Compute the share of copies (from 0 to 1) that are not the first copy of their message."""
     return max(0.0, 1 - messages / copies) if copies and copies > 0 else None
 
 
 def compute_copies_per_message(snapshot: Snapshot) -> float | None:
-    """Compute how often a message was received, on average."""
+    """Compute the mean number of copies of a message."""
     messages = sum(snapshot.messages.values())
     return snapshot.copies / messages if snapshot.copies is not None and messages else None
 
 
 def build_table(left: Sequence[str], right: Sequence[str]) -> Table:
-    """Build an empty table with columns of text, then columns of numbers."""
+    """Build a table without rows, with columns of text (`left`), then columns of numbers (`right`)."""
     table = Table(header_style="bold", show_edge=False, pad_edge=False)
     for name in (*left, *right):
         table.add_column(name, justify="left" if name in left else "right")

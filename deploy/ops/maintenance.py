@@ -1,8 +1,8 @@
-"""Maintenance of the lake's tables according to the settings, in one process per state folder at a time.
+"""Maintenance of the Delta tables: compaction, log trimming, vacuum and retention, according to the settings.
 
-`python -m kiln.deploy.ops.maintenance` maintains the tables once. `kiln run` starts it as a child process, so that
-maintenance takes no memory between two runs. The child has the lowest priority: no query waits for it
-(docs/design/24-table-maintenance.md).
+`python -m kiln.deploy.ops.maintenance` maintains the tables once. `kiln run` starts this program every
+`maintenance.interval`, so that maintenance takes no memory in between. The program has the lowest CPU priority, so that
+it does not delay the queries (docs/design/24-table-maintenance.md).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from kiln.pipelines.maintenance.plan import MaintenancePolicy
 from kiln.pipelines.maintenance.steps import MaintenanceResult, ReportStep, maintain_table, predict_result
 
 LOCK = "maintain"
-"""lock of the state folder, which maintenance holds"""
+"""Name of the lock in the state folder that maintenance holds."""
 _LOWEST_PRIORITY = 19
 
 
 def maintain_tables(settings: Settings, say: ReportStep) -> list[MaintenanceResult]:
-    """Maintain each table, under the lock `LOCK`. An error with one table does not stop the others.
+    """Maintain each table. An error with one table does not stop the others. The caller holds the lock `LOCK`.
 
     Args:
         settings: The settings.
@@ -45,12 +45,12 @@ def maintain_tables(settings: Settings, say: ReportStep) -> list[MaintenanceResu
 
 
 def preview_maintenance(settings: Settings) -> list[MaintenanceResult]:
-    """Predict the maintenance of each table, without changes and without the lock."""
+    """Predict what `maintain_tables` would do, without changing anything. The lock is not needed."""
     return _visit_tables(settings, lambda lake, name, policy: predict_result(lake, name, policy, _read_clock()))
 
 
 def build_policy(settings: Settings, table: str, runs: Iterable[BackfillRun] = ()) -> MaintenancePolicy:
-    """Build the policy of a table from the settings and from the versions that unfinished backfill runs need."""
+    """Build the maintenance policy of a table, which keeps the versions that unfinished backfill runs still read."""
     options, retention = settings.maintenance, settings.lake.retention.get(table)
     pinned = min((run.live_versions[table] for run in runs if table in run.live_versions), default=None)
     retention_micros = None if retention is None else micros(retention)
@@ -76,7 +76,7 @@ def _visit_tables(
 
 
 def encode_maintenance(result: MaintenanceResult) -> dict[str, object]:
-    """Encode the result of one table as a JSON object."""
+    """Encode the result of a table as a JSON object."""
     fields = asdict(result)
     record: dict[str, object] = {"table": result.table}
     for name in ("files", "size", "entries"):
@@ -98,10 +98,10 @@ def _read_clock() -> int:
 
 
 def main() -> int:
-    """Maintain all tables once, with the settings of the environment, and print a line of JSON per table.
+    """Maintain all tables once, and print a line of JSON for each. The environment names the settings.
 
     Returns:
-        The exit code: 1 if the maintenance of a table failed, which the last line explains, else 0.
+        The exit code: 0, or 1 if the maintenance of a table failed. Then the last line is the error.
     """
     os.nice(_LOWEST_PRIORITY)
     pa.set_cpu_count(1)

@@ -1,4 +1,4 @@
-"""Inputs of the monitor, its verdicts on health, and the metric families of `kiln.schemas.metrics`. Pure functions."""
+"""Pure functions from a snapshot of a run to its health, its readiness, and the metrics that `/metrics` serves."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from kiln.deploy.ops.status import TableStatus
 
 _MAX_SNAPSHOT_AGE = 30.0
-"""Seconds after which a run without a new snapshot counts as hanging"""
+"""Age of the newest snapshot, in seconds, above which the run counts as hanging."""
 
 
 @dataclass(frozen=True)
 class MonitorInputs:
-    """A snapshot, and the state of the lake.
+    """State of a run at the time of an HTTP request: the newest snapshot, and the state of the tables.
 
     Attributes:
-        at: Time of the snapshot, Unix seconds.
-        read_at: Time of the request, Unix seconds.
+        at: Time of the snapshot, in Unix seconds.
+        read_at: Time of the request, in Unix seconds.
     """
 
     snapshot: Snapshot
@@ -44,40 +44,46 @@ class MonitorInputs:
 
 
 def why_dead(facts: MonitorInputs | None) -> list[str]:
-    """Describe why the process is not alive; empty if it is. `None` is a starting process, which counts as alive."""
+    """Return the reason why the process hangs; empty if it does not. A starting process passes `None`."""
     age = 0.0 if facts is None else facts.read_at - facts.at
-    return [f"the run has not checked its queries for {age:.0f} s"] if age > _MAX_SNAPSHOT_AGE else []
+    if age <= _MAX_SNAPSHOT_AGE:
+        return []
+    return [f"kiln run has not checked its queries for {age:.0f} s, so it may hang. If this persists, restart it"]
 
 
 def why_not_ready(facts: MonitorInputs | None) -> list[str]:
-    """Describe why the run is not ready; empty if it is."""
+    """Return the reasons why the run does not process records now; empty if it does."""
     if facts is None:
         return ["starting"]
     snapshot = facts.snapshot
     bridge = snapshot.bridge
-    reasons = [f"{line.name} {line.phase}" for line in snapshot.queries if line.phase not in RUNS]
+    reasons = [f"the query {line.name} is {line.phase}" for line in snapshot.queries if line.phase not in RUNS]
     if snapshot.broker:
         reasons.append(snapshot.broker)
     if bridge is not None and bridge.status is None:
-        reasons.append("the bridge does not report its status")
+        reasons.append(SILENT_BRIDGE)
     if bridge is not None and bridge.status is not None and bridge.status.spool.full:
-        reasons.append("the bridge's spool is full, and it does not read from peers")
+        reasons.append(FULL_SPOOL)
     return [*why_dead(facts), *reasons]
 
 
+SILENT_BRIDGE: Final = "the bridge does not report its status. See its log, for kiln run logs/bridge.log"
+FULL_SPOOL: Final = (
+    "the bridge's spool is full, so the bridge does not read from peers. Start the broker, or free disk space"
+)
 _AGENTS: Final = 10
-"""Number of agent names with a label of their own."""
+"""Number of agent names that get a label of their own, those with most peers."""
 _LONGEST: Final = 40
 _OTHER: Final = "other"
 _MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))
-"""Upper bound of each bucket and its label; larger meshes are `over 12`.
+"""Buckets of mesh sizes, each with its greatest number of peers and its label. Larger meshes are `over 12`.
 
 gossipsub aims at 6 to 12 peers (D_low is 4 or 5).
 """
 
 
 def build_families(facts: MonitorInputs) -> Iterator[Metric]:
-    """Build all families for which the inputs have values."""
+    """Build the metric families for which the inputs have values."""
     yield from _run(facts)
     yield from build_query_metrics(facts.snapshot.queries)
     if facts.snapshot.bridge is not None:
@@ -116,7 +122,7 @@ def _lateness(seen: Snapshot) -> Metric:
 
 
 def build_bridge_families(status: BridgeStatus | None) -> Iterator[Metric]:
-    """Build the families of a bridge. Pass `None` if the bridge does not report."""
+    """Build the metric families of a bridge; `status` is `None` if the bridge does not report one."""
     yield build_family("kiln_bridge_up", [((), float(status is not None))])
     if status is None:
         return
@@ -176,8 +182,8 @@ def _build_overlay_families(overlay: OverlayStatus) -> Iterator[Metric]:
 
 
 def _label(counts: Mapping[str, int]) -> Values:
-    """Make the name of each count a label value. tests/unit/schemas/test_metrics.py checks that the names are a closed
-    set."""
+    """Convert counts by name to values of a metric, with the name as label. The names must be a closed set, which
+    tests/unit/schemas/test_metrics.py checks."""
     return [((name,), number) for name, number in counts.items()]
 
 
@@ -195,7 +201,7 @@ def _build_table_families(tables: Iterable[TableStatus], now: float) -> Iterator
 
 
 def _count_by_agent(peers: Iterable[PeerStatus]) -> Mapping[tuple[str, str], int]:
-    """Count peers by agent and protocol, keeping the agents with most peers."""
+    """Count peers by agent and protocol. Only the agents with most peers are named; all others count as `other`."""
     labels = [
         (
             printable(peer.agent.split("/")[0])[:_LONGEST] or _OTHER,  # without the version

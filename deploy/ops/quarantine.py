@@ -1,8 +1,7 @@
-"""Rows of the table `quarantine`, selected by stage, reason, time and author: count them, read them, decode their
-frames again, and remove them permanently.
+"""Selects rows of the table `quarantine` by stage, reason, time and author, to count, read, replay or drop them.
 
-Before a row is removed, its record in the table `quarantine_dropped` is on the disk. If the command ends in between,
-the row is still in `quarantine`: the next drop removes it without a second record.
+Each dropped row is recorded in the table `quarantine_dropped` before it is removed from `quarantine`. If the command is
+interrupted in between, the next drop removes the row without recording it twice.
 """
 
 from __future__ import annotations
@@ -46,16 +45,21 @@ GROUPS: Final[Mapping[By, tuple[str, ...]]] = {
     "hour": ("hour", "stage", "reason"),
     "author": ("author", "remote_peer", "stage", "reason"),
 }
-"""Columns by which rows are grouped and counted."""
+"""Columns by which rows are grouped, for each grouping of `kiln quarantine list --by`."""
 
 _AT_ONCE: Final = 100
-"""rows in memory, each of up to 5 MiB"""
+"""Number of rows in memory; a row has up to 5 MiB."""
 
 
 @dataclass(frozen=True)
 class QuarantineFilter:
-    """Selection of rows; a field that is None accepts any value. `since` is inclusive, `until` exclusive; `author` as
-    in `QuarantineRow.author`."""
+    """Filter of rows. A field that is `None` accepts any value.
+
+    Attributes:
+        since: Earliest `observed_at`, inclusive.
+        until: Latest `observed_at`, exclusive.
+        author: As `QuarantineRow.author`.
+    """
 
     stage: str | None = None
     reason: str | None = None
@@ -70,7 +74,7 @@ class QuarantineFilter:
 
 
 class QuarantineRow(NamedTuple):
-    """A row of `quarantine`, with author and sending peer of its message."""
+    """A row of `quarantine`, with the author of its message and the peer that sent it."""
 
     stage: str
     reason: str
@@ -80,39 +84,42 @@ class QuarantineRow(NamedTuple):
     message_index: int | None
     cid: str | None
     author: str | None
-    """author in the message, which may be forged; `None` if it has none, or its frame is not in the table `frames`"""
+    """author that the message names, perhaps forged; `None` without one, or if the table `frames` lacks the frame"""
     remote_peer: str | None
-    """peer that sent the frame; `None` if the frame is not in the table `frames`"""
+    """peer that sent the frame; `None` if the table `frames` lacks the frame"""
     detail: str | None
     data: bytes
 
 
 class ReasonCount(NamedTuple):
-    """Number of rows in a group, and the times of the first and the last row; `of` has the group's values of the
-    columns in GROUPS."""
+    """Number of rows in a group, with the capture times of the oldest and the newest row."""
 
     of: tuple[object, ...]
+    """values of the group, for the columns in `GROUPS`"""
     rows: int
     oldest: datetime
     newest: datetime
 
 
 class QuarantineRows:
-    """The rows of a selection at the newest version of the table. A context manager."""
+    """The rows that a filter accepts, at the newest version of the table. Use it as a context manager."""
 
     def __init__(self, lake: Lake, wanted: QuarantineFilter, *, authors: bool = False) -> None:
         """Select the rows.
 
         Args:
-            authors: True to fill `author` and `remote_peer` too, from the frames. A selection by author always does.
+            lake: The lake.
+            wanted: The filter.
+            authors: True to read `author` and `remote_peer` from the table `frames`, which takes time. They are also
+                read if the filter has an author.
 
         Raises:
-            KilnError: There is no such table, stage or reason.
+            KilnError: The table does not exist, or has no row of this stage or reason.
             LakeError: The table cannot be read.
         """
         there = lake.tables()
         if "quarantine" not in there:
-            raise KilnError("there is no table quarantine yet")
+            raise KilnError(f"there is no table quarantine in {lake.path} yet: kiln run creates it")
         self.table = lake.open("quarantine")
         columns = require_columns(lake, "quarantine", self.table)
         folder = lake.table("quarantine")
@@ -144,8 +151,8 @@ class QuarantineRows:
             return
         known = [row[0] for row in self._db.execute(f"SELECT DISTINCT {column} FROM every ORDER BY 1").fetchall()]
         if value not in known:
-            have = f"there are: {', '.join(known)}" if known else "it is empty"
-            raise KilnError(f"nothing is in quarantine with {column} {value!r}{suggest_key(value, known)}; {have}")
+            hint = suggest_key(value, known) or f". Quarantine has: {', '.join(known) or 'no record'}"
+            raise KilnError(f"no record in quarantine has the {column} {value!r}{hint}")
 
     def _pick(self, wanted: QuarantineFilter) -> None:
         tests = {
@@ -154,12 +161,12 @@ class QuarantineRows:
             "observed_at >= ?": wanted.since,
             "observed_at < ?": wanted.until,
         }
-        said = {test: value for test, value in tests.items() if value is not None}
+        given = {test: value for test, value in tests.items() if value is not None}
         self._db.execute(
             "CREATE TEMP TABLE picked AS SELECT filename, file_row_number, kafka_partition, kafka_offset, "
             f"message_index, stage, reason, observed_at, date_trunc('hour', observed_at) AS hour, "
-            f"NULL::VARCHAR AS author, NULL::VARCHAR AS remote_peer FROM every WHERE {' AND '.join(said) or 'true'}",
-            list(said.values()),
+            f"NULL::VARCHAR AS author, NULL::VARCHAR AS remote_peer FROM every WHERE {' AND '.join(given) or 'true'}",
+            list(given.values()),
         )
 
     def _find_authors(self) -> None:
@@ -186,7 +193,7 @@ class QuarantineRows:
         )
 
     def counts(self, by: By = "reason") -> list[ReasonCount]:
-        """Count the rows by group, the largest group first, or by hour in the order of time."""
+        """Count the rows by group. The largest group comes first, but hours come in the order of time."""
         columns = ", ".join(GROUPS[by])
         order = columns if by == "hour" else f"rows DESC, {columns}"
         answer = self._db.execute(
@@ -207,7 +214,7 @@ class QuarantineRows:
             yield from (QuarantineRow(*row) for row in found)
 
     def by_file(self) -> dict[str, list[int]]:
-        """Group the row numbers by the path of their file in the table's folder."""
+        """Return the row numbers in each data file, by the path of the file in the folder of the table."""
         found: dict[str, list[int]] = {}
         for name, number in self._db.execute("SELECT filename, file_row_number FROM picked ORDER BY ALL").fetchall():
             found.setdefault(self._paths[name], []).append(number)
@@ -215,7 +222,8 @@ class QuarantineRows:
 
 
 def _read_senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[int | None, str | None, str]]:
-    """Read the author and the sending peer of messages of a frame, with position `None` for the frame as a whole."""
+    """Read position, author and sending peer of messages of a frame. The position `None` stands for the whole frame,
+    which has no author."""
     sender = frame.remote_peer.hex() if frame.protocol == BEP50 else peer_text(frame.remote_peer)
     messages = list_messages(frame)
     for position in positions:
@@ -241,25 +249,25 @@ class FramePosition(NamedTuple):
 
 
 MessagePositions = dict[FramePosition, set[int | None]]
-"""Positions of messages in the RPCs of frames; `None` for the frame as a whole."""
+"""Positions of messages in the RPC of each frame; `None` for the frame as a whole."""
 
 
 class DecodedFrame(NamedTuple):
     """Result of decoding a frame again."""
 
     items: dict[int, DecodedMessage | RejectedMessage]
-    """messages by position in the RPC that are now valid, or rejected for another reason"""
+    """messages that are now valid or rejected for another reason, by position in the RPC"""
     refused: int
-    """number of messages rejected for the same reason"""
+    """number of messages that are rejected for the same reason again"""
 
 
 def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: DecodeConfig) -> DecodedFrame:
-    """Decode a frame again.
+    """Decode a frame again, after messages of it were rejected.
 
     Args:
         frame: The frame, as in the table `frames`.
-        positions: Positions of messages that were rejected; if it contains `None`, all messages.
-        reason: Reason of the rejection.
+        positions: Positions of the rejected messages; with `None` among them, all messages.
+        reason: Reason for which they were rejected.
         how: Configuration of the decoder.
     """
     items: dict[int, DecodedMessage | RejectedMessage] = {}
@@ -276,7 +284,7 @@ def decode_again(frame: Frame, positions: Set[int | None], reason: str, how: Dec
 
 
 def select_messages(frame: Frame, positions: Set[int]) -> Frame:
-    """Reduce a frame to these messages of its RPC, or return the same frame if it has no other messages."""
+    """Return a copy of a frame whose RPC has only the messages at these positions, or the frame if it has no others."""
     messages = list_messages(frame)
     if isinstance(messages, Rejected) or len(positions) == len(messages):
         return frame
@@ -292,8 +300,12 @@ def select_messages(frame: Frame, positions: Set[int]) -> Frame:
 def read_frames(
     connection: duckdb.DuckDBPyConnection, places: Collection[FramePosition]
 ) -> Iterator[tuple[FramePosition, Frame]]:
-    """Read the frames at these places from the view `frames`, in the order of arrival, and set their origin to REPLAY.
-    Missing ones are skipped."""
+    """Read frames from the view `frames` in the order of arrival, and set their origin to REPLAY.
+
+    Args:
+        connection: Connection with the view.
+        places: Positions of the frames. A frame that the view lacks is skipped.
+    """
     if not places:
         return
     wanted = pa.table(
@@ -323,35 +335,37 @@ def read_frames(
 
 
 _TRIES: Final = 20
-"""attempts while other writers keep rewriting the table's files"""
-_FRAMES_AT_ONCE: Final = 100
-"""rows in memory, each of up to 5 MiB"""
+"""Attempts to drop rows while other processes rewrite the data files of the table."""
 _RECORD: Final = "quarantine_dropped"
 _KEPT: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail")
 _SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "sha256", "observed_at")
-"""Columns in which a row of `quarantine_dropped` and its row of `quarantine` are equal."""
+"""Columns whose equality identifies the record of a row in `quarantine_dropped`."""
 
 
 class DropResult(NamedTuple):
-    """Result of a drop: `rows` is the number of rows removed under the id `drop_id`; an interrupted command had already
-    recorded `known` of them."""
+    """Result of a drop."""
 
     drop_id: str
+    """id of the drop in `quarantine_dropped`"""
     rows: int
+    """number of removed rows"""
     known: int = 0
+    """number of removed rows that an earlier, interrupted drop had recorded"""
 
 
 def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now: datetime) -> DropResult:
-    """Remove the rows of a selection from the table.
+    """Remove the rows that a filter accepts from the table `quarantine`, and record them with `drop_id`, time and `why`
+    in the table `quarantine_dropped`.
 
     Raises:
-        KilnError: The rows cannot be found, the tables cannot be written, or other writers keep rewriting them.
+        KilnError: No row has the stage or reason of the filter, a table cannot be written, or other processes keep
+            rewriting the table.
         LakeError: The table cannot be read.
     """
     for _ in range(_TRIES):
         with QuarantineRows(lake, wanted) as picked:
             if reason := describe_unsupported(lake, "quarantine", picked.table):
-                raise KilnError(f"Kiln must not write the table quarantine: {reason}")
+                raise KilnError(f"cannot drop rows of the table quarantine, because Kiln must not write it: {reason}")
             places, table = picked.by_file(), picked.table
         if not places:
             return DropResult(drop_id, 0)
@@ -363,23 +377,28 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
             continue  # the files of this version are gone: read the next version
         except (DeltaError, OSError) as error:
             cause = find_os_error(error) or shorten_error(error)
-            raise KilnError(f"cannot write to {lake.path} ({cause}). No row was dropped") from error
+            raise KilnError(
+                f"cannot write to {lake.path} ({cause}), so no row was dropped. Fix this, and try again"
+            ) from error
         rows = sum(map(len, places.values()))
         if replace_files(lake, "quarantine", table, files, new, f"{rows:,} rows dropped, {drop_id}", removes_rows=True):
             lake.sync_commits("quarantine", table.version(), table.version())
             return DropResult(drop_id, rows, known)
         delete_files(lake, new)
-    raise KilnError("other processes keep rewriting the table quarantine. Try again")
+    raise KilnError(
+        f"no row was dropped: other processes rewrote the table quarantine during each of {_TRIES} attempts. Try again"
+    )
 
 
 def _record_rows(
-    lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], told: dict[str, object]
+    lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], drop: dict[str, object]
 ) -> int:
-    """Append the rows to `quarantine_dropped`, except rows already recorded. Return how many were already recorded."""
+    """Append rows to `quarantine_dropped`, with the columns of `drop`. Rows that an interrupted drop has recorded are
+    skipped; return their number."""
     lake.create([_RECORD])
     schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
     rows = [
-        {**told, **row, "came": file.modified}
+        {**drop, **row, "came": file.modified}
         for file in files
         for row in _read_rows(lake.folder("quarantine") / file.path, places[file.path])
     ]
@@ -389,7 +408,7 @@ def _record_rows(
         create_newest_views(connection, lake, [_RECORD])
         connection.register("every", every)
         same = " AND ".join(f"d.{name} IS NOT DISTINCT FROM every.{name}" for name in _SAME)
-        # A row that was written after an equal row was recorded is a new one, as after a backfill.
+        # A row in a file that is newer than the record of an equal row is another row, for example from a backfill.
         new = connection.sql(
             f"SELECT * EXCLUDE (came) FROM every WHERE NOT EXISTS "
             f"(SELECT 1 FROM {_RECORD} d "
@@ -418,7 +437,7 @@ def _read_rows(path: Location, numbers: Sequence[int]) -> Iterator[dict[str, obj
 def _write_remaining_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]]
 ) -> list[DataFile]:
-    """Write the other rows of these files to new files, without a commit."""
+    """Write the rows of these files, except those in `places`, to new files, and commit nothing."""
     out = TableFiles(lake, "quarantine")
     schema = build_arrow_schema(TABLES["quarantine"].columns, strict=True)
     try:
@@ -441,9 +460,9 @@ def _write_remaining_rows(
 
 
 def _read_batches(path: Location) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Read the rows of a file in record batches, each with the number of its first row."""
+    """Read a Parquet file as record batches, each with the number of its first row in the file."""
     first = 0
     with path.open() as opened, pq.ParquetFile(opened) as file:
-        for batch in file.iter_batches(_FRAMES_AT_ONCE):
+        for batch in file.iter_batches(_AT_ONCE):
             yield batch, first
             first += batch.num_rows

@@ -1,9 +1,9 @@
-"""Write quarantined messages that Kiln can decode now to the topic `kiln.frames`, as frames with the origin REPLAY.
+"""Finds quarantined messages that Kiln accepts now, and builds frames with only these messages for `kiln.frames`.
 
-A message can be rejected because something was unknown, such as a topic bundle. Its frame is in the table `frames`, so
-this module decodes the frame again, as the queries do, and selects the messages that are no longer rejected for the
-same reason. The queries then decode those messages themselves. The other messages of a frame are not sent again, so
-valid ones get no second row. Batches made from replayed messages are not published, because their origin is REPLAY.
+A message may have been rejected because something was unknown, such as a topic bundle. Its frame is in the table
+`frames`. This module decodes the frame again, as the queries do, and selects the messages that are no longer rejected
+for the same reason. The queries decode the new frames like any others. Their origin is REPLAY, so batches of these
+messages are not published.
 
 Blocks that could not be fetched (stage `fetch`) are requested again in `kiln.wanted`.
 """
@@ -37,48 +37,48 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 _ROWS_AT_ONCE = 1_000
 _NOT_REPLAYED = ("frame", "updates")
-"""Stages that cannot be replayed although their rows have an offset: a malformed frame has no row in `frames`, and the
-messages that failed in the query `updates` are already in `messages`."""
+"""Stages whose records cannot be replayed, although they have an offset: a malformed frame is not in the table
+`frames`, and messages on which the query `updates` failed are already in the table `messages`."""
 
 
 @dataclass
 class ReplayCandidates:
-    """Number of messages by result of the search."""
+    """Numbers of quarantined messages by what a replay does with them."""
 
     back: int = 0
-    """messages to replay"""
+    """messages that are sent to Kafka"""
     present: int = 0
-    """messages in the table `messages`, and copies of messages to replay"""
+    """messages that are skipped: in the table `messages`, or copies of a message that is sent"""
     refused: int = 0
-    """messages rejected again for the same reason"""
+    """messages that are rejected for the same reason again"""
     missing: int = 0
-    """frames that are not in the table `frames`"""
+    """frames that the table `frames` lacks"""
 
 
 def describe_candidates(found: ReplayCandidates) -> str:
-    """Describe the result of a replay."""
+    """Describe what a replay did with each quarantined message."""
     parts = [f"{found.back:,} messages sent to Kafka again" if found.back else "nothing to replay"]
     if found.present:
-        parts.append(f"{found.present:,} are already in the tables, or are copies")
+        parts.append(f"{found.present:,} messages skipped, because the tables have them or they are copies")
     if found.refused:
-        parts.append(f"{found.refused:,} would be rejected for the same reason")
+        parts.append(f"{found.refused:,} messages skipped, because Kiln would reject them again")
     if found.missing:
-        parts.append(f"{found.missing:,} frames are not in the table frames: duplicates, or not archived")
+        parts.append(f"{found.missing:,} frames skipped, because the table frames lacks them")
     return "; ".join(parts)
 
 
 _Digest = tuple[int, bytes]
-"""Number (0 or 1) and value of one of the two digests that identify copies."""
+"""One of the two digests by which copies of a message are recognised: its number, 0 or 1, and its value."""
 
 
 class QuarantineReplay:
-    """Replay of a lake's messages that were rejected for a reason. Call `find`, then `frames`."""
+    """Replay of the messages that were rejected for one reason. Call `find`, then `frames`."""
 
     def __init__(self, lake: Lake, reason: str, how: DecodeConfig) -> None:
-        """Select the rows.
+        """Read the positions of the rejected messages.
 
         Raises:
-            KilnError: No row is in quarantine for that reason, or no such row came from a frame.
+            KilnError: No record in quarantine has this reason, or no such record can be replayed.
             LakeError: A table cannot be opened.
         """
         self._reason = reason
@@ -91,14 +91,16 @@ class QuarantineReplay:
         )
         self._messages = "messages" in tables
         self.other_stages: tuple[str, ...] = ()
-        """stages whose records a replay does not bring back"""
+        """stages whose records have this reason, but cannot be replayed"""
         self._positions = self._read_positions(tables)
         self._chosen: dict[FramePosition, set[int]] = {}
 
     def _read_positions(self, tables: tuple[str, ...]) -> MessagePositions:
         missing = [name for name in ("quarantine", "frames") if name not in tables]
         if missing:
-            raise KilnError(f"nothing to replay: there is no table {' and no table '.join(missing)} yet")
+            raise KilnError(
+                f"nothing to replay: there is no table {' and no table '.join(missing)} yet. kiln run creates them"
+            )
         positions: MessagePositions = {}
         refused: set[str] = set()
         rows = self._connection.execute(
@@ -115,18 +117,18 @@ class QuarantineReplay:
                 row[0]
                 for row in self._connection.execute("SELECT DISTINCT reason FROM quarantine ORDER BY 1").fetchall()
             ]
-            hint = f"there are: {', '.join(known)}" if known else "it is empty"
-            raise KilnError(f"nothing is in quarantine for {self._reason!r}{suggest_key(self._reason, known)}; {hint}")
+            hint = suggest_key(self._reason, known) or f". Quarantine has: {', '.join(known) or 'no record'}"
+            raise KilnError(f"no record in quarantine has the reason {self._reason!r}{hint}")
         if not positions:
             raise KilnError(
-                f"cannot replay {self._reason} (stage {', '.join(sorted(refused))}): these records are not messages "
-                f"that the tables lack. kiln quarantine show --reason {self._reason} shows what to do"
+                f"records with the reason {self._reason} (stage {', '.join(sorted(refused))}) cannot be replayed. "
+                f"To see remedies: kiln quarantine show --reason {self._reason}"
             )
         self.other_stages = tuple(sorted(refused))
         return positions
 
     def find(self) -> ReplayCandidates:
-        """Decode all frames again, and count the messages by result."""
+        """Decode the frames of the rejected messages again, and choose the messages to replay."""
         candidates: list[tuple[FramePosition, int, str, tuple[_Digest, ...]]] = []
         total = ReplayCandidates(missing=len(self._positions))
         for at, frame in read_frames(self._connection, self._positions):
@@ -134,7 +136,7 @@ class QuarantineReplay:
             total.refused += read.refused
             total.missing -= 1
             for position, item in read.items.items():
-                # a rejected message has no digests, and so counts as a copy of no other message
+                # a message that is rejected for another reason has no digests, and so is no copy of another
                 message_id = item.message_id if isinstance(item, DecodedMessage) else ""
                 digests = (
                     tuple(enumerate(compute_identities(item, "", self._how.unsigned_horizon)))
@@ -154,18 +156,18 @@ class QuarantineReplay:
         return total
 
     def frames(self) -> Iterator[Frame]:
-        """Build the frames with the messages that `find` selected, in the order of arrival."""
+        """Build frames with only the messages that `find` chose, in the order of arrival."""
         for at, frame in read_frames(self._connection, self._chosen):
             yield select_messages(frame, self._chosen[at])
 
     def _find_present(self, messages: set[str]) -> set[_Digest]:
-        """Find the digests of the messages that are already in the table `messages`."""
+        """Return the digests of the messages with these ids that the table `messages` already has."""
         if not self._messages or not messages:
             return set()
-        self._connection.register("asked", pa.table({"message_id": pa.array(sorted(messages), pa.string())}))
+        self._connection.register("wanted_ids", pa.table({"message_id": pa.array(sorted(messages), pa.string())}))
         answer = self._connection.execute(
             "SELECT network, message_id, verdict, epoch_us(observed_at) "
-            "FROM messages SEMI JOIN asked USING (message_id)"
+            "FROM messages SEMI JOIN wanted_ids USING (message_id)"
         )
         present: set[_Digest] = set()
         while rows := answer.fetchmany(_ROWS_AT_ONCE):
@@ -179,25 +181,25 @@ class QuarantineReplay:
 
 
 RETRY: Final = "retry"
-"""writer in the epochs of repeated requests"""
+"""Name of the writer in the epoch of a repeated request."""
 
 
 class UnfetchedBlocks(NamedTuple):
-    """Requests for blocks that the fetcher gave up for a reason."""
+    """Blocks that the fetcher has given up for a reason."""
 
     missing: list[WantedRecord]
-    """requests for blocks that have not arrived since, in the order of the first request"""
+    """requests for the blocks that are still missing, the oldest first"""
     unreadable: int
-    """number of rows of `quarantine` whose data is not a WantedRecord of this version"""
+    """number of quarantined requests that this version of Kiln cannot decode"""
 
 
 def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
-    """Find the blocks that the fetcher gave up for a reason.
+    """Find the blocks that the fetcher has given up for a reason.
 
-    A waiting update keeps its origin, LIVE or REPLAY, because no topic has had the update yet.
+    An update that waits for a block keeps its origin, LIVE or REPLAY, because it has not been in a topic yet.
 
     Returns:
-        The blocks, or `None` if the stage `fetch` has no row with this reason.
+        The blocks, or `None` if no quarantined record of stage `fetch` has this reason.
 
     Raises:
         LakeError: A table cannot be read.
@@ -233,8 +235,8 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
 
 
 def build_retry(record: WantedRecord, number: int) -> WantedRecord:
-    """Build another request for a block. The update in it gets the epoch `number` of the writer `RETRY`, so that the
-    fetcher does not take the request for a repeat of the first (decision 7)."""
+    """Build another request for a block, with the new epoch `number`. The fetcher would ignore a request with an epoch
+    that it has seen (docs/design/07-exactly-once.md)."""
     if record.update is None:
         return record
     return structs.replace(record, update=structs.replace(record.update, epoch=Epoch(RETRY, number)))

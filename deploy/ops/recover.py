@@ -1,4 +1,4 @@
-"""Detection and repair of damage in a state folder, while no query runs."""
+"""Detection and repair of damaged checkpoints and tables, while no query runs (`kiln recover`)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 
 def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, ...]]:
-    """Read the digests by which `archive` recognises the messages in its table. `horizon` is the deduplication horizon
-    of unsigned messages, in µs."""
+    """Compute the deduplication digests of all messages in the table, by which `archive` recognises later copies.
+    `horizon` is `dedupe.unsigned_ttl` in µs."""
     columns = ["network", "message_id", "verdict", "observed_at"]
     for batch in read_rows(lake.open("messages"), columns):
         times = batch.column("observed_at").cast(pa.int64()).to_pylist()
@@ -54,29 +54,28 @@ _SIGNED: Final = VERDICT_NAMES[Verdict.VALID]
 
 
 def _examine_table(lake: Lake, table: str) -> list[Damage]:
-    """Check that a table can be opened, and has its files."""
+    """Return the damage of a table that cannot be opened or lacks data files; empty if there is none."""
     try:
         error: LakeError | None = build_missing_files_error(lake, table, lake.open(table))
     except LakeError as cause:
         error = cause
-    return [Damage(f"table {table}", str(error), "See the runbook, A table cannot be read")] if error else []
+    return [Damage(f"table {table}", str(error), 'See "A table cannot be read" in docs/RUNBOOK.md')] if error else []
 
 
 class Recovery:
-    """A context manager that locks the queries and the table maintenance of a state folder.
+    """Finds and repairs damage. In its context, no query and no table maintenance can run on the state folder.
 
     Raises:
-        StateInUseError: A query or the table maintenance runs.
+        StateInUseError: A query or table maintenance runs. Raised when the context is entered.
     """
 
     def __init__(self, settings: Settings, say: Say) -> None:
-        """Create the context manager; `say` is called with progress messages."""
         self._settings = settings
         self._location = build_damage_location(settings)
         self._say = say
         self._locks = ExitStack()
         self._topics: dict[str, dict[str, TopicState]] = {}
-        """state of the topics that each query reads, by query"""
+        """state of the topics that each query reads, by query and topic"""
 
     def __enter__(self) -> Self:
         with ExitStack() as locks:
@@ -91,11 +90,16 @@ class Recovery:
         self._locks.close()
 
     def find(self, query: str = "") -> list[Damage]:
-        """Find the damage: at most one `Damage` per query, and one per other table that cannot be read.
+        """Find damage of checkpoints and tables, also by comparison with Kafka, if this Kiln has a broker.
 
-        With `query`, find only the damage of this query. If the query can be restored, a `Damage` is returned even if
-        nothing is damaged. If there is a broker, the topics and the progress of `updates` are read from it; an
-        embedded broker is started.
+        An embedded broker is started for that.
+
+        Args:
+            query: Restrict the search to this query. A query that can be restored is returned even if it is undamaged,
+                so that the user can restore it.
+
+        Returns:
+            At most one `Damage` for each query, and one for each other table that cannot be read.
         """
         progress = None
         if query or self._settings.kafka.bootstrap or (self._settings.state / "broker").is_dir():
@@ -105,7 +109,7 @@ class Recovery:
                 self._topics = read_topics(self._settings, kafka, QUERIES)
                 progress = read_progress_report(self._settings)
             except (PrerequisiteError, KafkaError) as error:
-                self._say(f"cannot compare the checkpoints with Kafka: {error}")
+                self._say(f"cannot compare the checkpoints with Kafka, so stale checkpoints are not found: {error}")
             finally:
                 kafka.close()
         damages = [*examine(self._location, QUERIES, progress, self._topics)]
@@ -120,14 +124,10 @@ class Recovery:
         return [damage for damage in damages if damage.query == query] or [undamaged] * undamaged.is_restorable
 
     def repair(self, damages: Sequence[Damage], now: int) -> list[Damage]:
-        """Repair damages.
-
-        Args:
-            damages: Damages that `find` returned.
-            now: Current time, in µs.
+        """Repair damages that `find` returned. `now` is the current time in µs.
 
         Returns:
-            The damages that remain, each with the obstacle to its repair as the remedy.
+            The damages that remain. If a repair failed, `remedy` has the error.
         """
         left: list[Damage] = []
         for damage in damages:
@@ -156,8 +156,8 @@ class Recovery:
         )
         if not master.startswith("local"):
             raise DamageError(
-                f"with spark.master = {master}, the deduplication state of {query} is Spark's, which cannot be "
-                "rebuilt. Restart the query from scratch (RUNBOOK, State)"
+                f"cannot rebuild the deduplication state of {query}: with spark.master = {master}, it is in Spark's "
+                "state store. Restart the query from scratch (docs/RUNBOOK.md, State)"
             )
         read_identities = (
             read_stored_identities
@@ -167,10 +167,13 @@ class Recovery:
         recover_tables(self._location, query, self._topics.get(query, {}), read_identities, now, durable=durable)
 
     def _find_state_start(self, ends: log.Offsets, now: int) -> log.Offsets:
-        """Find the offsets, before `ends`, of the first records that `updates` still needs for deduplication."""
+        """Find the offsets from which `updates` must read again to rebuild its deduplication state. It has read up to
+        `ends`."""
         kafka = self._settings.broker
         try:
             with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
                 return marker.find_offsets_since(ends, (now - micros(self._settings.dedupe.signed_ttl)) // 1_000)
         except KafkaError as error:
-            raise DamageError(f"cannot find the start offsets at the broker {kafka.servers}: {error}") from error
+            raise DamageError(
+                f"cannot read offsets from the broker {kafka.servers}: {error}. Check the broker and try again"
+            ) from error

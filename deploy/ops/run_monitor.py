@@ -1,7 +1,7 @@
-"""The HTTP endpoints of `kiln run`: metrics, health, readiness, and the status page.
+"""Metrics, health, readiness and status page of `kiln run`, for the HTTP exporter.
 
-The page has the values of the screen and plots of the last hour, as HTML that reloads itself, without scripts or
-external resources.
+The page has the values of the terminal screen, and plots of the last hour. It is HTML that reloads itself, without
+scripts or external resources.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _TABLES_EVERY: Final = 15.0  # seconds
 
 
 class Monitor(Exporter):
-    """An exporter that serves the newest snapshot. The thread of the run passes each snapshot to `see`."""
+    """HTTP exporter that serves the newest snapshot. The main loop of the run passes each snapshot to `see`."""
 
     def __init__(self, listen: tuple[str, int] | None, lake: Lake, version: str, hosts: Iterable[str] = ()) -> None:
-        """Create the monitor; `listen` and `hosts` as for `Exporter`."""
+        """Create the monitor of a run; `listen` and `hosts` are as for `Exporter`."""
         self._lake = lake
         self._version = version
         self._newest: tuple[Snapshot, float] | None = None
@@ -61,12 +61,12 @@ class Monitor(Exporter):
         super().__exit__()
 
     def see(self, snapshot: Snapshot) -> None:
-        """Replace the newest snapshot."""
+        """Serve this snapshot from now on, and add it to the plots."""
         self._newest = snapshot, time.time()
         self._history.see(snapshot, time.monotonic())
 
     def metrics(self) -> Iterator[Metric]:
-        """Build the metric families; none before the first snapshot."""
+        """Build the metric families; there are none before the first snapshot."""
         facts = self._facts()
         return build_families(facts) if facts is not None else iter(())
 
@@ -81,7 +81,6 @@ class Monitor(Exporter):
         return render_page(self._facts(), self._history.plots())
 
     def _facts(self) -> MonitorInputs | None:
-        """Return the current inputs, or `None` before the first snapshot."""
         newest = self._newest
         return None if newest is None else MonitorInputs(*newest, time.time(), self._version, self._tables)
 
@@ -100,7 +99,7 @@ _TEMPLATES: Final = Environment(
 
 
 def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
-    """Render the page, with `None` before the first snapshot."""
+    """Render the status page; `facts` is `None` before the first snapshot."""
     if facts is None:
         return f"{_HEAD}<p>Kiln is starting."
     snapshot = facts.snapshot
@@ -132,7 +131,7 @@ def render_page(facts: MonitorInputs | None, plots: Sequence[Plot]) -> str:
 
 
 def _group_by_table(check: QualityInRun | None) -> list[tuple[str, list[int]]]:
-    """Group the number of passed and failed expectations by table."""
+    """Return for each table the numbers of its expectations that passed, failed as warnings, and failed as errors."""
     counts = check.counts if check is not None else {}
     tables = dict.fromkeys(table for table, _ in counts)
     return [(table, [counts.get((table, result), 0) for result in QUALITY_RESULTS]) for table in tables]
@@ -154,26 +153,26 @@ _WIDTH, _HEIGHT = 300.0, 60.0  # size of a plot, in its own units
 
 
 class HistoryPoint(NamedTuple):
-    """Values at one moment, `None` if not known."""
+    """Values of a run at one moment; `None` if not known."""
 
     at: float
-    """time by the monotonic clock, in seconds"""
+    """monotonic time, in seconds"""
     frames_rate: float | None
     batches: int
     late_p50: float | None
     late_p99: float | None
     lag_seconds: float
-    """lag of the query that is furthest behind"""
+    """lag of the slowest query"""
     messages: int
     copies: int
     control_entries: int
 
 
 class Plot(NamedTuple):
-    """A plot of one or two lines.
+    """A plot of one or two lines over time.
 
     Attributes:
-        lines: Points of SVG polylines.
+        lines: The `points` attribute of each SVG polyline.
         now: Newest value of the first line.
         most: Greatest value of all lines.
         minutes: Time span of the plot, in minutes.
@@ -188,13 +187,13 @@ class Plot(NamedTuple):
 
 
 class RunHistory:
-    """Points of the last hour, the newest last. One thread calls `see`; any thread may call `plots`."""
+    """Values of the last hour, for the plots. One thread calls `see`; any thread may call `plots`."""
 
     def __init__(self) -> None:
         self._points: deque[HistoryPoint] = deque(maxlen=_POINTS)
 
     def see(self, snapshot: Snapshot, now: float) -> None:
-        """Add a snapshot, if the newest point is old enough. `now`: monotonic clock, in seconds."""
+        """Add the values of a snapshot, unless the last ones are less than five seconds old (`now`: monotonic time)."""
         if self._points and now - self._points[-1].at < _EVERY:
             return
         lags = [line.lag_seconds for line in snapshot.queries if line.lag_seconds is not None]
@@ -213,7 +212,7 @@ class RunHistory:
         )
 
     def plots(self) -> list[Plot]:
-        """Build the plots: frames, batches, batch delay, the greatest lag, control entries, duplicates."""
+        """Build the plots of the status page."""
         points = list(self._points)
         steps = list(pairwise(points))
         batches: list[float | None] = [
@@ -244,7 +243,7 @@ def build_plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
     Args:
         title: Title of the plot.
         unit: Unit of the values.
-        series: Values of each line, at the interval of the history.
+        series: Values of each line, five seconds apart; `None` for a value that is not known.
     """
     most = max((value for values in series for value in values if value is not None), default=0.0)
     steps = max(_MIN_POINTS, len(series[0]) - 1)

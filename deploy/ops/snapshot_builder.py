@@ -1,4 +1,4 @@
-"""Builds the snapshots of a run from its queries, topics and bridge."""
+"""Builds snapshots of a run from counts of its queries, records in the topics, and the status of the bridge."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RATE_SECONDS: Final = 60.0
 
 
 class SnapshotBuilder:
-    """Builds snapshots with `build`, from counts that queries report to `count` in any thread."""
+    """Builds snapshots of a run. Queries report counts to `count`, in any thread; the main loop calls `build`."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class SnapshotBuilder:
 
         Args:
             settings: The settings.
-            names: Queries, in the order of the screen.
-            watch: Reader of the topics, which counts their records.
-            mode: Source of frames, as in `Snapshot.mode`.
-            duration: Duration limit of the run.
-            started: Start of the run, by the monotonic clock, in seconds.
+            names: Queries of the run, in the order of the screen.
+            watch: Counts the records in the topics.
+            mode: As `Snapshot.mode`.
+            duration: As `Snapshot.duration`.
+            started: Start of the run, monotonic time in seconds.
         """
         self._settings = settings
         self._names = names
         self._watch = watch
         self.mode = mode
-        """source of frames, or "draining"; may be changed"""
+        """as `Snapshot.mode`; the main loop sets "draining" """
         self._duration = duration
         self._started = started
         self._messages: dict[str, int] = {}
@@ -71,24 +71,18 @@ class SnapshotBuilder:
         """frames written to Kafka since the first snapshot"""
 
     def count(self, query: str, counts: Mapping[str, int]) -> None:
-        """Add the counts that a query reports for a micro-batch."""
+        """Add the counts that a query has reported for a micro-batch."""
         with self._counting:
             self._core_differences += counts.get("core_differences", 0)
         if query == "archive":
             with self._counting:
                 self._copies = (self._copies or 0) + counts.get("copies", 0)
                 for name, number in counts.items():
-                    if name.isupper():  # types; reasons are counted from the topic `quarantine`
+                    if name.isupper():  # a message type; quarantined records are counted in their topic
                         self._messages[name] = self._messages.get(name, 0) + number
                     elif name.startswith(CONTROL_PREFIX):
                         kind = name.removeprefix(CONTROL_PREFIX)
                         self._control_entries[kind] = self._control_entries.get(kind, 0) + number
-
-    @property
-    def messages(self) -> dict[str, int]:
-        """Valid messages of this run by type, without duplicates."""
-        with self._counting:
-            return dict(self._messages)
 
     def build(
         self,
@@ -103,18 +97,18 @@ class SnapshotBuilder:
         """Build a snapshot.
 
         Args:
-            now: Time by the monotonic clock, in seconds.
+            now: Monotonic time, in seconds.
             ends: End offsets of the topics.
             queries: Supervisor of the queries.
-            bridge: State of the bridge, if there is one.
-            errors: Errors of other components than the queries.
-            broker: Problem with the broker, which is also one of `errors`.
-            quality: Last check of the tables.
+            bridge: State of the bridge, if the run has one.
+            errors: Errors of all components but the queries.
+            broker: Problem with the broker, which is also in `errors`; empty if it answers.
+            quality: The last quality check, if there was one.
         """
         self._count_frames(now, sum(ends.get(self._settings.kafka.topic("frames"), {}).values()))
-        counts, messages = self._watch.counts, self.messages
+        counts = self._watch.counts
         with self._counting:
-            entries = dict(self._control_entries)
+            messages, entries = dict(self._messages), dict(self._control_entries)
         return Snapshot(
             network=self._settings.network.name,
             is_ceramic=self._settings.is_ceramic,
@@ -156,7 +150,7 @@ class SnapshotBuilder:
         )
 
     def _compute_rates(self, now: float, entries: dict[str, int]) -> dict[str, float]:
-        """Compute the entries per second since a minute ago, or since the start of the run."""
+        """Compute the control entries per second in the last minute, or since the start of a shorter run."""
         earlier = self._earlier_entries
         if now - earlier[-1][0] >= 1:
             earlier.append((now, entries))
@@ -177,30 +171,30 @@ class SnapshotBuilder:
 
 _POLL = 0.2  # seconds
 _SHOWN = 8  # batches on the screen
-_LATENESS = 20_000  # newest batches for percentiles
+_LATENESS = 20_000  # number of newest batches whose delays give the percentiles
 
 
 @dataclass
 class TopicCounts:
-    """Counts since the start of the watch.
+    """Counts of records in topics since the start of the run.
 
     Attributes:
-        late: Delays of live batches, in seconds (`BatchLine.late`). Batches of replayed captures do not count, because
-            their event times come from the capture.
+        late: Delays of the newest live batches, in seconds (`BatchLine.late`). Batches of replayed frames have no
+            delay, because their event times are those of the capture.
     """
 
     batches: int = 0
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_SHOWN))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
     late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(BATCH_DELAY_BUCKETS) + 1))
-    """live batches by delay: up to each bound of BATCH_DELAY_BUCKETS, and above the last one"""
+    """as `Snapshot.late_by_bucket`"""
     late_sum: float = 0.0
     tips: int = 0
     quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """quarantined records by stage and reason"""
+    """number of quarantined records by stage and reason"""
 
     def add_batch(self, value: bytes, timestamp: int) -> None:
-        """Count a record of `kiln.batches`.
+        """Count a record of the topic `kiln.batches`.
 
         Args:
             value: Value of the record.
@@ -224,24 +218,31 @@ class TopicCounts:
         self.newest.appendleft(line)
 
     def percentile(self, share: float) -> float | None:
-        """Compute a percentile of the delay, with `share` from 0 to 1."""
+        """Compute a percentile of the delay in seconds, with `share` from 0 to 1; `None` without live batches."""
         ordered = sorted(self.late)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 class OpenWindows:
-    """Number of open windows, derived only from keys and times of the log.
+    """Counts the open windows from the keys and timestamps of the records in `kiln.updates`.
 
-    For each key, a window opens with an update and ends T + G later in log time (decision 1).
+    The first update of a separator opens a window, which ends after T + G in log time
+    (docs/design/01-windows-by-the-log.md).
     """
 
     def __init__(self, window: float) -> None:
-        """Create the counter. `window`: T + G, in seconds."""
+        """Create the counter; `window` is T + G (`batch.window` plus `batch.grace`), in seconds."""
         self._window = window * 1000
         self._ends: dict[int, dict[bytes, float]] = {}
 
     def add_update(self, partition: int, key: bytes | None, timestamp: int) -> None:
-        """Count a record of `kiln.updates`, in order; `timestamp` in ms. A record without key is a tick."""
+        """Process the next record of a partition of `kiln.updates`.
+
+        Args:
+            partition: Number of the partition.
+            key: Key of the record: separator or stream of an update; `None` for a tick.
+            timestamp: The broker's timestamp, in ms.
+        """
         ends = self._ends.setdefault(partition, {})
         while ends:
             oldest = next(iter(ends))
@@ -256,15 +257,18 @@ class OpenWindows:
 
 
 class TopicWatch:
-    """Reads the topics from their end offsets in a thread, and retries while the broker is down."""
+    """Counts the records that a run writes to `updates`, `batches` and `quarantine`.
+
+    A thread reads the topics from the end offsets at the start of the run, and retries while the broker is down.
+    """
 
     def __init__(self, client_options: Mapping[str, object], prefix: str, window: float) -> None:
         """Create the watch.
 
         Args:
-            client_options: kafka-python's options.
+            client_options: kafka-python's options for the broker.
             prefix: Prefix of the topics.
-            window: T + G, in seconds.
+            window: T + G (`batch.window` plus `batch.grace`), in seconds.
         """
         self._options = dict(client_options)
         self._group = f"{prefix}watch"
@@ -277,7 +281,7 @@ class TopicWatch:
         self._positions: dict[str, dict[int, int]] = {}
 
     def has_read(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
-        """Return true if all records before `ends` (by full topic name) are counted."""
+        """Return true if all records before these end offsets are counted. Topics have full names."""
         return all(
             self._positions.get(topic, {}).get(partition, 0) >= end
             for topic in self._topics
@@ -285,7 +289,11 @@ class TopicWatch:
         )
 
     def start(self) -> None:
-        """Start the thread, and return once the end offsets are known, so that later records are not missed."""
+        """Read the end offsets of the topics, and start the thread, which counts all later records.
+
+        Raises:
+            KafkaError: No broker answers.
+        """
         reader = self._open_reader()
         self._thread = threading.Thread(target=self._run, args=(reader,), name="watch", daemon=True)
         self._thread.start()
@@ -296,11 +304,6 @@ class TopicWatch:
             self._thread.join(timeout=10)
 
     def _open_reader(self) -> RecordReader:
-        """Open a reader at the end of the topics.
-
-        Raises:
-            KafkaError: No broker answers.
-        """
         reader = RecordReader(self._options, self._group)
         with ExitStack() as cleanup:
             cleanup.callback(reader.close)

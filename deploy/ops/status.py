@@ -1,7 +1,7 @@
-"""Status of Kiln without Spark: the broker's topics, the queries' checkpoints, the lake's tables, live bridges, clocks.
+"""Reads the status of Kiln without Spark: topics, progress of the queries, tables, running bridges, and clocks.
 
-The progress of a query comes from its checkpoint: `offsets/N` holds the end offsets of micro-batch N, and `commits/N`
-exists once that micro-batch is done. So the progress is correct even after Kiln stopped or crashed.
+The progress of a query comes from its checkpoint: `offsets/N` has the end offsets of micro-batch N, and `commits/N`
+exists once the micro-batch is done. So the progress is correct even if Kiln has stopped or crashed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
 
 @dataclass(frozen=True)
 class TopicStatus:
-    """Offsets of the oldest record that the broker holds and of the next record, for each partition of a topic."""
+    """A topic, with the first offset (`begin`) and the end offset of each partition."""
 
     name: str
     begin: dict[int, int]
@@ -45,13 +45,13 @@ class TopicStatus:
 
     @property
     def records(self) -> int:
-        """Number of offsets between beginning and end."""
+        """Sum of the differences between end offset and first offset: an upper bound for the number of records."""
         return sum(end - self.begin.get(partition, 0) for partition, end in self.end.items())
 
 
 @dataclass(frozen=True)
 class BrokerStatus:
-    """State and topics of the broker; `problem` is empty if it answers."""
+    """State and topics of the Kafka broker; `problem` is empty if the broker answers."""
 
     servers: str
     reachable: bool
@@ -64,10 +64,10 @@ class QueryStatus:
     """Progress of a query.
 
     Attributes:
-        batch: Newest finished micro-batch; `None` before the first.
-        offsets: End offsets of that micro-batch.
-        lag: Number of unread records; `None` if the broker does not answer, nothing was committed, or a topic was
-            replaced.
+        batch: Number of the newest finished micro-batch; `None` before the first.
+        offsets: End offsets of this micro-batch.
+        lag: Number of unread records; `None` if the broker does not answer, no micro-batch is finished, or a topic was
+            deleted and created again.
     """
 
     name: str
@@ -80,11 +80,11 @@ class QueryStatus:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """State of a Delta table, read only from its log; `rows` is `None` if a file has no row count, or the table may
-    have deletion vectors, which mark rows of a file as removed."""
+    """State of a Delta table according to its log."""
 
     name: str
     rows: int | None
+    """`None` if the log does not have it: for a file without statistics, or a table with deletion vectors"""
     files: int
     bytes: int
     version: int | None
@@ -94,20 +94,22 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class WireSavings:
-    """Topic references sent or received by index: the bytes that they took on the wire, and the bytes of the names that
-    they replace."""
+    """Bytes saved by topic indices, which are numbers that replace topic names in RPCs."""
 
     name: str
-    """a topic, or a peer id"""
+    """topic or peer id"""
     direction: str
     references: int
+    """number of indices in RPCs"""
     as_names: int
+    """bytes that the names would have taken"""
     as_indices: int
+    """bytes that the indices took"""
 
 
 @dataclass(frozen=True)
 class TopicTableSavings:
-    """Savings by topic tables from the bridge's newest status; `by_peer` sums the topics of each connected peer."""
+    """Bytes that topic indices saved, as the bridge last reported: by topic, and by connected peer."""
 
     said_at: datetime
     by_topic: tuple[WireSavings, ...]
@@ -119,9 +121,9 @@ class KilnStatus:
     """Status of Kiln.
 
     Attributes:
-        savings: `None` if no topic was referenced by index.
-        clocks: Clocks that are behind stored times.
-        bridges: Live bridges of the network, on any machine.
+        savings: `None` if no RPC had a topic index.
+        clocks: Clocks that are behind times that Kiln has stored.
+        bridges: Running bridges of the network, on any machine.
     """
 
     state: str
@@ -132,17 +134,17 @@ class KilnStatus:
     clocks: tuple[ClockStatus, ...] = ()
     bridges: tuple[BridgeMember, ...] = ()
     engine: str = ""
-    """engine that decodes frames: the native core, or Python with the reason"""
+    """decoder of frames: "native core", or Python and why the core is not used"""
 
 
 # ---------------------------------------------------------------- checkpoints
 
 
 def read_checkpoint(folder: Location) -> QueryStatus:
-    """Read the progress of a query, without its lag.
+    """Read the progress of a query from its checkpoint, without its lag.
 
     Raises:
-        CheckpointError: A file cannot be parsed; the message names the file.
+        CheckpointError: A file cannot be parsed. The error names the file.
     """
     commits = _list_micro_batches(folder / "commits")
     finished = commits.keys() & _list_micro_batches(folder / "offsets").keys()
@@ -152,23 +154,25 @@ def read_checkpoint(folder: Location) -> QueryStatus:
     try:
         offsets = Checkpoint(folder).ends(newest)
     except FileNotFoundError:
-        # Spark removes old files while it runs, so a newer one exists by now
+        # Spark has removed the file, so a newer micro-batch is finished
         return read_checkpoint(folder)
     return QueryStatus(folder.name, newest, datetime.fromtimestamp(commits[newest] / 1e6, UTC), offsets)
 
 
 def _list_micro_batches(folder: Location) -> dict[int, int]:
-    """List micro-batches with the time when Spark wrote the file of each, µs."""
+    """Return the time when Spark wrote the file of each micro-batch in a folder, in µs, by number."""
     return {int(file.name): file.modified for file in folder.files() if file.name.isdigit()}
 
 
 def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | None:
-    """Count the records between the committed offsets and the end of the topics.
+    """Count the records from the committed offsets to the end of the topics. Deleted records do not count.
 
-    A partition not yet read counts from its oldest record; records that retention removed are not counted.
+    Args:
+        committed: Offsets that a query has committed. A partition that is missing counts from its oldest record.
+        topics: Topics of the broker, by name.
 
     Returns:
-        The number of records, or `None` if a topic is not known.
+        The number of records, or `None` if the broker does not have one of the topics.
     """
     if not committed or not committed.keys() <= topics.keys():
         return None
@@ -181,7 +185,7 @@ def compute_lag(committed: Offsets, topics: Mapping[str, TopicStatus]) -> int | 
 
 
 def read_query_status(name: str, folder: Location, topics: Mapping[str, TopicStatus]) -> QueryStatus:
-    """Read the progress of a query and compute its lag."""
+    """Read the progress of a query from its checkpoint, and compute its lag. `topics` are the broker's, by name."""
     try:
         status, noted = read_checkpoint(folder), read_topic_ids(folder)
     except (CheckpointError, OSError, msgspec.DecodeError) as error:
@@ -197,7 +201,7 @@ def read_query_status(name: str, folder: Location, topics: Mapping[str, TopicSta
 
 
 def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
-    """Read Kiln's topics from the broker.
+    """Read the state of the Kafka broker, and its topics that begin with Kiln's prefix.
 
     Args:
         kafka: Settings of the broker.
@@ -211,7 +215,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
 
         from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
     except ModuleNotFoundError:
-        problem = f"kafka-python, which queries the broker, is not installed: {format_install_command('bridge')}"
+        problem = f"the Python package kafka-python is not installed. Install it: {format_install_command('bridge')}"
         return BrokerStatus(kafka.servers, False, problem, ())
     from kiln.conf.process.kafka_clients import describe_kafka_error, open_client
 
@@ -250,7 +254,7 @@ def read_broker_status(kafka: Kafka, patience: float = 3.0) -> BrokerStatus:
 
 
 def read_table_status(lake: Lake, name: str) -> TableStatus:
-    """Read a table's size and newest commit from its log, without opening a data file."""
+    """Read size and newest commit of a table from its Delta log, without opening a data file."""
     try:
         table = lake.open(name)
         adds = table.get_add_actions(flatten=True)
@@ -277,7 +281,7 @@ def read_lake_status(lake: Lake) -> tuple[TableStatus, ...]:
 
 
 def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
-    """Sum up the savings by topic tables in a bridge's status."""
+    """Sum up the bytes that topic indices saved according to the status of a bridge; `None` if there are none."""
     if bridge is None or not bridge.savings:
         return None
     by_topic = tuple(
@@ -301,7 +305,7 @@ def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
 
 
 def read_status(settings: Settings) -> KilnStatus:
-    """Read the status of Kiln."""
+    """Read the status of Kiln: broker, queries, tables, bridges and clocks."""
     broker = read_broker_status(settings.broker)
     topics = {topic.name: topic for topic in broker.topics}
     checkpoints = settings.checkpoints_root
@@ -316,17 +320,19 @@ def read_status(settings: Settings) -> KilnStatus:
     return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges, find_engine().describe())
 
 
-_PATIENCE = 3_000  # timeout in ms
+_PATIENCE = 3_000  # timeout of the request that lists the bridges, in ms
 
 
 @dataclass(frozen=True)
 class BridgeMember:
-    """A live bridge.
+    """A running bridge.
 
     Attributes:
-        address: Address of the machine, as the broker sees it.
-        leads: True if this bridge fetches for all bridges.
-        duties: 1 if the settings allow this bridge to fetch, else 0.
+        peer: Peer id of the bridge.
+        host: Name of its machine.
+        address: Address of its machine, as the broker sees it.
+        leads: True if this bridge fetches missing blocks for all bridges.
+        duties: 1 if its settings allow it to fetch blocks, else 0.
     """
 
     peer: str
@@ -337,10 +343,10 @@ class BridgeMember:
 
 
 def list_live_bridges(kafka: Kafka, network: str) -> tuple[BridgeMember, ...]:
-    """List the bridges of a network, ordered by peer id.
+    """List the running bridges of a network from their consumer group, ordered by peer id.
 
     Returns:
-        The bridges; none if the broker does not answer, or does not describe the group.
+        The bridges; empty if the broker does not describe the group.
     """
     from kafka.admin import KafkaAdminClient
     from kafka.errors import KafkaError
@@ -364,25 +370,25 @@ def _read_members(descriptions: Sequence[Mapping[str, object]]) -> Iterator[Brid
             member = msgspec.json.decode(metadata, type=Member)
             view = msgspec.json.decode(assignment, type=GroupView) if assignment else GroupView("", (), ())
         except msgspec.DecodeError:
-            continue  # a member that is no bridge, or one of another version
+            continue  # not a bridge, or a bridge of another version
         address = str(description["client_host"]).lstrip("/")
         yield BridgeMember(member.peer, member.host, address, view.leader == member.peer, int(member.fetches))
 
 
 def _read_user_data(protocol: object) -> bytes:
-    """Read the user data of kafka-python's subscription or assignment; empty if the group has none."""
+    """Return the user data of a member's subscription or assignment, as kafka-python describes it; empty if none."""
     data = protocol.get("user_data") if isinstance(protocol, Mapping) else None
     return data.encode() if isinstance(data, str) else b""
 
 
 @dataclass(frozen=True)
 class ClockStatus:
-    """A clock that is behind a stored time.
+    """A clock that is behind a time that Kiln has stored.
 
     Attributes:
         behind: Seconds by which the clock is behind.
-        since: Start of the first micro-batch, of those in the checkpoint, that ran while the clock was behind.
-        until: Stored time, which the clock must pass.
+        since: Start of the first micro-batch in the checkpoint that ran while the clock was behind, if known.
+        until: The stored time, which the clock must pass.
         problem: Description with a remedy.
     """
 
@@ -394,11 +400,11 @@ class ClockStatus:
 
 
 def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple[ClockStatus, ...]:
-    """Find the clocks that are behind now.
+    """Find clocks that are behind times in the checkpoints or in the topic `updates`.
 
     Args:
         settings: The settings.
-        partitions: Numbers of the partitions of `updates` on the broker.
+        partitions: Partitions of the topic `updates`; empty if the broker does not answer.
     """
     now = time.time_ns() // 1000
     topic = settings.kafka.topic("updates")
@@ -409,14 +415,14 @@ def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple
 def compare_clocks(
     settings: Settings, now: int, stored: Mapping[str, int], topic: str, log_time: int
 ) -> tuple[ClockStatus, ...]:
-    """Compare the clock with stored times.
+    """Compare the clock of this machine with stored times.
 
     Args:
         settings: The settings.
         now: Current time, in µs.
         stored: Newest time in the checkpoint of each query, in µs; 0 if not known.
         topic: Full name of the topic `updates`.
-        log_time: Log time of that topic, in µs; 0 if not known.
+        log_time: Greatest timestamp that the broker has given to a record of this topic, in µs; 0 if not known.
     """
     clocks = []
     late = [name for name, newest in stored.items() if is_trailing(now, newest)]
@@ -443,7 +449,7 @@ def _to_datetime(stored: int) -> datetime:
 def _read_newest_time(settings: Settings, query: str) -> int:
     try:
         return Checkpoint(settings.checkpoints_root / query).newest_time(micros(settings.dedupe.signed_ttl))
-    except (OSError, ValueError, LookupError):  # the query's own status reports what is wrong with its checkpoint
+    except (OSError, ValueError, LookupError):  # `read_query_status` reports a damaged checkpoint
         return 0
 
 
@@ -464,6 +470,6 @@ def _read_log_time(settings: Settings, topic: str, partitions: Iterable[int]) ->
 
     try:
         stamps = read_log_times(settings.broker.client_options(), [TopicPartition(topic, part) for part in partitions])
-    except (KafkaError, OSError):  # the broker went away after its topics were read
+    except (KafkaError, OSError):  # the broker has stopped since its topics were read
         return 0
     return max(stamps.values(), default=0) * 1000

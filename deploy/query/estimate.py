@@ -18,7 +18,7 @@ from kiln.deploy.query.ask import Answer, query_lake
 from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import Origin
-from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
+from kiln.schemas.wire.batch_block import MAX_BLOCK, encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.pubsub import BATCH_UPDATE, write_batch_update
 from kiln.schemas.wire.topics import Separator
@@ -93,7 +93,8 @@ def estimate_savings(
                         _add_window(saving, separator, window, typ, limit)
                         window = Window(update.event_time, update.event_time + saving.window)
                         candidates[number] = saving, window
-                    window.add(*update.new)
+                    stream, tip = update.new
+                    window.leaves.add(encode_stream_key(stream) + tip)
                 elif not is_inside:
                     saving.others += 1
                     saving.other_bytes += update.size

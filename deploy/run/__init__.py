@@ -1,1 +1,1 @@
-"""`kiln run`: starts, supervises and stops broker, network and queries."""
+"""`kiln run`: starts, supervises and stops the broker, the bridge and the queries."""

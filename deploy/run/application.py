@@ -1,4 +1,4 @@
-"""The application of `kiln run` and `kiln job`: starts, supervises and stops broker, topics, tables and queries."""
+"""Main loop of `kiln run` and `kiln job`: starts, supervises and stops broker, bridge, Spark and queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from kiln.conf.process.state_folder import claim_state_folder, lock_state
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.run_monitor import Monitor
-from kiln.deploy.ops.snapshot import sum_by_reason
 from kiln.deploy.ops.snapshot_builder import SnapshotBuilder, TopicWatch
 from kiln.deploy.run.children import MaintenanceProcess, PeriodicProcess, QualityChecks
 from kiln.deploy.run.network import LiveNetwork, Source
@@ -42,12 +41,12 @@ _LOG = logging.getLogger("kiln.deploy.run")
 _CHECK_EVERY = 0.25  # s
 _SHOW_EVERY = 1.0
 _JVM_ERRORS = (Py4JError, ConnectionError)
-"""Errors of calls that Spark's JVM does not answer."""
+"""Exceptions that calls to Spark's JVM raise if the JVM has ended."""
 _DYING = 5.0
-"""s that an unresponsive JVM may take to end"""
+"""Seconds to wait for the end of a JVM that does not answer."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between the end of the JVM and the next start
 _CATCH_UP_TRIGGER = timedelta(seconds=2)
-"""longest trigger interval of a run that catches up"""
+"""Longest trigger interval of `kiln run --catch-up`."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +55,14 @@ class RunOutcome:
 
     seconds: float = 0.0
     first_batch: float | None = None
-    """s from the start of the command to the first batch in `kiln.batches`"""
-    frames: int = 0
-    messages: Mapping[str, int] = field(default_factory=dict)
+    """seconds from the start of the command to the first batch in `kiln.batches`"""
     batches: int = 0
     late_p50: float | None = None
+    """batch delay in seconds, median; `None` without live batches"""
     late_p99: float | None = None
-    quarantine: Mapping[str, int] = field(default_factory=dict)
     error: str = ""
     unread: Mapping[str, int | None] = field(default_factory=dict)
-    """records that the queries left unread when `run.drain` was over, by query; `None` for an unknown number"""
+    """number of records that each query left unread when `run.drain` was over; `None` if not known"""
     warnings: Sequence[str] = ()
 
 
@@ -79,18 +76,19 @@ def run_application(
     source: Source = "none",
     maintain: bool = False,
 ) -> RunOutcome:
-    """Run the queries until `duration` is over, they have caught up, or a signal (Ctrl-C, SIGTERM) arrives.
+    """Run the queries until `duration` is over, all records are read (`catch_up`), or SIGINT or SIGTERM arrives.
 
-    When `duration` is over, the run takes no new frames, and the queries read the remaining records (`run.drain`).
+    After `duration`, the bridge captures no more frames, and the queries read the remaining records for at most
+    `run.drain`.
 
     Args:
         settings: The settings.
         view: Shows the progress.
-        names: Queries to run, by default the queries in the settings.
-        duration: Duration of the run before it drains; `None` for no limit.
+        names: Queries to run, by default those of the settings.
+        duration: Time to capture frames; `None` for no limit.
         catch_up: True to stop once the queries have read all records.
         source: Source of frames.
-        maintain: True to also maintain and check the tables, as the settings say.
+        maintain: True to also run table maintenance and quality checks, at the intervals of the settings.
 
     Raises:
         KilnError: A problem that the user can fix.
@@ -134,10 +132,10 @@ def run_application(
 
 
 def shorten_triggers(settings: Settings, names: Sequence[JobName]) -> Settings:
-    """Shorten the trigger intervals of these queries for a run that catches up.
+    """Shorten the trigger intervals of queries for `kiln run --catch-up`, so that the run ends sooner.
 
-    Micro-batches of a backlog take longer than any trigger interval, but the last micro-batches of the run would wait
-    for the intervals of `archive` and `sink`. Those intervals are long to keep the number of files low in a live run.
+    The intervals of `archive` and `sink` are long, so that a live run writes few files. In a backlog they do not
+    matter, because each micro-batch takes longer. But the last micro-batches would wait for them.
     """
     jobs = {name: settings.jobs.of(name) for name in names}
     shortened = {
@@ -147,7 +145,7 @@ def shorten_triggers(settings: Settings, names: Sequence[JobName]) -> Settings:
 
 
 class _Run:
-    """One run, from the start of its queries to the end of its bridge."""
+    """A run, from the start of its queries to the end of its bridge."""
 
     def __init__(
         self,
@@ -170,7 +168,7 @@ class _Run:
         self._names = names
         self._checkpoints = settings.checkpoints_root
         self._saved_at: Ends | None = None
-        """end offsets up to which the queries were seen to have read everything"""
+        """end offsets of the topics when the queries last had no unread records"""
         self._duration = duration
         self._catch_up = catch_up
         self._broker = broker
@@ -193,26 +191,26 @@ class _Run:
         )
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
         self._jvm_ends = 0
-        """number of ends of the JVM since the last micro-batch"""
+        """how often Spark's JVM has ended since a query last completed a micro-batch"""
         self._problems = ProblemLog(_LOG)
         self._first_batch: float | None = None
         self._drain = settings.run.drain.total_seconds()
         self._drain_started: float | None = None
         self._ends_at_drain: Ends | None = None
-        """end offsets at the first poll after the input ended"""
+        """end offsets of the topics at the first poll after the bridge stopped capturing"""
         self._unread: Mapping[str, int | None] = {}
         self._open_windows = ""
-        """reason why windows are open at the end of a run that catches up"""
+        """error if a run with `catch_up` must end although windows are open"""
 
     def execute(self, stop: threading.Event) -> RunOutcome:
-        """Run until `stop` is set, the time is over, the queries have caught up, or a query gives up."""
+        """Run until `stop` is set, the duration is over, the queries have caught up, or their restarts are used up."""
         self._watch.start()
         log_event(_LOG, "run started")
         try:
             error = self._run_queries(stop)
         finally:
             self._view.say("stopping")
-            log_event(_LOG, "run stops")
+            log_event(_LOG, "run is stopping")
             self._live.mute()
             for child in self._children:
                 child.stop()
@@ -224,19 +222,20 @@ class _Run:
         return RunOutcome(
             seconds=time.monotonic() - self._started,
             first_batch=self._first_batch,
-            frames=self._snapshots.frames,
-            messages=self._snapshots.messages,
             batches=counts.batches,
             late_p50=counts.percentile(0.5),
             late_p99=counts.percentile(0.99),
-            quarantine=sum_by_reason(dict(counts.quarantine)),
             error=error,
             unread=self._unread,
             warnings=tuple(self._queries.warnings),
         )
 
     def _run_queries(self, stop: threading.Event) -> str:
-        """Run the queries to the end of the run, and again in a new JVM if Spark's ends. Returns the error, if any."""
+        """Run the queries until the run ends. If Spark's JVM ends earlier, start another one and continue.
+
+        Returns:
+            The error of the run; empty if there is none.
+        """
         while True:
             self._view.say("starting the queries")
             try:
@@ -260,14 +259,14 @@ class _Run:
                 self._restart_spark(str(jvm_error), stop)
 
     def _restart_spark(self, problem: str, stop: threading.Event) -> None:
-        log_event(_LOG, "JVM ended", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
+        log_event(_LOG, "Spark's JVM ended, it is restarted", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
         self._view.say(f"{problem}. Kiln starts the JVM again")
         self._stop_queries()
         stop.wait(pause_after(self._jvm_ends, _SHORTEST_PAUSE, _LONGEST_PAUSE))
         self._queries = Supervisor(self._start_spark(), self._settings, self._names, self._snapshots.count)
 
     def _stop_queries(self) -> None:
-        """Stop the queries. If the JVM has ended, stop only their parts in this process."""
+        """Stop the queries. Errors are ignored if the JVM has ended, because its queries have ended with it."""
         try:
             self._queries.stop()
         except _JVM_ERRORS:
@@ -310,7 +309,7 @@ class _Run:
                 if has_caught_up:
                     if self._queries.leaves_windows_open:
                         self._view.say(
-                            f"windows of {self._length} that have not ended stay open; the next run ends them"
+                            f"some windows of length {self._length} have not ended yet. The next kiln run ends them"
                         )
                     return
             if self._drain_started is not None and self._has_drained(now, before, ends, has_caught_up):
@@ -332,18 +331,21 @@ class _Run:
         return self._duration is not None and now - self._started >= self._duration.total_seconds()
 
     def _start_drain(self, now: float) -> None:
-        log_event(_LOG, "run drains")
+        log_event(_LOG, "capture ended, queries read the remaining records")
         self._drain_started = now
         self._snapshots.mode = "draining"
-        self._view.say(f"draining: no new frames; the queries read the rest (at most {self._drain:.0f} s)")
+        self._view.say(
+            "draining: no new frames are captured; the queries read the remaining records, for at most "
+            f"{self._drain:.0f} s"
+        )
         self._live.end_input()
 
     def _has_drained(self, now: float, before: Ends, ends: Ends, has_caught_up: bool) -> bool:
-        """Return true if the tables have all records of the topics, or can get no more of them.
+        """Return true if the drain is over: all records are read, a query has tripped, or `run.drain` has passed.
 
         Args:
-            now: Monotonic clock, s.
-            before: End offsets at the previous poll.
+            now: Monotonic time, in seconds.
+            before: End offsets of the topics at the previous poll.
             ends: End offsets now.
             has_caught_up: True if `before` equals `ends`, and the queries have read all records before `ends`.
         """
@@ -355,7 +357,7 @@ class _Run:
             if has_caught_up and self._watch.has_read(ends):
                 return True
             if self._live.source == "none" and before != ends and not self._queries.count_unread(target):
-                return True  # other programs keep writing, so the topics are never read to the end
+                return True  # other programs keep writing, so the queries never catch up
         if now - self._drain_started < self._drain:
             return False
         self._unread = self._queries.count_unread(ends)
@@ -369,7 +371,7 @@ class _Run:
 
 @contextmanager
 def _handle_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on Ctrl-C and SIGTERM; a second Ctrl-C raises KeyboardInterrupt."""
+    """Set `stop` on Ctrl-C (SIGINT) and SIGTERM. A second Ctrl-C raises KeyboardInterrupt."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set() and number == signal.SIGINT:

@@ -1,4 +1,4 @@
-"""`kiln backfill run`: a backfill run as a Spark application of its own, next to a running Kiln, and its output."""
+"""Runs `kiln backfill run` in a Spark session of its own, so that Kiln may be running, and formats its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from kiln.pipelines.backfill.terms import RunTerms
 def run_backfill(
     settings: Settings, terms: RunTerms, say: Callable[[str], None], report: Callable[[RunProgress], None]
 ) -> RunOutcome:
-    """Execute a run, or resume it if it was interrupted, as `execute`, with a Spark and a broker of its own."""
+    """Start or resume a backfill run in a Spark session of its own. If the run reads from Kafka, the embedded broker is
+    started if necessary. `say` prints a message, and `report` shows progress."""
 
     @contextmanager
     def open_spark() -> Iterator[SparkSession]:
@@ -33,7 +34,7 @@ def run_backfill(
 
 
 class ProgressFormatter:
-    """Formats the progress of a run: its position, its speed, and the time left in the current step."""
+    """Formats the progress of a backfill run: position, speed, and time left in the current step."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -42,7 +43,7 @@ class ProgressFormatter:
         self._first = RunProgress("", 0, 0)
 
     def format(self, progress: RunProgress) -> str:
-        """Format the progress as one line."""
+        """Format the progress as a line of text."""
         now = self._now()
         if progress.step != self._step:
             self._step, self._step_start, self._first = progress.step, now, progress
@@ -62,7 +63,7 @@ class ProgressFormatter:
 
 
 def describe_outcome(outcome: RunOutcome) -> str:
-    """Describe the outcome of a run."""
+    """Describe the outcome of a backfill run: rows by table, and frames that are not in the run."""
     tables = ", ".join(f"{rows:,} {table}" for table, rows in sorted(outcome.rows.items()))
     text = f"run {outcome.name} is done: {tables or 'no rows'}"
     if outcome.is_repeated:
@@ -73,7 +74,7 @@ def describe_outcome(outcome: RunOutcome) -> str:
         text += f"; {outside.frames:,} frames of the files are outside the range and not in the run. Their times are "
         text += f"{first} to {last} UTC: to include them, start a run with these times in --from and --to"
     if outcome.lost:
-        text += f"; missing from its source at the start: {'; '.join(outcome.lost)}"
+        text += f"; records that Kafka had removed before the run are missing: {'; '.join(outcome.lost)}"
     return text
 
 

@@ -30,10 +30,7 @@ _PATIENCE = 5.0  # s until a child that does not end is killed
 
 
 class PeriodicProcess(ABC):
-    """Starts a child process periodically, one at a time.
-
-    The pause begins when a child has ended. Call `check` often, and `stop` at the end.
-    """
+    """Runs a child process periodically, with a pause after each. Call `check` often, and `stop` at the end."""
 
     def __init__(
         self,
@@ -44,15 +41,15 @@ class PeriodicProcess(ABC):
         every: timedelta,
         now: Callable[[], float],
     ) -> None:
-        """Create the process.
+        """Prepare the process, without starting a child.
 
         Args:
             command: Command line of a child.
             environment: Environment of a child.
             log: File for stderr.
             output: File for stdout, which may be the log.
-            every: Pause between children, and before the first, so that a short run starts none; zero for no children.
-            now: Monotonic clock, s.
+            every: Pause before each child. The first child also waits, so a short run starts none. Zero for no child.
+            now: Returns monotonic time, in seconds.
         """
         self._command = command
         self._environment = environment
@@ -63,14 +60,14 @@ class PeriodicProcess(ABC):
         self._due = now() + self._every
         self._process: subprocess.Popen[bytes] | None = None
         self.errors: list[str] = []
-        """errors of the last child; empty if it succeeded"""
+        """errors of the last child that ended; empty if it succeeded"""
 
     @abstractmethod
     def _read_errors(self, code: int) -> list[str]:
-        """Read the errors of a child that has ended with this code."""
+        """Return the errors of a child that has ended with an exit code."""
 
     def check(self) -> None:
-        """Start a child if one is due, and collect the exit code of the last one."""
+        """Read the errors of a child that has ended, and start the next one when its pause is over."""
         if self._process is not None and self._process.poll() is not None:
             code, self._process = self._process.returncode, None
             self._due = self._now() + self._every
@@ -80,7 +77,7 @@ class PeriodicProcess(ABC):
             self._start()
 
     def stop(self) -> None:
-        """End the child, if one runs. A later child completes its work."""
+        """End the running child, if any. A later child completes the work."""
         process, self._process = self._process, None
         if process is not None:
             terminate_process(process, _PATIENCE)
@@ -100,11 +97,11 @@ class PeriodicProcess(ABC):
 
 
 _SMALL = {"TOKIO_WORKER_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-"""One thread for delta-rs, and an Arrow allocator that returns memory to the system at once."""
+"""Environment that saves memory: one thread for delta-rs, and an Arrow allocator that returns freed memory at once."""
 
 
 class MaintenanceProcess(PeriodicProcess):
-    """Runs table maintenance in a child process, whose output goes to `logs/maintain.log`."""
+    """Runs table maintenance in a child process. Its output is in `logs/maintain.log`."""
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
         command, log = [sys.executable, "-m", "kiln.deploy.ops.maintenance"], settings.logs / "maintain.log"
@@ -112,15 +109,17 @@ class MaintenanceProcess(PeriodicProcess):
         super().__init__(command, environment, log, log, settings.maintenance.interval, now)
 
     def _read_errors(self, code: int) -> list[str]:
-        return [f"table maintenance exited with code {code}: {read_last_line(self._log)}"] if code else []
+        if not code:
+            return []
+        return [f"table maintenance failed (exit code {code}, see {self._log}): {read_last_line(self._log)}"]
 
 
 _COMPLETED: Final = (0, 1)
-"""exit codes of a check that completed"""
+"""Exit codes of a completed check: 0 if all expectations of level error passed, else 1."""
 
 
 class QualityReport(msgspec.Struct):
-    """The fields of `kiln quality --json` that a run reads."""
+    """Result of an expectation, with the fields of `kiln quality --json` that a run reads."""
 
     table: str
     expectation: str
@@ -130,9 +129,9 @@ class QualityReport(msgspec.Struct):
 
 
 class QualityChecks(PeriodicProcess):
-    """Checks the tables in a child process, with its JSON in `quality/results.json` and its log in `logs/quality.log`.
+    """Runs `kiln quality` in a child process. Its JSON is in `quality/results.json`, its log in `logs/quality.log`.
 
-    Warnings are no `errors`; they are in `quality_results`.
+    `errors` has the failed expectations of level error. Those of level warn are only in the table `quality_results`.
     """
 
     def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
@@ -144,22 +143,22 @@ class QualityChecks(PeriodicProcess):
 
     def _read_errors(self, code: int) -> list[str]:
         if code not in _COMPLETED:
-            return [f"quality: the check exited with code {code}: {read_last_line(self._log)}"]
+            return [f"quality: the check failed (exit code {code}, see {self._log}): {read_last_line(self._log)}"]
         try:
             results = msgspec.json.decode(read_small_file(self._output), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
-            return [f"quality: the check wrote no results: {read_last_line(self._log)}"]
+            return [f"quality: the check wrote no results (see {self._log}): {read_last_line(self._log)}"]
         outcomes = Counter((result.table, "passed" if result.success else result.level) for result in results)
         self.last_check = QualityInRun(time.time(), outcomes)
         return [
-            f"quality: {result.table}: {result.expectation}: {result.observed} (for details: kiln quality)"
+            f"quality: {result.table}: {result.expectation}: {result.observed} (for the rows: kiln quality)"
             for result in results
             if not result.success and result.level == "error"
         ]
 
 
 def _find_low_priority() -> list[str]:
-    """Find a command prefix that runs a program at idle priority, so that it never delays the queries."""
+    """Return a command prefix that runs a program at the lowest priority, so that it does not delay the queries."""
     if chrt := shutil.which("chrt"):
         return [chrt, "--idle", "0"]
     nice = shutil.which("nice")

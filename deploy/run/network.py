@@ -1,4 +1,4 @@
-"""The network side of a run: the bridge, and the demo network if the run uses one."""
+"""Bridge of a run, and the demo network if the run uses one."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from kiln.deploy.demo.process import DemoNetwork
 from kiln.deploy.ops.snapshot import BridgeInRun
 from kiln.deploy.stack.child_process import BridgeProcess
 
-_LAST_TRAFFIC = 1.0  # longest time in s that messages take from the demo network to the bridge
+_LAST_TRAFFIC = 1.0  # longest time in seconds that a message takes from the demo network to the bridge
 
 Source = Literal["demo", "network", "none"]
-"""Source of frames: the demo network on this machine, the network of `bridge.bootstrap`, or only Kafka."""
+"""Source of frames: a demo network on this machine; the network of `bridge.bootstrap`; or none, only records that are
+in Kafka."""
 
 
 class LiveNetwork:
-    """Bridge and demo network of a run.
+    """Starts, supervises and stops the bridge and the demo network of a run.
 
-    Call `launch`, then `start` once the broker answers, then `check` often. At the end call `mute` and `stop`. To let
-    the queries read all captured frames, call `end_input` before `mute`.
+    Call `launch`, then `start` once the broker answers, then `check` often. At the end call `mute` and `stop`. If the
+    queries are to read all captured frames first, call `end_input` before `mute`.
     """
 
     def __init__(self, settings: Settings, source: Source) -> None:
@@ -34,10 +35,10 @@ class LiveNetwork:
         self._input_ends_at: float | None = None
         self._input_ended_at: float | None = None
         self.status: BridgeStatus | None = None
-        """newest status of the bridge, `None` if there is none or it is old"""
+        """newest status of the bridge; `None` if the bridge does not report one"""
 
     def launch(self) -> None:
-        """Start what needs no broker, and return at once."""
+        """Start the demo network, which needs no broker, and return at once."""
         if self._demo is not None:
             self._demo.launch()
 
@@ -58,16 +59,16 @@ class LiveNetwork:
         self._traffic_started = False
 
     def check(self) -> None:
-        """Restart dead processes. Start the demo network's traffic once the bridge has peers."""
+        """Restart processes that have ended. Start the demo network's traffic once the bridge has peers."""
         if self._bridge is None:
             return
-        if self._input_ends_at is not None:  # nothing is started any more
+        if self._input_ends_at is not None:  # from here on, no process is restarted
             self._check_input(time.time())
             return
         if self._demo is not None:
             self._demo.check()
             if self._demo.listens and self._demo.addresses() != self._addresses:
-                self._bridge.stop()  # the bridge dials the addresses of the dead network
+                self._bridge.stop()  # this bridge would dial the addresses of the previous network
                 self.start()
         self._bridge.check()
         self.status = self._bridge.status(time.time())
@@ -77,7 +78,7 @@ class LiveNetwork:
 
     @property
     def state(self) -> BridgeInRun | None:
-        """Newest state of bridge and demo network, `None` if this run has no bridge."""
+        """State of bridge and demo network; `None` if this run has no bridge."""
         if self.source == "none":
             return None
         if self._demo is None:
@@ -91,16 +92,16 @@ class LiveNetwork:
         return (*bridge, *(self.status.errors if self.status else ()), *(self._demo.errors if self._demo else ()))
 
     def end_input(self) -> None:
-        """Stop the traffic of the demo network, and then the capture of the bridge.
+        """Stop the traffic of the demo network, and let the bridge stop capturing a second later.
 
-        The bridge keeps publishing. It captures for another second, in which the demo network's last messages arrive.
+        In this second, the last messages of the demo network arrive. The bridge keeps publishing.
         """
         self.mute()
         self._input_ends_at = time.time() + (_LAST_TRAFFIC if self._demo is not None else 0.0)
 
     @property
     def has_ended_input(self) -> bool:
-        """True if all captured frames are in Kafka, and no more will follow from this run's bridge."""
+        """True if this run's bridge has stopped capturing, and all its frames are in Kafka."""
         if self._bridge is None:
             return True
         if self._input_ended_at is None:
@@ -115,12 +116,12 @@ class LiveNetwork:
         self.status = self._bridge.status(now)
 
     def mute(self) -> None:
-        """Stop the traffic of the demo network, which keeps listening."""
+        """Stop the traffic of the demo network. Its nodes still receive batches."""
         if self._demo is not None:
             self._demo.mute()
 
     def stop(self) -> None:
-        """End the demo network, and then the bridge, so that the bridge receives all traffic."""
+        """End the demo network first, then the bridge, so that the bridge receives all traffic."""
         if self._demo is not None:
             self._demo.stop()
         if self._bridge is not None:
@@ -130,18 +131,18 @@ class LiveNetwork:
 def build_demo_settings(
     settings: Settings, addresses: tuple[str, ...], contacts: tuple[str, ...], follow: tuple[str, ...]
 ) -> Settings:
-    """Build the settings of a bridge on the demo network, where it always publishes.
+    """Build the settings of a bridge that joins the demo network, and publishes there whatever the settings are.
 
     Args:
         settings: Settings of the run.
-        addresses: Addresses of the network's nodes.
-        contacts: Addresses of the network's BEP 50 nodes.
+        addresses: Multiaddrs of the demo network's libp2p nodes.
+        contacts: Addresses of its BEP 50 nodes.
         follow: Topics that the BEP 50 nodes announce.
     """
     return settings.model_copy(
         update={
             "bridge": settings.bridge.model_copy(update={"bootstrap": addresses}),
-            "discovery": settings.discovery.model_copy(update={"enabled": False}),  # its nodes have no DHT
+            "discovery": settings.discovery.model_copy(update={"enabled": False}),  # the demo nodes have no DHT
             "publish": settings.publish.model_copy(update={"enabled": True}),
             "ipfs": settings.ipfs.model_copy(update={"fetch": settings.fetches}),
             "bep50": settings.bep50.model_copy(

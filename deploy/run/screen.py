@@ -1,4 +1,4 @@
-"""Output of `kiln run` while it runs: a screen on a terminal, and otherwise a line of text every five seconds."""
+"""Progress of `kiln run`: a full screen on a terminal, and otherwise a line of text every five seconds."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ _EMPTY_STATUS = BridgeStatus(
 
 
 def format_line(snapshot: Snapshot) -> str:
-    """Format the snapshot as one line of plain text."""
+    """Format a snapshot as one line of plain text, for logs."""
     lags = [f"{query.name} {format_count(query.lag)}" for query in snapshot.queries if query.lag]
     failing = [f"{query.name} {query.phase}" for query in snapshot.queries if query.phase in ("restarting", "tripped")]
     copies = compute_copies_per_message(snapshot)
     parts = [
         format_clock(snapshot.elapsed),
         f"frames {format_count(snapshot.frames)} ({format_rate(snapshot.frames_rate)}/s)",
-        f"messages {format_count(sum(snapshot.messages.values()))}" + (f" x{copies:.1f}" if copies else ""),
+        f"messages {format_count(sum(snapshot.messages.values()))}"
+        + (f" ({copies:.1f} copies each)" if copies else ""),
         *_format_batches(snapshot),
         f"quarantine {format_count(sum(snapshot.quarantine.values()))}",
         f"lag: {', '.join(lags) or 'none'}",
@@ -89,9 +90,9 @@ def _format_batches(snapshot: Snapshot) -> list[str]:
     if not snapshot.is_ceramic:
         return []
     return [
-        f"open {format_count(snapshot.open_separators)}",
+        f"open windows {format_count(snapshot.open_separators)}",
         f"batches {format_count(snapshot.batches)}",
-        f"delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
+        f"batch delay p50 {format_seconds(snapshot.late_p50)} p99 {format_seconds(snapshot.late_p99)}",
     ]
 
 
@@ -101,11 +102,11 @@ def _format_bridge(snapshot: Snapshot) -> list[str]:
         return []
     status = bridge.status or _EMPTY_STATUS
     received = f" ({_describe_receivers(bridge)})" if bridge.received else ""
-    traffic = f"in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
+    traffic = f"frames in {format_count(status.frames_in)} out {format_count(status.frames_out)}"
     duplicates = compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies)
     words = [
         f"peers {len(status.peers)} topics {len(status.topics)} mesh {format_range(status.mesh.values())} {traffic}",
-        f"control {format_rate(sum(snapshot.control_rates.values()))}/s"
+        f"control entries {format_rate(sum(snapshot.control_rates.values()))}/s"
         + ("" if duplicates is None else f" duplicates {duplicates:.0%}"),
         *([f"published {format_count(status.publisher.published)}{received}"] if snapshot.is_ceramic else []),
     ]
@@ -113,12 +114,13 @@ def _format_bridge(snapshot: Snapshot) -> list[str]:
         words.append(f"BEP 50 announced {format_count(status.bep50.publisher.published)}")
     fetcher = _active_fetcher(status)
     if fetcher is not None:
-        words.append(f"wanted {format_count(fetcher.waiting)} blocks {format_count(fetcher.counts.get('blocks', 0))}")
+        blocks = format_count(fetcher.counts.get("blocks", 0))
+        words.append(f"blocks fetched {blocks}, records waiting for blocks {format_count(fetcher.waiting)}")
     return words
 
 
 def _describe_receivers(bridge: BridgeInRun) -> str:
-    """Describe the blocks fetched and the batches received by each node of the demo network."""
+    """Describe for each node of the demo network how many of the announced batches it has fetched."""
     return "fetched by " + ", ".join(
         f"{printable(name)} {format_count(bridge.fetched.get(name, 0))} of {format_count(number)}"
         for name, number in bridge.received.items()
@@ -126,7 +128,6 @@ def _describe_receivers(bridge: BridgeInRun) -> str:
 
 
 def _active_fetcher(status: BridgeStatus) -> FetcherStatus | None:
-    """Return the fetcher's status, or `None` if it is off."""
     return status.fetcher if status.fetcher is not None and status.fetcher.is_on else None
 
 
@@ -135,7 +136,7 @@ def _active_fetcher(status: BridgeStatus) -> FetcherStatus | None:
 
 @dataclass(frozen=True)
 class SnapshotScreen:
-    """A snapshot that fills a terminal of at least 80x24."""
+    """A renderable of rich that draws a snapshot over the whole terminal, of at least 80x24 characters."""
 
     snapshot: Snapshot
 
@@ -171,7 +172,7 @@ def _render_parts(snapshot: Snapshot, width: int, height: int) -> list[Renderabl
         *([*network, *gap] if network else []),
         *([*_render_batches(snapshot, width, batches), *gap] if snapshot.is_ceramic else []),
         *_render_queries(snapshot, width),
-        *_render_errors(errors, width),
+        *([_render_title("errors", width), *(Text(error, "red") for error in errors)] if errors else []),
     ]
 
 
@@ -290,14 +291,14 @@ def _render_batches(snapshot: Snapshot, width: int, rows: int) -> list[Renderabl
 
 
 def _render_bridge(snapshot: Snapshot, width: int, rows: int) -> list[RenderableType]:
-    """Render the title, a line of figures, and `rows` lines: BEP 50 and IPFS if they are on, gossip, and the peers."""
+    """Render the network: title, figures, and `rows` lines for BEP 50 and IPFS (if they are on), gossip, and peers."""
     bridge = snapshot.bridge
     if bridge is None:
         return []
     status = bridge.status or _EMPTY_STATUS
-    state = (
-        "starting" if bridge.status is None else "not reading: the spool is full" if status.spool.full else "listening"
-    )
+    state = "not reading: the spool is full (see the runbook)" if status.spool.full else "listening"
+    if bridge.status is None:
+        state = "starting"
     figures = [
         ("in", format_count(status.frames_in)),
         ("out", format_count(status.frames_out)),
@@ -330,7 +331,6 @@ def _render_bridge(snapshot: Snapshot, width: int, rows: int) -> list[Renderable
 
 
 def _render_line(width: int, figures: Sequence[tuple[str, str]], note: str = "") -> Text:
-    """Render labels with their values, and a note, on one line."""
     line = Text()
     for number, (label, value) in enumerate(figures):
         line.append(f"{'  ' if number else ''}{label} ", _LABEL).append(value)
@@ -341,7 +341,7 @@ def _render_line(width: int, figures: Sequence[tuple[str, str]], note: str = "")
 
 
 def _render_gossip(snapshot: Snapshot, width: int) -> Text:
-    """Render the share of duplicates, and the rate of each kind of control entry."""
+    """Render the share of duplicate copies, and the rate of each kind of gossipsub control entry (IHAVE, …)."""
     duplicates = compute_duplicate_share(sum(snapshot.messages.values()), snapshot.copies)
     figures = [("duplicates", "-" if duplicates is None else f"{duplicates:.0%}")]
     for number, kind in enumerate(CONTROL_KINDS):
@@ -371,7 +371,7 @@ def _render_fetcher(fetcher: FetcherStatus, node: str, width: int) -> Text:
         ("given up", format_count(counts.get("quarantined", 0) - counts.get("contradicts_genesis", 0))),
     ]
     if fetcher.claimed:
-        figures.append(("claimed", format_count(fetcher.claimed)))
+        figures.append(("claims to check", format_count(fetcher.claimed)))
     return _render_line(width, figures, printable(node))
 
 
@@ -386,7 +386,7 @@ def _render_queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
         ("took", 8, "right"),
         ("in/s", 8, "right"),
         ("done/s", 8, "right"),
-        *((("batch", 8, "right"),) if wide else ()),
+        *((("micro-batch", 11, "right"),) if wide else ()),
         ("restarts", 8, "right"),
     )
     for query in snapshot.queries:
@@ -403,13 +403,13 @@ def _render_queries(snapshot: Snapshot, width: int) -> list[RenderableType]:
             Text(str(query.restarts) if query.restarts else "-", Style(color="yellow") if query.restarts else Style()),
         )
     return [
-        _render_title("queries", width, "lag in records, time of the last micro-batch, input and processed rows"),
+        _render_title("queries", width, "lag: unread records; took: last micro-batch; in, done: rows"),
         table,
     ]
 
 
 def _wrap_errors(errors: Sequence[str], width: int, rows: int) -> list[str]:
-    """Wrap as many of the newest errors as fit. If not even the newest fits, truncate it."""
+    """Wrap the newest errors to at most `rows` lines. The oldest of them is truncated if it does not fit."""
     lines: list[str] = []
     for error in reversed(errors):
         wrapped = textwrap.wrap(
@@ -426,59 +426,55 @@ def _wrap_errors(errors: Sequence[str], width: int, rows: int) -> list[str]:
     return lines
 
 
-def _render_errors(lines: Sequence[str], width: int) -> list[RenderableType]:
-    return [_render_title("errors", width), *(Text(text, "red") for text in lines)] if lines else []
-
-
 LINE_EVERY = timedelta(seconds=5)
 
 
 class LiveView:
-    """A screen that fills the terminal and is redrawn in place."""
+    """A screen that fills the terminal, and is redrawn with each snapshot."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw the snapshot."""
+        """Draw a snapshot."""
         self._live.update(SnapshotScreen(snapshot), refresh=True)
 
     def say(self, words: str) -> None:
-        """Show only the message on the screen, such as "starting the broker", until the next snapshot."""
+        """Show a message such as "starting the broker", alone on the screen until the next snapshot."""
         self._live.update(Text.assemble((" Kiln ", "bold reverse cyan"), f" {printable(words)}"), refresh=True)
 
 
 class LineView:
-    """Printer of a plain line every five seconds, measured by the times of the snapshots, and of a line for each new
-    error."""
+    """Prints a snapshot as a line at most every five seconds, and each new error at once. The time is that of the
+    snapshots."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last: timedelta | None = None
-        self._told: set[str] = set()
+        self._printed_errors: set[str] = set()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Print the line of the snapshot if one is due."""
+        """Print the new errors of a snapshot, and the snapshot itself if five seconds have passed."""
         for error in snapshot.errors:
-            if identify_problem(error) not in self._told:
+            if identify_problem(error) not in self._printed_errors:
                 self.say(f"error: {' '.join(error.split())}")
-        self._told = set(map(identify_problem, snapshot.errors))
+        self._printed_errors = set(map(identify_problem, snapshot.errors))
         if self._last is None or snapshot.elapsed - self._last >= LINE_EVERY:
             self._last = snapshot.elapsed
             self.say(format_line(snapshot))
 
     def say(self, words: str) -> None:
-        """Print the message as a line."""
+        """Print a message as a line."""
         self._console.print(Text(printable(words)), soft_wrap=True)
 
 
 View = LiveView | LineView
-"""Output of `kiln run` while it runs."""
+"""Shows the progress of `kiln run`."""
 
 
 @contextmanager
 def open_view(console: Console) -> Iterator[View]:
-    """Open the view that suits the console. A screen disappears at the end."""
+    """Open a screen on a terminal, else a printer of lines. At the end, the terminal shows its earlier content."""
     if not console.is_terminal or console.is_dumb_terminal:
         yield LineView(console)
         return

@@ -1,6 +1,6 @@
-"""Class data sharing for Spark's JVM: an archive of its classes next to the jars, which saves a third of startup.
+"""Class data sharing for Spark's JVM: an archive of loaded classes, next to the jars. It saves a third of startup.
 
-The JVM writes the archive when it ends. A later JVM with the same jars maps it (JEP 350).
+A JVM writes the archive when it ends. Later JVMs with the same jars map it into memory (JEP 350).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def archive_spark_classes(root: Path) -> None:
     """Create the archive: run all queries once over synthetic traffic, in a temporary folder.
 
     Args:
-        root: Folder of the jars.
+        root: Folder of the jars, in which the archive is stored.
 
     Raises:
-        KilnError: The queries do not run, or the JVM wrote no archive.
+        KilnError: A query failed, or the JVM wrote no archive.
     """
     archive = spark_archive_path(root)
     archive.unlink(missing_ok=True)  # a JVM cannot read one archive and write another
@@ -54,7 +54,7 @@ def archive_spark_classes(root: Path) -> None:
         _run_queries(settings)
         _end_jvm()
         if not fresh.is_file():
-            raise KilnError("the JVM wrote no archive of its classes")
+            raise KilnError(f"the JVM ended without writing {fresh.name}, the archive of its classes")
         unfinished = archive.with_name(f"{archive.name}.{os.getpid()}")
         shutil.copyfile(fresh, unfinished)
         unfinished.replace(archive)
@@ -73,7 +73,7 @@ def _run_queries(settings: Settings) -> None:
 
 
 def _end_jvm() -> None:
-    """End the JVM, which outlives its session until its stdin is closed."""
+    """End the JVM. It does not end with its session, but when its stdin is closed."""
     gateway = SparkContext._gateway
     assert gateway is not None
     jvm: subprocess.Popen[bytes] = gateway.proc
@@ -86,12 +86,13 @@ def _end_jvm() -> None:
 
 
 def main() -> int:
-    """Archive Spark's classes for the jars of this checkout. If that fails, print a note and return 0."""
-    print("archiving Spark's classes for faster starts (takes a minute, once)")
+    """Archive Spark's classes for the jars of this checkout. A failure is only printed, because Kiln also runs without
+    the archive."""
+    print("archiving the classes of Spark's JVM for faster starts (takes a minute, once)")
     try:
         archive_spark_classes(ensure_jars())
     except KilnError as error:
-        print(f"cannot archive Spark's classes, so Spark starts more slowly: {error}", file=sys.stderr)
+        print(f"cannot archive the classes of Spark's JVM, so Spark starts more slowly: {error}", file=sys.stderr)
     return 0
 
 

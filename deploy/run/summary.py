@@ -1,4 +1,4 @@
-"""Summary at the end of `kiln run`: rows in the lake, rows of this run, and queries to start with."""
+"""Summary that `kiln run` prints at its end: rows in the lake, rows added by this run, and example queries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.printable import printable
 
 _REASONS = 12
-"""Number of quarantine reasons that are shown."""
+"""Maximum number of quarantine reasons to print."""
 
 _QUERIES = (
     (
@@ -58,14 +58,14 @@ _NEEDS = {"batch_tips": {"batches"}}
 
 
 def suggest_queries(tables: Sequence[str], command: str) -> list[tuple[str, str]]:
-    """Suggest queries for existing tables.
+    """Suggest example queries.
 
     Args:
-        tables: Names of the tables.
+        tables: Names of the existing tables.
         command: `kiln sql` with options.
 
     Returns:
-        Titles and command lines.
+        Title and command line of each query whose tables exist.
     """
     existing = set(tables)
     return [
@@ -74,21 +74,21 @@ def suggest_queries(tables: Sequence[str], command: str) -> list[tuple[str, str]
 
 
 def read_row_counts(lake: Lake) -> dict[str, int]:
-    """Read the number of rows of each table from its log, at the start of a run."""
+    """Read the number of rows of each table from its Delta log."""
     return {table.name: table.rows for table in read_lake_status(lake) if table.rows is not None}
 
 
 def render_summary(
     outcome: RunOutcome, lake: Lake, before: Mapping[str, int], command: str = "kiln sql", *, is_ceramic: bool = True
 ) -> RenderableType:
-    """Render the summary of a run for the end of the screen, or of a log.
+    """Render the summary of a run.
 
     Args:
         outcome: Outcome of the run.
         lake: The lake.
-        before: `read_row_counts` at the start of the run.
+        before: Result of `read_row_counts` at the start of the run.
         command: `kiln sql` with options.
-        is_ceramic: False on a network that has no batches.
+        is_ceramic: False on a network other than Ceramic, which has no batches.
 
     Raises:
         SqlError: A query fails.
@@ -105,7 +105,7 @@ def render_summary(
     parts: list[RenderableType] = [Rule("summary", style="dim"), Text(" · ".join(head)), ""]
     tables = {status.name: status.rows for status in read_lake_status(lake)}
     if tables:
-        totals = build_table(["table"], ["rows", "of this run"])
+        totals = build_table(["table"], ["rows", "added by this run"])
         for name, rows in tables.items():
             added = "?" if rows is None else f"{rows - before.get(name, 0):,}"
             totals.add_row(name, "?" if rows is None else f"{rows:,}", added)
@@ -118,7 +118,7 @@ def render_summary(
         parts.append(Text(describe_unread(outcome.unread), "yellow"))
     lines = suggest_queries([name for name, rows in tables.items() if rows != 0], command)
     if lines:
-        parts += [Text(f"the lake is {lake.path}; query it with", "dim")]
+        parts += [Text(f"the tables are in {lake.path}; to query them:", "dim")]
         for title, line in lines:
             # each query on one line, so that it can be pasted
             parts += [Text(f"# {title}", "dim"), Text(line, no_wrap=True, overflow="ignore")]
@@ -141,6 +141,12 @@ def _render_quarantine(lake: Lake) -> list[RenderableType]:
 
 
 def describe_unread(unread: Mapping[str, int | None]) -> str:
-    """Describe the records that a run left unread, which are not in the tables above."""
-    rest = ", ".join(name if count is None else f"{name} {count:,} records" for name, count in sorted(unread.items()))
-    return f"not read yet: {rest}. The next run reads them; run.drain sets how long a run waits for them"
+    """Describe how many records each query left unread in Kafka. In `unread`, `None` is an unknown number."""
+    rest = ", ".join(
+        f"{name} (number unknown)" if count is None else f"{name} {count:,} records"
+        for name, count in sorted(unread.items())
+    )
+    return (
+        f"records left unread in Kafka, by query: {rest}. The next kiln run reads them. To wait longer at the end of a "
+        "run, raise the setting run.drain"
+    )

@@ -131,7 +131,7 @@ def stop_session(spark: SparkSession) -> None:
 
 
 def _log_lost_connection(request: object, client_address: object) -> None:
-    """Log a lost connection to the JVM, whose traceback socketserver would print to the terminal."""
+    """Log a lost connection to the JVM. Otherwise, socketserver would print a traceback to the terminal."""
     _LOG.warning("lost the connection over which Spark's JVM sends accumulators", exc_info=True)
 
 

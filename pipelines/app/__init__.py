@@ -1,1 +1,1 @@
-"""Entry points: from settings to running queries, supervised or submitted."""
+"""Entry points that start queries and backfill runs from the settings."""

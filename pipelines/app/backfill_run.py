@@ -1,4 +1,7 @@
-"""Setup of a backfill run from the settings: its terms, its inputs, and the services that it uses."""
+"""Setup of a backfill run from the settings: its options, its inputs, and the Spark session.
+
+A backfill run builds tables again for a time range, next to the live tables.
+"""
 
 from __future__ import annotations
 
@@ -80,22 +83,20 @@ def build_terms(
     as_of: int | None = None,
     engine: Engine = "core",
 ) -> RunTerms:
-    """Build the terms of a run.
+    """Build the terms of a backfill run from the settings and the options of the command.
 
     Args:
-        settings: The settings.
-        name: Name of the run.
-        low: Begin of the range, µs.
-        high: End of the range, exclusive, µs.
+        low: Begin of the time range, µs.
+        high: End of the time range (exclusive), µs.
         source: Source of the frames.
-        files: Paths, where the source is files.
-        window: Window length; `batch.window` of the settings by default.
+        files: Paths, if the source is files.
+        window: Length of the windows of batches; by default, the setting `batch.window`.
         network: As in `RunTerms`.
         as_of: As in `RunTerms`.
-        engine: Decoder of frames: the native core where it is built, or only Python.
+        engine: `core` to decode frames with the native core if it is built, `python` to decode with Python only.
 
     Raises:
-        BundleError: The topic bundles of the settings contradict the table `bundles`.
+        BundleError: A topic bundle of the settings contradicts the table `bundles`.
     """
     batching = batch_config(settings)
     return RunTerms(
@@ -120,17 +121,15 @@ def execute(
     say: Callable[[str], None],
     report: Callable[[RunProgress], None],
 ) -> RunOutcome:
-    """Execute a run, or resume it if it was interrupted. A lock admits only one process per run.
+    """Execute a backfill run, or resume it if it was interrupted. A lock allows only one process per run.
 
     Args:
-        settings: The settings.
-        terms: Terms of the run.
-        open_spark: Starts Spark, unless the run is done or cannot begin.
-        say: Called with progress messages.
-        report: Called with the progress of the run.
+        open_spark: Starts Spark. It is not called if the run is done or cannot begin.
+        say: Receives messages for the user.
+        report: Receives the progress of the run.
 
     Raises:
-        KilnError: A problem that the user can fix, or a signal.
+        KilnError: There is a problem that the user can fix, or a signal has stopped the run.
     """
     lake = Lake.from_location(settings.lake_root)
     with lock_run(settings.state, check_name(terms.name)):
@@ -147,7 +146,10 @@ def execute(
 
 
 def save_input(settings: Settings, terms: RunTerms) -> RunTerms:
-    """Save standard input and pipes of a run in the state folder, and return the terms with the saved files.
+    """Save standard input and pipes among a run's input files in the state folder, so that all tasks can read them.
+
+    Returns:
+        The terms, with the paths of the saved files.
 
     Raises:
         InputError: A stream cannot be read or saved.
@@ -155,7 +157,10 @@ def save_input(settings: Settings, terms: RunTerms) -> RunTerms:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise StoppedError(f"run {terms.name} was stopped before it began. Its saved input is deleted")
+        raise StoppedError(
+            f"backfill run {terms.name} was stopped before it began. Its saved input is deleted. To start it, type the "
+            "same command again"
+        )
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:
@@ -166,7 +171,7 @@ def save_input(settings: Settings, terms: RunTerms) -> RunTerms:
 
 
 def _check_files(settings: Settings, terms: RunTerms, say: Callable[[str], None]) -> None:
-    """Report the files that are skipped, before Spark starts. On an error, the saved streams are deleted."""
+    """Report the files that the run will skip. If an input cannot be read, delete the saved streams."""
     try:
         for skipped in find_captures(terms.files, say)[1]:
             say(printable_lines(skipped))
@@ -182,13 +187,10 @@ def backfill(
     is_stopped: Callable[[], bool],
     report: Callable[[RunProgress], None],
 ) -> RunOutcome:
-    """Execute a run, or the rest of it.
+    """Execute a backfill run in a Spark session, or the rest of an interrupted run.
 
     Args:
-        spark: The session.
-        settings: The settings.
-        terms: Terms of the run.
-        is_stopped: Returns true once the run is to stop.
+        is_stopped: Returns true as soon as the run must stop.
         report: Receives the progress.
 
     Raises:
@@ -221,16 +223,17 @@ def backfill(
             raise build_stopped_error(terms.name) from error
         message = str(error).strip().split("\n")[0]  # a stack trace follows
         raise RunError(
-            f"run {terms.name} failed in Spark: {message}. Its finished chunks are stored. See "
-            f"{settings.logs / 'backfill'}, and type the same command to continue"
+            f"backfill run {terms.name} failed in Spark: {message}. The logs in {settings.logs / 'backfill'} have the "
+            "details. The finished part of the run is stored: type the same command again to continue"
         ) from error
 
 
 @contextmanager
 def cancel_on_signal(spark: SparkSession) -> Iterator[Callable[[], bool]]:
-    """Cancel Spark's jobs on SIGTERM or Ctrl-C, and yield a function that returns true once a signal has arrived.
+    """Cancel Spark's jobs on SIGTERM or Ctrl-C. On a second Ctrl-C, raise KeyboardInterrupt at once.
 
-    A second Ctrl-C raises KeyboardInterrupt at once.
+    Yields:
+        A function that returns true after a signal has arrived.
     """
     stop_requested, ended = threading.Event(), threading.Event()
 
@@ -259,23 +262,24 @@ def cancel_on_signal(spark: SparkSession) -> Iterator[Callable[[], bool]]:
 
 
 def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
-    """Parse `frames`, `kafka`, or paths of files.
+    """Parse the values of the option `--source`: `frames`, `kafka`, or paths of files.
 
     Raises:
-        ValueError: The texts mix these three sources.
+        ValueError: The values mix these three sources.
     """
     if list(texts) in ([], ["frames"]):
         return "frames", ()
     if list(texts) == ["kafka"]:
         return "kafka", ()
     if {"frames", "kafka"} & set(texts):
-        raise ValueError("frames, kafka, or files: one of the three")
+        raise ValueError("one kind of --source: frames, kafka, or files")
     return "files", tuple(map(Path, texts))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `pipelines/jobs/backfill.py` under `spark-submit`: print each step, and at the end rows by table, or the root
-    cause of a failure, as lines of JSON.
+    """Execute a backfill run as a Spark application, with the options of the command line.
+
+    Prints lines of JSON: one for each step, and at the end the number of rows by table, or the cause of the failure.
 
     Returns:
         The exit status.
@@ -330,15 +334,17 @@ def _open_submitted_session(settings: Settings) -> Iterator[SparkSession]:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Run a backfill. docs/backfill.md explains the options.")
-    parser.add_argument("--from", dest="low", required=True, metavar="TIME")
-    parser.add_argument("--to", dest="high", required=True, metavar="TIME")
-    parser.add_argument("--run", required=True, metavar="NAME")
-    parser.add_argument("--source", nargs="+", metavar="frames|kafka|FILE")
-    parser.add_argument("--window", metavar="T")
-    parser.add_argument("--network", metavar="NAME")
-    parser.add_argument("--as-of", metavar="TIME")
-    parser.add_argument("--engine", choices=get_args(Engine), default="core")
+    parser = argparse.ArgumentParser(
+        description="Build the tables for a time range again, next to the live ones. See docs/backfill.md"
+    )
+    parser.add_argument("--from", dest="low", required=True, metavar="TIME", help="begin of the range")
+    parser.add_argument("--to", dest="high", required=True, metavar="TIME", help="end of the range, exclusive")
+    parser.add_argument("--run", required=True, metavar="NAME", help="name of the run")
+    parser.add_argument("--source", nargs="+", metavar="frames|kafka|FILE", help="source of frames; default: frames")
+    parser.add_argument("--window", metavar="T", help="length of a window, such as 1s; default: batch.window")
+    parser.add_argument("--network", metavar="NAME", help="network of the frames; default: all networks")
+    parser.add_argument("--as-of", metavar="TIME", help="time as of which separators are verified; default: now")
+    parser.add_argument("--engine", choices=get_args(Engine), default="core", help="decoder of frames; default: core")
     return parser
 
 
@@ -366,14 +372,17 @@ def _read_inputs(
 
 
 def _find_version_at(lake: Lake, table: str, at: int) -> int | None:
-    """Find the newest version of a table as of a time, µs; None if the table did not exist."""
+    """Find the newest version of a table as of a time (µs); `None` if the table did not exist then."""
     commits = lake.open(table).history()
     versions = (int(str(commit["version"])) for commit in commits if int(str(commit["timestamp"])) * 1000 <= at)
     return max(versions, default=None)
 
 
 def read_frames_topic_id(settings: Settings) -> str:
-    """Read Kafka's id of `kiln.frames`; empty if there is no such topic, or the broker reports none.
+    """Read Kafka's id of the topic `kiln.frames`.
+
+    Returns:
+        An empty text if there is no such topic, or if the broker does not report ids.
 
     Raises:
         KafkaError: No broker answers.
@@ -387,15 +396,16 @@ def read_frames_topic_id(settings: Settings) -> str:
 
 
 def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, tuple[int, int]], list[str]]:
-    """Read the offsets of a run's records in `kiln.frames`, and describe which records of its range Kafka has removed.
-    A frame is captured before the broker stamps it, so a run reads from the first record with a stamp in its range to
-    the end of the topic.
+    """Find the offsets in `kiln.frames` that a backfill run reads, and describe the records that Kafka has removed.
+
+    The run selects frames by capture time, which is before the broker's timestamp. So it reads from the first record
+    with a timestamp in its range, to the end of the topic.
 
     Returns:
-        First offset and end by partition, and the descriptions.
+        First offset and end offset by partition, and the descriptions.
 
     Raises:
-        InputError: The topic does not exist, or Kafka has removed the whole range.
+        InputError: The topic does not exist, or Kafka has removed all records of the range.
     """
     kafka = settings.broker
     consumer = open_client(
@@ -410,7 +420,7 @@ def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, t
         parts = [TopicPartition(topic, part) for part in sorted(consumer.partitions_for_topic(topic) or ())]
         if not parts:
             raise InputError(
-                f"the broker at {kafka.servers} has no topic {topic}. Start Kiln first, or use --source frames"
+                f"the broker at {kafka.servers} has no topic {topic}. Start Kiln first, or pass --source frames"
             )
         since = max(0, (terms.read_span.low) // 1000)
         ends = consumer.end_offsets(parts)
@@ -432,8 +442,8 @@ def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, t
         gaps = [f"partition {partition}: {description}" for partition, description in lost.items()]
         if lost and all(first == end for first, end in offsets.values()):
             raise InputError(
-                f"{topic} has no record of the range any more: {'; '.join(gaps)}. The table frames still has what "
-                "Kafka has removed: use --source frames"
+                f"Kafka has removed all records of the time range from the topic {topic} ({'; '.join(gaps)}). If the "
+                "table frames still has them, pass --source frames"
             )
         return offsets, [f"{topic}, {gap}" for gap in gaps]
     finally:
@@ -441,18 +451,17 @@ def read_kafka_offsets(settings: Settings, terms: RunTerms) -> tuple[dict[str, t
 
 
 def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str:
-    """Describe the records of a range that Kafka has removed from a partition; empty if there are none.
+    """Describe the records of a time range that Kafka may have removed from a partition; empty if there are none.
 
     Args:
         start: First offset of the partition.
-        oldest: The broker's stamp of the first record, ms; `None` if the partition has no records.
-        span: The range.
+        oldest: The broker's timestamp of the first record, ms; `None` if the partition has no records.
     """
     if not start:
         return ""
     if oldest is None:
-        return f"all {start:,} records were removed"
+        return f"Kafka has removed all {start:,} records"
     if oldest * 1000 <= span.low:
         return ""
     at = datetime.fromtimestamp(oldest / 1000, UTC)
-    return f"{start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC were removed"
+    return f"Kafka has removed {start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,4 +1,4 @@
-"""Start of the queries from the settings: each setting becomes a plain value of the `QueryContext` here."""
+"""Start of the streaming queries from the settings, which are converted here to plain configuration objects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kiln.schemas.wire.topic_table import BundleSet
 
 
 def create_submitted_session(name: str, settings: Settings) -> SparkSession:
-    """Create the session of a job that was started by `spark-submit`, which provides the jars."""
+    """Create the Spark session of a job under `spark-submit`, which provides the jars."""
     return create_session(
         name,
         master=settings.spark.master,
@@ -51,11 +51,11 @@ def launch(
     listener: StreamingQueryListener | None = None,
     report: Report = ignore_report,
 ) -> StreamingQuery:
-    """Start one query from the settings.
+    """Start one streaming query from the settings.
 
     Raises:
-        DecodingBrokenError: Messages that are known to be valid do not decode.
-        BundleError: The topic bundles of the settings contradict the table `bundles`.
+        DecodingBrokenError: Built-in samples of valid messages do not decode.
+        BundleError: A topic bundle of the settings contradicts the table `bundles`.
     """
     context = query_context(name, spark, settings, listener, report)
     match name:
@@ -64,12 +64,17 @@ def launch(
             breaker = DecodeBreaker(settings.breaker.min_authors, settings.breaker.consecutive_failures)
             return archive.start(context, decoding, breaker)
         case "updates":
-            return updates.start(context, decode_config(settings), separator_config(settings))
+            # even if this run fetches no blocks, an earlier one may have written separators to the topic `streams`
+            kafka = settings.broker
+            servers, security = kafka.server_list(), kafka.security_options()
+            streams = StreamsTopic(kafka.topic("streams"), tuple(servers), tuple(security.items()))
+            separators = SeparatorConfig(streams, settings.fetches, believe=not settings.batch.only_verified)
+            return updates.start(context, decode_config(settings), separators)
         case "batch":
             return batch.start(context, batch_config(settings))
         case "sink":
             return sink.start(context)
-    raise ValueError(f"no such query: {name}")
+    raise ValueError(f"there is no query {name}")
 
 
 def query_context(
@@ -79,7 +84,7 @@ def query_context(
     listener: StreamingQueryListener | None = None,
     report: Report = ignore_report,
 ) -> QueryContext:
-    """Build the context of one query."""
+    """Build the resources of one query from the settings."""
     kafka, job = settings.broker, settings.jobs.of(name)
     return QueryContext(
         spark=spark,
@@ -100,7 +105,7 @@ def query_context(
 
 
 def batch_config(settings: Settings) -> BatchConfig:
-    """Build the configuration of batching."""
+    """Build the configuration of batching from the settings."""
     options = settings.batch
     authors = None if "*" in options.authors else frozenset(peer_text(peer_bytes(text)) for text in options.authors)
     return BatchConfig(
@@ -112,15 +117,16 @@ def batch_config(settings: Settings) -> BatchConfig:
 
 
 def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig:
-    """Build the configuration of decoding, with all topic bundles of the settings and of the table `bundles`.
+    """Build the configuration of decoding from the settings.
+
+    It contains the topic bundles of the settings, and those of earlier settings from the table `bundles`.
 
     Args:
-        settings: The settings.
-        remember: Also save the bundles of the settings in the table.
+        remember: If true, also save the bundles of the settings in the table.
 
     Raises:
         BundleError: The settings and the table contradict each other.
-        DecoderError: The decoder of the settings cannot be used.
+        DecoderError: The setting `network.decoder` names a decoder that cannot be used.
     """
     network = settings.network
     if network.decoder:
@@ -143,11 +149,3 @@ def decode_config(settings: Settings, *, remember: bool = False) -> DecodeConfig
         message_ids=parse_message_id_rule(network.message_id),
         decoder=network.decoder,
     )
-
-
-def separator_config(settings: Settings) -> SeparatorConfig:
-    """Build the configuration of separators. It always includes the topic `streams`: an earlier run may have found
-    separators, even if this run fetches no blocks."""
-    kafka = settings.broker
-    streams = StreamsTopic(kafka.topic("streams"), tuple(kafka.server_list()), tuple(kafka.security_options().items()))
-    return SeparatorConfig(streams, fetch=settings.fetches, believe=not settings.batch.only_verified)

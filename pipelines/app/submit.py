@@ -1,7 +1,8 @@
-"""One query as a Spark application of its own: the driver that `spark-submit pipelines/jobs/NAME.py` runs.
+"""Driver of one query as a Spark application, which `spark-submit pipelines/jobs/NAME.py` starts.
 
-The settings come from the file that KILN_CONFIG names and from KILN_… variables, as everywhere. Master, memory and
-jars of spark-submit take precedence. The driver serves `/metrics`, `/health` and `/ready` at `monitor.listen`.
+The settings come from the file that the variable KILN_CONFIG names, and from variables KILN_…. The options of
+spark-submit for master, memory and jars override them. The driver serves `/metrics`, `/health` and `/ready` at
+`monitor.listen`.
 """
 
 from __future__ import annotations
@@ -41,16 +42,14 @@ _HANG_TIMEOUT = 30.0  # s after which a driver that does not check its query is 
 
 @dataclass(frozen=True)
 class _Observation:
-    """A check of the query."""
-
     at: float
-    """monotonic clock, s"""
+    """time of the check, monotonic s"""
     line: QueryState
     problems: Sequence[str]
 
 
 class SubmittedQuery:
-    """Status of one query's driver, as served over HTTP. `observe` takes the query's state."""
+    """Status of a query's driver, which the driver serves over HTTP. The driver passes new states to `observe`."""
 
     def __init__(self, name: str, network: str) -> None:
         self._name = name
@@ -70,19 +69,21 @@ class SubmittedQuery:
             yield from build_query_metrics([newest.line])
 
     def why_dead(self) -> list[str]:
-        """Return the reasons why the driver is not alive. A starting driver is alive."""
+        """Return the reasons why the driver counts as hung. A driver that is still starting does not."""
         silent = 0.0 if self._newest is None else time.monotonic() - self._newest.at
-        return [f"the driver has not checked its query for {silent:.0f} s"] if silent > _HANG_TIMEOUT else []
+        return (
+            [f"the driver hangs: its last check of the query was {silent:.0f} s ago"] if silent > _HANG_TIMEOUT else []
+        )
 
     def why_not_ready(self) -> list[str]:
         newest = self._newest
         if newest is None:
-            return ["starting"]
-        down = [] if newest.line.phase in RUNS else [f"{newest.line.name} {newest.line.phase}"]
+            return [f"the query {self._name} is starting"]
+        down = [] if newest.line.phase in RUNS else [f"the query {newest.line.name} is {newest.line.phase}"]
         return [*self.why_dead(), *down, *newest.problems]
 
     def page(self) -> None:
-        """Return no page."""
+        """Return no status page: this driver serves none."""
 
 
 def main(name: JobName) -> int:
@@ -91,7 +92,8 @@ def main(name: JobName) -> int:
     If the query fails, the last line has the root cause.
 
     Returns:
-        The exit status: 0 after a signal, 1 if the query gave up or must not start, 2 if the settings are wrong.
+        The exit status: 0 after a signal, 1 if the query failed too often or must not start, 2 if the settings are
+            invalid.
     """
     try:
         settings = load_settings()
@@ -104,7 +106,6 @@ def main(name: JobName) -> int:
 
 
 def _run_query(name: JobName, settings: Settings) -> int:
-    """Run a query until a signal or its failure, and return the exit status."""
     spark = create_submitted_session(f"kiln-{name}", settings)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -135,7 +136,9 @@ def _run_query(name: JobName, settings: Settings) -> int:
                     error=supervisor.errors.get(name, ""),
                     tripped=False,
                 )
-                broker_error = ends.error if ends is not None else "the broker does not answer"
+                broker_error = (
+                    ends.error if ends is not None else f"the broker does not answer: {settings.broker.servers}"
+                )
                 job.observe(line, [*supervisor.errors.values(), *([broker_error] if broker_error else [])])
                 if check % _REPORT_EVERY == 0:
                     print(json.dumps(_build_report(supervisor, name)), flush=True)
@@ -144,7 +147,7 @@ def _run_query(name: JobName, settings: Settings) -> int:
     except KilnError as error:  # such as a table that a newer Kiln has written
         failure, status = str(error), error.exit_code
     except KafkaError as error:
-        failure, status = f"Kafka at {settings.broker.servers}: {error}", 1
+        failure, status = f"cannot use Kafka at {settings.broker.servers}: {error}. Check that the broker runs", 1
     finally:
         if failure:
             spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, not Spark's shutdown messages
@@ -157,7 +160,6 @@ def _run_query(name: JobName, settings: Settings) -> int:
 
 
 def _create_topic_ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
-    """Create the reader of end offsets; None if no broker answers."""
     try:
         return TopicEnds(kafka.client_options(), topics)
     except KafkaError:

@@ -1,4 +1,4 @@
-"""Supervisor of the queries in one Spark application: starts, restarts and stops them."""
+"""Supervisor of the streaming queries in one Spark application, which starts, restarts and stops them."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ from kiln.schemas.wire.topic_table import BundleError
 
 _LOG = logging.getLogger("kiln.pipelines.app.supervisor")
 _BREAKER_ERROR = DecodingBrokenError.__name__
-"""Error of a query whose breaker tripped."""
+"""Name of the error with which a query fails if messages no longer decode"""
 _FATAL_ERRORS = (SecondWriterError.__name__, SchemaChangedError.__name__)
-"""Errors after which a query must not continue."""
+"""Names of the errors after which a query must not be restarted"""
 _WORKER_ERROR = "Python worker failed to connect back"
-"""Error of Spark if a Python process takes more than 10 s to start, as on a busy machine. No setting
-raises this limit."""
+"""Text of Spark's error if a Python process takes more than 10 s to start. No setting raises this limit."""
 _WORKER_RESTARTS = 4  # restarts, as a multiple of those after other failures: the query is not at fault
 _FRAMES_TOPIC = "frames"
-"""Topic that is read by the queries that decode frames."""
+"""Topic that the decoding queries read"""
 _HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
+_STOP_PATIENCE = 45.0  # s for the micro-batches of all queries to end before the queries are stopped
 _WINDOW_PATIENCE = timedelta(minutes=1)  # log time for which a run that catches up waits for the last windows
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
@@ -63,56 +63,51 @@ _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next 
 
 @dataclass
 class _QueryRun:
-    """State of one query."""
-
     query: StreamingQuery
     failures: int = 0
     """failures in a row, with no finished micro-batch in between"""
     batch_id: int = -1
-    """id of the newest micro-batch at the last failure"""
+    """number of the newest micro-batch at the last failure"""
     restart_at: float | None = None
-    """restart time of a failed query, monotonic s; None if the query runs or is held"""
+    """time at which a failed query restarts, in s of the monotonic clock; `None` if it runs or is held"""
     held: bool = False
-    """the query waits for the next start of Kiln, because the breaker tripped"""
+    """true if the query is stopped until Kiln is started again, because messages no longer decode"""
     error: str = ""
     """the last failure"""
 
 
 class RestartsExhaustedError(RuntimeError):
-    """A query must not continue, because it failed more often in a row than the settings allow, or because it would
-    write wrong data."""
+    """A query must not continue: it failed too often in a row (`jobs.max_restarts`), or it would write wrong data."""
 
 
 def build_damage_location(settings: Settings) -> DamageLocation:
-    """Return the folders of the settings that `kiln.pipelines.recovery` checks."""
+    """Build the locations that `kiln.pipelines.recovery` examines, from the settings."""
     return DamageLocation(settings.state, settings.checkpoints_root, Lake.from_location(settings.lake_root))
 
 
-def has_progress_marker(settings: Settings) -> bool:
-    """Return true if `updates` may have committed its progress to Kafka.
-
-    An interrupted `kiln recover` may leave a folder `updates.new` and no `updates`.
-    """
-    root = settings.checkpoints_root
-    return Checkpoint(root / "updates").exists or Checkpoint(root / "updates.new").exists
-
-
 def read_progress_report(settings: Settings) -> ProgressReport | None:
-    """Read the progress of `updates` from Kafka."""
+    """Read the progress that the query `updates` has committed to Kafka."""
     kafka = settings.broker
     with ProgressMarker(kafka.client_options(), kafka.topic("updates")) as marker:
         return marker.read(kafka.topic("frames"))
 
 
 def read_topics(settings: Settings, topics: Topics, names: Iterable[str]) -> dict[str, dict[str, TopicState]]:
-    """Read the states of the topics of each query, by query, as `kiln.pipelines.recovery.examine` takes them."""
+    """Read ids and offsets of the topics of queries from Kafka.
+
+    Returns:
+        By query, the states of the topics that it reads, by name with prefix. Missing topics are omitted.
+    """
     reads = {name: [settings.kafka.topic(topic) for topic in QUERIES[name].reads] for name in names}
     states = topics.read_states({topic for names in reads.values() for topic in names})
     return {name: {topic: states[topic] for topic in wanted if topic in states} for name, wanted in reads.items()}
 
 
 class Supervisor:
-    """Runs the named queries in one Spark session. Call `start()`, then `check()` every second or so, then `stop()`."""
+    """Supervisor of streaming queries in one Spark session.
+
+    Call `start()`, then `check()` about every second, then `stop()`.
+    """
 
     def __init__(
         self,
@@ -127,13 +122,10 @@ class Supervisor:
         """Prepare the queries.
 
         Args:
-            spark: The session.
-            settings: The settings.
-            names: The queries.
-            report: Receives the counts that queries report.
-            now: A monotonic clock, s.
-            clock: The time, µs.
-            topics: Identities of topics; by default read from the broker of the settings.
+            report: Receives the counts that queries report after each micro-batch.
+            now: Monotonic clock, s.
+            clock: Returns the time, µs.
+            topics: Reader of topic ids; by default, of the broker in the settings.
         """
         self._spark = spark
         self._settings = settings
@@ -167,17 +159,17 @@ class Supervisor:
         self._topics_at = 0.0
         self.ticker: Ticker | None = None
         self.repairs: list[str] = []
-        """damage of a power cut that was repaired at the start, one sentence each"""
+        """descriptions of the damage of a power cut that `start` has repaired"""
         self.warnings: list[str] = []
-        """records that Kafka had deleted before a query first ran, one sentence each"""
+        """descriptions of the records that Kafka had deleted before a query first ran"""
 
     def start(self) -> None:
-        """Start every query, and the ticks if `batch` is among them.
+        """Start every query. With the query `batch`, also start the thread that sends ticks, which close its windows.
 
         Raises:
             RestartsExhaustedError: A query must not start.
             KafkaError: No broker answers.
-            StateVersionError: An older or a newer Kiln wrote the state folder.
+            StateVersionError: The state folder has the version of an older or newer Kiln.
         """
         claim_state_folder(self._settings.state)
         try:
@@ -187,11 +179,11 @@ class Supervisor:
         except SecondDriverError as error:
             raise RestartsExhaustedError(str(error)) from error
         try:
-            progress = (
-                read_progress_report(self._settings)
-                if "updates" in self._names and has_progress_marker(self._settings)
-                else None
+            # an interrupted `kiln recover` may leave a checkpoint `updates.new` and no `updates`
+            started = any(
+                Checkpoint(self._settings.checkpoints_root / name).exists for name in ("updates", "updates.new")
             )
+            progress = read_progress_report(self._settings) if "updates" in self._names and started else None
             reads = read_topics(self._settings, self._topics, self._names)
             self.repairs = repair(build_damage_location(self._settings), self._names, progress, reads)
         except DamageError as error:
@@ -215,7 +207,13 @@ class Supervisor:
             self._runs[name] = _QueryRun(self._start(name))
             if is_new and (problem := describe_deleted_records(name, checkpoint.deleted_records)):
                 self.warnings.append(f"{problem}. To prevent this, {DELETED_ADVICE}")
-                log_event(_LOG, "records deleted before the first start", logging.WARNING, query=name, why=problem)
+                log_event(
+                    _LOG,
+                    "Kafka had deleted records before the query first ran",
+                    logging.WARNING,
+                    query=name,
+                    why=problem,
+                )
 
     def _start(self, name: JobName) -> StreamingQuery:
         log_event(_LOG, "query starts", query=name)
@@ -224,21 +222,22 @@ class Supervisor:
             query = launch(name, self._spark, self._settings, self._listener, self._report)
             self._save_topic_ids(name)
         except (DecodingBrokenError, BundleError, KilnError) as error:
-            raise RestartsExhaustedError(f"{name} stopped: {error}") from error
+            raise RestartsExhaustedError(f"the query {name} stopped: {error}") from error
         return query
 
     def _save_topic_ids(self, name: JobName) -> None:
-        """Save the topic ids in the checkpoint, once Spark has created it."""
         checkpoint = Checkpoint(self._settings.checkpoints_root / name)
         if checkpoint.exists:
             save_topic_ids(checkpoint.path, {topic: state.id for topic, state in self._reads[name].items()})
 
     def _check_topics(self) -> None:
-        """Check that no topic was replaced since the start. Otherwise a query would continue in the new topic of the
-        same name, in a way that depends on the length of that topic.
+        """Check that no topic was deleted and created again since the start.
+
+        Spark would continue at the old offset of the new topic, and skip the records before it.
 
         Raises:
-            RestartsExhaustedError: A topic was replaced, or has more partitions.
+            RestartsExhaustedError: A topic was created again, or has another number of partitions that the queries
+                cannot adopt while they run.
         """
         self._topics_at = self._now() + CHECK_EVERY
         try:
@@ -260,20 +259,20 @@ class Supervisor:
             )
             if declared.for_life:
                 raise RestartsExhaustedError(
-                    f"{problem}. The number of partitions cannot change, because windows are stored by partition. Use "
-                    "another kafka.prefix and another state folder"
+                    f"{problem}. This topic must keep its number of partitions, because open windows are stored by "
+                    "partition. Use another kafka.prefix and another state folder"
                 )
             if declared.name in looked_up:
-                raise RestartsExhaustedError(f"{problem}. Start Kiln again to read all of them")
+                raise RestartsExhaustedError(f"{problem}. Start Kiln again to read the new partitions")
 
     def check(self) -> None:
-        """Restart failed queries, each from its checkpoint, after a pause that doubles.
+        """Check leases, topics and queries, and restart failed queries from their checkpoints.
 
-        If a query reports that decoding is broken, all queries that decode are held.
+        The pause before a restart doubles with each failure in a row. If a query fails because messages no longer
+        decode, all queries that decode stay stopped.
 
         Raises:
-            RestartsExhaustedError: A query failed more than `jobs.max_restarts` times with no finished micro-batch in
-                between, or another driver runs it, or all queries are held.
+            RestartsExhaustedError: A query must not continue, another driver runs it, or no query is left.
         """
         try:
             for lease in self._leases:
@@ -311,13 +310,22 @@ class Supervisor:
             return
         restarts = self._settings.jobs.max_restarts * (_WORKER_RESTARTS if _WORKER_ERROR in run.error else 1)
         if any(fatal_error in run.error for fatal_error in _FATAL_ERRORS) or run.failures > restarts:
-            raise RestartsExhaustedError(f"{name} stopped: {run.error}")
-        log_event(_LOG, "query failed", logging.WARNING, query=name, why=run.error, in_a_row=run.failures)
+            raise RestartsExhaustedError(f"the query {name} stopped: {run.error}")
+        log_event(
+            _LOG,
+            "query failed, and will be restarted",
+            logging.WARNING,
+            query=name,
+            why=run.error,
+            in_a_row=run.failures,
+        )
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def _trip(self, name: JobName, error: str) -> None:
-        """Hold every query that decodes frames, so that each can continue once decoding is fixed. The other queries and
-        the capture of frames continue.
+        """Stop every query that decodes frames until Kiln is started again, because messages no longer decode.
+
+        The other queries, and the bridge, continue. Once decoding is fixed, the stopped queries continue from their
+        checkpoints.
 
         Raises:
             RestartsExhaustedError: No query is left.
@@ -325,23 +333,29 @@ class Supervisor:
         why = error.partition(f"{_BREAKER_ERROR}: ")[2] or error
         at = datetime.fromtimestamp(self._clock() / 1e6, UTC)
         problem = (
-            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. Fix the build, or raise "
-            "breaker.consecutive_failures if Kiln is to refuse that format, and start Kiln again: "
-            f"{name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
+            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. If this Kiln cannot decode a valid format, "
+            "install one that can. If the messages are invalid, raise breaker.consecutive_failures. Then start Kiln "
+            f"again: {name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
         )
-        log_event(_LOG, "breaker tripped", logging.ERROR, query=name, why=why)
+        log_event(_LOG, "breaker tripped, because messages no longer decode", logging.ERROR, query=name, why=why)
         for other, run in self._runs.items():
             if _FRAMES_TOPIC in QUERIES[other].reads:
                 run.held, run.restart_at = True, None
-                run.error = problem if other == name else f"stopped, because the breaker of {name} tripped"
+                run.error = (
+                    problem
+                    if other == name
+                    else f"the query {other} is stopped, because the breaker of the query {name} tripped"
+                )
                 self._stop(run, _HOLD_PATIENCE)
         if all(run.held for run in self._runs.values()):
-            raise RestartsExhaustedError(f"{name} stopped: {problem}")
+            raise RestartsExhaustedError(f"the query {name} stopped: {problem}")
 
     @property
     def failures(self) -> dict[str, str]:
-        """The last failure of each query that is held or has not recovered. A query has recovered once it finished a
-        micro-batch or found nothing to read."""
+        """Last failure of each query that is stopped, or that has not recovered from a failure, by query name.
+
+        A query has recovered once it has finished a micro-batch, or found no records to read.
+        """
         progress = self._listener.snapshot()
         failures: dict[str, str] = {}
         for name, run in self._runs.items():
@@ -353,23 +367,29 @@ class Supervisor:
 
     @property
     def held_queries(self) -> set[str]:
-        """The queries that the breaker holds."""
+        """Names of the queries that are stopped until Kiln is started again, because messages no longer decode."""
         return {name for name, run in self._runs.items() if run.held}
 
     @property
     def progress(self) -> dict[str, QueryProgress]:
-        """Progress by query. A query that has not reported yet is missing."""
+        """Newest progress, by query name. A query that has not reported any is missing."""
         return self._listener.snapshot()
 
     @property
     def errors(self) -> dict[str, str]:
-        """The failure of each query that waits for its restart or is held, by query. In addition, "topics"
-        has the missing topics, "ticks" the failure of the ticks, and "log time" and "clock" a clock that is behind."""
+        """Current problems in words: by query name, the failure of each query that does not run.
+
+        More keys: `topics` (missing topics), `ticks` (ticks cannot be sent), `log time` (the broker's clock is behind)
+        and `clock` (this machine's clock is behind).
+        """
         errors: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
         }
         if self._missing:
-            errors["topics"] = f"topics that the queries need are missing: {', '.join(self._missing)}. Start Kiln again"
+            errors["topics"] = (
+                f"Kafka lacks topics that the queries need: {', '.join(self._missing)}. Start Kiln again: its bridge "
+                "creates them"
+            )
         if self.ticker is not None and self.ticker.error:
             errors["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:
@@ -381,10 +401,7 @@ class Supervisor:
         return errors
 
     def _newest_times(self) -> dict[str, int]:
-        """Return, for each query, the newest time (µs) of the clock that expires its deduplication state.
-
-        See `kiln.pipelines.runtime.clocks`.
-        """
+        """Return, by query name, the newest time (µs) that its `MicroBatchClock` has given."""
         times = {
             name: max(at.dedup_time, at.watermark and at.watermark + self._dedup_retention)
             for name, at in self.progress.items()
@@ -393,35 +410,46 @@ class Supervisor:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """Failures in a row, by query."""
+        """Number of failures since the last finished micro-batch, by query name."""
         return {name: run.failures for name, run in self._runs.items()}
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
-        """Return true if no query lags behind `ends` (by full topic name) and the ticks have passed the last window.
+        """Return true if all queries have read the records before `ends`, and no window waits to be closed.
 
-        Long windows stay open: see `leaves_windows_open`.
+        Long windows are not waited for: see `leaves_windows_open`.
+
+        Args:
+            ends: End offsets, by topic name with prefix and by partition.
         """
         is_quiet = self.ticker is None or self.ticker.is_quiet or self.leaves_windows_open
         return is_quiet and not self.count_unread(ends)
 
     @property
     def leaves_windows_open(self) -> bool:
-        """True if windows are so long that a run does not wait for their end: the next run ends them."""
+        """True if windows are longer than a minute. `kiln run --catch-up` ends without waiting for their end."""
         batch = self._settings.batch
         return "batch" in self._names and batch.window + batch.grace > _WINDOW_PATIENCE
 
     def describe_open_windows(self, ends: Mapping[str, Mapping[int, int]]) -> str:
-        """Describe why windows stay open although all records before `ends` are read; empty if they close soon.
+        """Describe why windows stay open for long after all records before `ends` are read; empty if they do not.
 
-        Log time closes windows. If the broker's clock trails log time, that may take days.
+        Windows close when the broker's timestamps advance. If the broker's clock is behind earlier timestamps, that may
+        take days.
         """
         if self.ticker is None or self.ticker.clock_lag <= micros(_WINDOW_PATIENCE) or self.count_unread(ends):
             return ""
         return f"the last windows stay open: {self.ticker.clock_error}"
 
     def count_unread(self, ends: Mapping[str, Mapping[int, int]]) -> dict[str, int | None]:
-        """Count the records before `ends` (by full topic name) that each query has not read. A query that has read all
-        of them is missing, and a query that waits for its restart or has not reported yet has `None`."""
+        """Count the records before `ends` that each query has not read.
+
+        Args:
+            ends: End offsets, by topic name with prefix and by partition.
+
+        Returns:
+            Counts by query name. `None` stands for a query that waits for its restart or has not reported any progress.
+                A query that has read all records is missing.
+        """
         progress, unread = self.progress, dict[str, int | None]()
         for name in self._names:
             topics = {full: ends[full] for full in map(self._settings.kafka.topic, QUERIES[name].reads) if full in ends}
@@ -431,14 +459,14 @@ class Supervisor:
                 unread[name] = lag
         return unread
 
-    def stop(self, patience: float = 45.0) -> None:
-        """Stop every query between two micro-batches, or after `patience` s in the middle of one.
+    def stop(self) -> None:
+        """Stop every query, if possible between two micro-batches.
 
-        Nothing is lost either way: a query repeats an unfinished micro-batch at its next start.
+        After 45 s, a query is stopped during a micro-batch, which it repeats at its next start. So nothing is lost.
         """
         if self.ticker is not None:
             self.ticker.stop()
-        deadline = self._now() + patience
+        deadline = self._now() + _STOP_PATIENCE
         try:
             for run in self._runs.values():
                 self._stop(run, deadline - self._now())
@@ -463,9 +491,12 @@ _LOST_TASK = re.compile(r".*most recent failure: Lost task \S+ in stage \S+ \(TI
 
 
 def _read_cause(line: str) -> str:
-    """Read the error in a line of a traceback: `KIND: message`, in Java `Caused by: KIND: message` or, for a failed
-    stage, the error of its last task. Return an empty text if the line has no error, or only announces another
-    error."""
+    """Read the error in a line of a traceback of Python, Java or Spark, such as `Caused by: KIND: message`.
+
+    Returns:
+        `KIND: message`, or the error of the failed task in a line about a Spark stage. Empty if the line has no error,
+            or only introduces another error.
+    """
     text, is_task = _LOST_TASK.subn("", line.removeprefix("Caused by: ").removeprefix(": "))
     kind, colon, _ = text.partition(": ")
     is_error = is_task or (colon and kind.replace(".", "").isidentifier())
@@ -473,10 +504,12 @@ def _read_cause(line: str) -> str:
 
 
 def describe_failure(error: BaseException | None) -> str:
-    """Describe a failure by its root cause: the last error that a traceback of Python or Java names, else the first
-    line of Spark's message."""
+    """Describe the root cause of a query's failure, in at most 300 characters.
+
+    This is the last error in the traceback, or else the first line of Spark's message.
+    """
     if error is None:
-        return "the query ended by itself"
+        return "the query ended without an error"
     message = str(error).partition("=== Streaming Query ===")[0]  # the rest is the id and the plan of the query
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     causes = [line for line in map(_read_cause, lines) if line]

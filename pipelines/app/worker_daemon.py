@@ -1,9 +1,8 @@
-"""Spark's daemon for Python workers: a process that Spark starts, which imports what every worker of Kiln needs.
+"""Daemon from which Spark forks its Python workers: it imports once what every worker of Kiln needs.
 
-Spark forks workers from this process. Each worker would otherwise spend a second or two of CPU on the same imports.
-After each task a worker collects garbage. The imported objects are exempt, because traversing them takes 70 ms of CPU,
-forty times the cost of a small task. Within a task, garbage is collected rarely, because the rows of a task are many
-objects without cycles.
+Without it, each worker would spend a second or two of CPU on these imports. PySpark collects garbage after each task.
+The imported objects are exempt from this, because traversing them takes 70 ms of CPU, forty times the cost of a small
+task. Within a task, garbage is collected rarely, because the rows are many objects without cycles.
 """
 
 # ruff: noqa: F401 - imported for the workers

@@ -1,1 +1,1 @@
-"""Query `archive`: frames into the tables `frames`, `copies`, `subscriptions`, `controls` and `messages`."""
+"""Query `archive`: decodes frames into the tables `frames`, `copies`, `subscriptions`, `controls` and `messages`."""

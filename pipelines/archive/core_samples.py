@@ -1,8 +1,8 @@
-"""Comparison of the native core with Python: the rows of some records, from both."""
+"""Comparison of the native core with Python: both decode some sampled records of `kiln.frames`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,16 +17,15 @@ from kiln.schemas.delta.tables import TABLES
 
 _Values = list[tuple[object, ...]]
 _ArchiveRows = dict[str, _Values]
-"""Rows of one record by table, and `identities`"""
+"""Rows of one record by table; under `identities`, the digests and positions of its messages"""
 
 
-def compare_samples(
-    rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder
-) -> Iterator[tuple[RecordRow, _ArchiveRows, _ArchiveRows]]:
-    """Yield the sampled records of a call of the core, each with its rows from the core and from Python."""
+def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder) -> bool:
+    """Compare the rows that the core built from the sampled records of a call with the rows that Python builds from
+    them. At a difference, stop using the core in this process, and return true."""
     samples = list(take_records(batch, rows.samples))
     if not samples:
-        return
+        return False
     from_core: dict[tuple[int, int], _ArchiveRows] = {
         (sample.partition, sample.offset): {name: [] for name in (*TABLES_OF_CORE, "identities")} for sample in samples
     }
@@ -42,20 +41,14 @@ def compare_samples(
     for row, digests in zip(some.column("row").to_pylist(), _list_rows(some.drop_columns("row")), strict=True):
         from_core[by_row[row]]["identities"].append(digests)
     for record in samples:
-        yield record, from_core[record.partition, record.offset], _build_python_rows(record, decoder)
-
-
-def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: FrameDecoder) -> bool:
-    """Compare the samples of a call of the core. At a difference, turn the core off and return true."""
-    for record, ours, theirs in compare_samples(rows, batch, decoder):
-        if ours != theirs:
+        if from_core[record.partition, record.offset] != _build_python_rows(record, decoder):
             turn_off("the native core and Python decoded a record into different rows", record.partition, record.offset)
             return True
     return False
 
 
 def list_positions(rows: pa.RecordBatch) -> list[tuple[int, int]]:
-    """List partition and offset of rows."""
+    """List the Kafka partition and offset of each row."""
     columns = (rows.column(name).to_pylist() for name in ("kafka_partition", "kafka_offset"))
     return list(zip(*columns, strict=True))
 
@@ -81,7 +74,7 @@ def _build_python_rows(record: RecordRow, decoder: FrameDecoder) -> _ArchiveRows
 
 
 def _convert_rows(table: str, rows: Sequence[Sequence[object]]) -> _Values:
-    """Convert the values of rows to those that a file of the table would return."""
+    """Convert rows to the values that a reader of the table's files would get."""
     if not rows:
         return []
     schema = build_arrow_schema(TABLES[table].columns)

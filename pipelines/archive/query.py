@@ -1,44 +1,56 @@
 """Query `archive`: from Kafka's topic `kiln.frames` to Delta, and faults to the topic `kiln.quarantine`.
 
 Each frame becomes a row of `frames` with its exact bytes. Each copy of a message in it becomes a row of `copies`, each
-subscription a row of `subscriptions`, and each control entry a row of `controls`. The first valid copy of a message
-becomes the row of `messages`. Bytes that are no message are faults.
+subscription a row of `subscriptions`, and each control entry a row of `controls`. One valid copy of each message
+becomes the row of `messages`; which one is not defined. Bytes that are no message are faults.
 
     on one machine   source: decode, accept each message once, write files ─ foreachBatch: faults to Kafka, commits
-    on a cluster     source: decode, write files of the first four tables ─ dropDuplicatesWithinWatermark
-                     ─ foreachBatch: write files of `messages`, faults to Kafka, commits
+    on a cluster     source: decode, write files of `frames`, `copies`, `subscriptions` and `controls`
+                     ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files of `messages`, faults to Kafka, commits
+
+The source is Kiln's own Python data source (`pipelines/runtime/kafka.py`), whose tasks read Kafka and decode. Tasks
+write the rows of tables into files; no row reaches the driver. The driver gets the faults, and of each task a
+`DecodeResult` (the files of `frames`, `copies`, `subscriptions` and `controls`) and an `ArchiveOutput` (the files of
+`messages`). The column `kind` tells them apart.
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
-micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query.
+micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
+that the query has not read. A micro-batch starts every 10 s (`jobs.archive.trigger`); if the one before it takes
+longer, when that one is done.
 
-A message is accepted if its digest was not accepted within `dedupe.signed_ttl`. On one machine, a file next to the
-checkpoint has the digests, each with the place of the accepted copy (topic partition, offset, index in the frame). On a
-cluster, Spark's state has the digests. They expire by the driver's time, which the checkpoint has. A bridge that was
-killed may send a frame again: `FrameDedup` knows it by its connection, direction and sequence number, and leaves it out
-of the first four tables.
+A message is accepted unless a message with the same digest was accepted within `dedupe.signed_ttl`. On one machine, a
+file next to the checkpoint stores the digests, each with the position of the accepted copy (partition, offset, index in
+the frame). On a cluster, Spark's state stores the digests. A micro-batch has one time, which the driver's clock gives
+at its start and which never goes back. Digests expire by this time, after at least `dedupe.signed_ttl` and at most
+twice that. A copy that comes later is accepted again.
+
+A bridge that was killed may send a frame again. `FrameDedup` recognises it by its connection, direction and sequence
+number, and drops its rows of all tables but `messages`, for which the digests do that. It has the ranges of stored
+sequence numbers in memory, and reads them from `frames` at the first micro-batch after a start.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
 
 1. Spark's offset log: which records the micro-batch has.
-2. By the tasks: the digests, in the file or in Spark's state; and files of rows, which no table names yet.
+2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.
 3. Faults, in `kiln.quarantine`.
-4. A Delta commit to `messages`, then to each other table. Its transaction is the ids of the query and the micro-batch.
-   Before this, the driver writes files with repeated frames again without these.
+4. The driver rewrites files that have repeated frames, without these. Then come the Delta commits: to `messages`, then
+   to each other table with new rows. The transaction identifier of a commit (`txn`) holds the ids of the query and the
+   micro-batch.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
 
-- The same messages are accepted: on one machine, the copies whose places the file has; on a cluster, because Spark
-  begins with the state before the micro-batch.
+- The same messages are accepted, unless the stop was so long that digests have expired. On one machine, these are the
+  copies whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
 - Faults may be in the topic twice, with the same key, and `sink` stores them once.
-- A table that has the transaction ignores the commit. If `frames` has it, `FrameDedup` does not take this
-  micro-batch's own frames for repeats.
+- A table that already has the transaction ignores the commit. If `frames` has it, `FrameDedup` leaves out the rows with
+  this micro-batch's own offsets when it reads the stored ranges.
 
 Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. It
-counts in memory, so the next start repeats the micro-batch, whose faults then go to quarantine if the build still has
-the fault.
+compares with messages of the same authors that decoded before, and has these in memory only. So after the next start,
+the repeated micro-batch passes, and its faults go to quarantine even if Kiln's decoder is still at fault.
 """
 
 from __future__ import annotations
@@ -72,7 +84,6 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.deduplication import DedupSteps
 from kiln.pipelines.runtime.kafka import write_topic
 from kiln.pipelines.runtime.query_context import QueryContext, TableOutput, write_in_order
-from kiln.schemas.kafka.frames import DIRECTIONS
 from kiln.schemas.queries import CONTROL_PREFIX, QUERIES
 
 
@@ -100,8 +111,6 @@ def start(context: QueryContext, decoding: DecodeConfig, breaker: DecodeBreaker)
 
 
 class _ArchiveWriter:
-    """Writer of the micro-batches."""
-
     def __init__(self, context: QueryContext, steps: DedupSteps, breaker: DecodeBreaker) -> None:
         self._context = context
         self._steps = steps
@@ -112,9 +121,9 @@ class _ArchiveWriter:
         self._tables = context.create_table_writer("archive")
 
     def write(self, rows: DataFrame, batch_id: int, query_id: str) -> None:
-        """Write one micro-batch: effects 2 to 4."""
+        """Write one micro-batch: the effects 2 to 4 of the module's docstring."""
         context = self._context
-        self._clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        self._clock.set_time(rows.sparkSession.sparkContext)  # the time by which digests expire
         out = self._steps.run_in_micro_batch(rows, self._checkpoint.count_records(batch_id))
         out.persist(StorageLevel.DISK_ONLY)  # the faults are read again, and the tasks must write files only once
         try:
@@ -158,19 +167,21 @@ _Files = tuple[list[DataFile], list[DataFile]]
 
 
 class FrameDedup:
-    """Tracks which frames the lake has (docs/design/09). The tasks of a micro-batch write every frame into files. A
-    file with a frame that the lake or an earlier task has, which is rare, is written again without it."""
+    """Record of the frames that the lake has, by which repeated frames are dropped (docs/design/09).
+
+    The tasks of a micro-batch write every frame into files. A file is rewritten without a frame that the lake or an
+    earlier task already has. This is rare.
+    """
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._stored: StoredFrameRanges | None = None
 
     def drop_stored(self, results: Iterable[DecodeResult], write_id: WriteId) -> _Files:
-        """Return the files of `frames`, and of the three tables with rows of its frames, without repeated frames.
+        """Drop repeated frames, and the rows of their parts, from the files that the tasks of a micro-batch wrote.
 
-        Args:
-            results: Results of the tasks of this micro-batch.
-            write_id: Ids of the micro-batch.
+        Returns:
+            Files of the table `frames`, and files of `copies`, `subscriptions` and `controls`.
         """
         in_order = sorted(results, key=lambda result: min(result.spans.items()))
         if self._stored is None:
@@ -196,7 +207,6 @@ class FrameDedup:
         return frames, parts
 
     def _rewrite_without(self, result: DecodeResult, stored: FrameRanges) -> _Files:
-        """Rewrite the files of a task without the frames in `stored` and the parts of these frames."""
         repeated: set[tuple[int, int]] = set()  # partition and offset
 
         def select_new_frames(rows: pa.Table) -> pa.Array:
@@ -205,7 +215,7 @@ class FrameDedup:
             for connection, direction, sequence, partition, offset in zip(
                 *(rows[name].to_pylist() for name in names), strict=True
             ):
-                is_stored = contains(stored.get(build_range_key(connection, DIRECTIONS.index(direction)), []), sequence)
+                is_stored = contains(stored.get(build_range_key(connection, direction), []), sequence)
                 if is_stored:
                     repeated.add((partition, offset))
                 keep.append(not is_stored)

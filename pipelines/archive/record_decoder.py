@@ -1,13 +1,13 @@
-"""First stage of the query `archive`: records of `kiln.frames` to copies of messages, with the native core and in
-Python. All rows but those of `messages` go into files.
+"""First stage of the query `archive`: decode the records of `kiln.frames`, with the native core or in Python.
 
-Records that the core leaves are decoded in Python. The order of the rows is the same as without the core.
+This stage writes the rows of all tables but `messages` into files, and yields the copies of messages for deduplication.
+Python decodes the records that the core leaves to it. The order of the rows is the same as without the core.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -28,58 +28,56 @@ from kiln.pipelines.archive.rows import (
     reject_row,
 )
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage
-from kiln.pipelines.decode.frame_row import FrameRow
 from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.delta.files import DataFile, TableFiles
-from kiln.pipelines.delta.frame_ranges import FrameRangeFilter, build_range_key
+from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key, insert
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.native.core import Core, CoreRows, can_decode, take_records
 from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine
 from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, CopyColumns
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.row_packing import UniqueRow
-from kiln.schemas.kafka.frames import DIRECTIONS
 
 _Batches = Iterator[pa.RecordBatch]
 _Faults = list[RejectedMessage]
 
 PARTS: Final = ("copies", "subscriptions", "controls")
-"""Tables whose rows are parts of a frame, and have its Kafka position."""
+"""Tables with the parts of a frame. Their rows have the Kafka position of the frame."""
 
 MESSAGE: Final = "messages"
 FAULT: Final = "fault"
 DECODE_RESULT: Final = "decode_result"
-"""Kinds of rows: a message, as `DecodedMessage` or `MessageRow`; a `FaultRow`; a `DecodeResult`."""
+"""Kinds of rows between the stages: a message (`DecodedMessage` or `MessageRow`), a `FaultRow`, and a
+`DecodeResult`."""
 
 _NO_ROWS: Final = pa.RecordBatch.from_arrays([], names=[])
 
 
 class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
-    """Result of one decode task."""
+    """Result of one task of the first stage."""
 
     spans: dict[int, tuple[int, int]]
-    """first and last offset that the task read, by partition"""
+    """first and last Kafka offset that the task read, by partition"""
     frame_ranges: dict[bytes, list[tuple[int, int]]]
-    """the frames in the files, as `kiln.pipelines.delta.frame_ranges.FrameRanges`"""
+    """sequence numbers of the frames in the files, as `FrameRanges`"""
     frames: list[DataFile]
     parts: list[DataFile]
     """files of the tables in PARTS"""
     valid_copies: int = 0
-    """copies of valid messages"""
+    """number of copies of valid messages"""
     entries: dict[str, int] = {}
-    """subscriptions and control entries by kind"""
+    """number of subscriptions and control entries, by kind"""
     core_differences: int = 0
     """number of records that the native core and Python decoded differently"""
 
 
 class CopyChunk:
-    """Message copies, faults and results that go into one transaction of the deduplication file: first the rows from
-    the core, then the rows from Python.
+    """Rows that are deduplicated in one transaction: copies of messages, faults, and the result of the task.
 
     Attributes:
-        messages: Rows of the table `messages` from the core.
+        messages: Rows of the table `messages` from the native core.
         items: Rows from Python, in which a message is a `DecodedMessage`.
-        columns: Digests and positions of all rows, in the order of their records.
+        columns: Digests and positions of the rows in `messages` and `items`, in the order of their Kafka records.
     """
 
     def __init__(
@@ -93,9 +91,10 @@ class CopyChunk:
 
         Args:
             items: Rows from Python, with messages as `DecodedMessage`.
-            rows: For each item, the index of its record in the batch; needed only if `messages` is not empty.
-            messages: Rows of the table `messages` from the core.
-            identities: For each row in `messages`: digests, position, and the index of its record in the batch.
+            rows: For each item, the index of its Kafka record in the record batch; needed only if `messages` is not
+                empty.
+            messages: Rows of the table `messages` from the native core.
+            identities: For each row in `messages`: its digests, its position, and the index of its Kafka record.
         """
         self.messages = messages
         self.items = items
@@ -115,7 +114,7 @@ class CopyChunk:
             )
 
     def restore_order(self, accepted: list[bool]) -> list[bool]:
-        """Reorder what `select_new` returned for `columns` to the order of `messages`, then `items`."""
+        """Bring what deduplication returned for `columns` into the order of `messages`, then `items`."""
         if self._order is None:
             return accepted
         restored = [False] * len(accepted)
@@ -130,15 +129,15 @@ def decode_records(
     """Decode the records of a task, and write the rows of `frames` and of the tables in PARTS into files.
 
     Args:
-        batches: Columns partition, offset, stamp and value of RECORDS.
+        batches: Kafka records, of which the columns partition, offset, stamp and value are read.
         config: How to decode.
         lake: The lake of the files.
-        task: Digest that all attempts of this task share, and no other task has.
+        task: Digest that only the attempts of this task share.
         native_core: True to use the native core if there is one.
 
     Yields:
-        Every copy of a message, even a repeat, because the deduplication file may already have accepted a later copy
-        of this task; the faults; and at the end the task's `DecodeResult`.
+        All copies of messages, the faults, and at the end the task's `DecodeResult`. Repeated copies are included,
+        because the deduplication file may have accepted a later copy when this task ran before.
     """
     decoder: _RecordDecoder | None = None
     for batch in batches:
@@ -151,26 +150,29 @@ def decode_records(
 
 
 class _RecordDecoder:
-    """Decoder of the records of one task, and writer of their rows."""
-
     def __init__(self, config: DecodeConfig, lake: Lake, core: Core | None) -> None:
         self._core = core
         self._decoder = FrameDecoder(config)
         self._rejected: _Faults = []
         self._frames = _open_files(lake, "frames", self._rejected)
         self._parts = PartFiles(lake, self._rejected)
-        self._filter = FrameRangeFilter({})
+        self._frame_ranges: FrameRanges = {}
         self._spans: dict[int, tuple[int, int]] = {}
         self._valid_copies = self._differences = 0
         self._items: list[UniqueRow[object]] = []  # from Python, for the next chunk
         self._bytes = 0
 
     def decode(self, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
-        """Decode a batch of RECORDS."""
-        self._extend_spans(batch)
+        partitions, offsets = batch.column("partition"), batch.column("offset")
+        for partition in pc.unique(partitions).to_pylist():
+            own = offsets.filter(pc.equal(partitions, partition))
+            start, _ = self._spans.get(partition, (own[0].as_py(), 0))
+            self._spans[partition] = start, own[-1].as_py()
         first = 0
         for rows in self._core.archive(batch) if self._core is not None else ():
-            if self._find_difference(rows, batch):
+            if turn_off_at_difference(rows, batch, self._decoder):
+                self._differences += 1
+            if not find_engine().is_native:  # this task, or another one of the worker, has found a difference
                 self._core = None
                 break
             yield from self._merge(rows, batch) if rows.tables else self._decode_in_python(batch, rows.first, rows.end)
@@ -178,14 +180,13 @@ class _RecordDecoder:
         yield from self._decode_in_python(batch, first, batch.num_rows)
 
     def finish(self, task: bytes) -> Iterator[CopyChunk]:
-        """Close the files, and yield the last faults, and the `DecodeResult`."""
         frames, parts = self._frames.close(), self._parts.close()
         for fault in self._rejected:
             self._items += pack_faults(fault)
         if self._spans:
             result = DecodeResult(
                 spans=self._spans,
-                frame_ranges=self._filter.accepted,
+                frame_ranges=self._frame_ranges,
                 frames=frames,
                 parts=parts,
                 valid_copies=self._valid_copies,
@@ -195,27 +196,16 @@ class _RecordDecoder:
             self._items.append(UniqueRow(DECODE_RESULT, (task,), task.hex(), result, 0))
         yield from self._take_chunk()
 
-    def _extend_spans(self, batch: pa.RecordBatch) -> None:
-        partitions, offsets = batch.column("partition"), batch.column("offset")
-        for partition in pc.unique(partitions).to_pylist():
-            own = offsets.filter(pc.equal(partitions, partition))
-            first, _ = self._spans.get(partition, (own[0].as_py(), 0))
-            self._spans[partition] = first, own[-1].as_py()
-
-    def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
-        """Return true if this task, or another one of this worker, has found the core to be wrong."""
-        if turn_off_at_difference(rows, batch, self._decoder):
-            self._differences += 1
-        return not find_engine().is_native
-
     def _decode_in_python(self, batch: pa.RecordBatch, first: int, end: int) -> Iterator[CopyChunk]:
-        """Decode the records from the index `first` to before `end`."""
+        """Decode the records at the indexes from `first` to before `end`."""
         records = batch.slice(first, end - first)
         columns = (records.column(name).to_pylist() for name in ("partition", "offset", "stamp", "value"))
         for partition, offset, stamp, value in zip(*columns, strict=True):
             decoded = decode_record(self._decoder, partition, offset, stamp, value)
-            row = decoded.row
-            is_new = row is not None and self._filter.accept_key(*_build_frame_key(row))
+            row, is_new = decoded.row, False
+            if row is not None:
+                ranges = self._frame_ranges.setdefault(build_range_key(row.connection, row.direction), [])
+                is_new = insert(ranges, row.sequence, row.sequence)
             self._items += self._write(decoded, len(value or b""), is_new=is_new)
             if decoded.items:
                 self._bytes += len(value or b"") + ROW_BYTES * len(decoded.items)
@@ -228,11 +218,11 @@ class _RecordDecoder:
             self._items, self._bytes = [], 0
 
     def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
-        """Decode in Python the records that the core left, and write the rows from both."""
+        """Decode in Python the records that the core left, and write the rows that Python and the core built."""
         yield from self._take_chunk()
         tables: Mapping[str, pa.RecordBatch] = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
         frame_keys, identities = rows.tables[len(TABLES_OF_CORE) :]
-        keys: Iterable[tuple[int, bytes, int]]
+        keys: list[tuple[int, bytes, int]]
         keys = list(zip(*(frame_keys.column(name).to_pylist() for name in ("row", "key", "sequence")), strict=True))
         core_rows = [row for row, _, _ in keys]
         left = [
@@ -240,9 +230,11 @@ class _RecordDecoder:
             for record in take_records(batch, rows.left)
         ]
         if left:  # each frame is accepted once, in the order of the records
-            python_keys = ((at.row, *_build_frame_key(decoded.row)) for at, decoded in left if decoded.row is not None)
-            keys = sorted([*keys, *python_keys])
-        accepted = {row for row, key, sequence in keys if self._filter.accept_key(key, sequence)}
+            rows_of_frames = ((record.row, decoded.row) for record, decoded in left if decoded.row is not None)
+            keys += [(at, build_range_key(row.connection, row.direction), row.sequence) for at, row in rows_of_frames]
+            keys.sort()
+        ranges = self._frame_ranges
+        accepted = {row for row, key, sequence in keys if insert(ranges.setdefault(key, []), sequence, sequence)}
         self._valid_copies += tables["messages"].num_rows
         self._write_tables(tables, [row in accepted for row in core_rows])
         items: list[UniqueRow[object]] = []
@@ -253,7 +245,8 @@ class _RecordDecoder:
         yield CopyChunk(items, item_rows, tables["messages"], identities)
 
     def _write(self, decoded: DecodedRecord, size: int, *, is_new: bool) -> list[UniqueRow[object]]:
-        """Write the rows of a record decoded in Python, if its frame is new, and return its messages and faults."""
+        """Return the messages and faults of a record that Python decoded. If its frame is no repeat, also write the
+        rows of the frame and its parts."""
         if is_new and decoded.row is not None:
             self._frames.add(decoded.row, size)
             self._parts.add(decoded)
@@ -268,7 +261,8 @@ class _RecordDecoder:
         return items
 
     def _write_tables(self, tables: Mapping[str, pa.RecordBatch], is_new: list[bool]) -> None:
-        """Write the rows of `frames` and its parts from the core, without the rows of repeated frames."""
+        """Write the rows of `frames` and its parts that the core built. A frame whose value in `is_new` is false is a
+        repeat, and is left out with its parts."""
         frames = tables["frames"]
         parts = {name: tables[name] for name in PARTS}
         if not all(is_new):
@@ -283,17 +277,17 @@ class _RecordDecoder:
 
 
 class PartFiles:
-    """Writer of the rows of the tables in PARTS."""
+    """Writer of the files of `copies`, `subscriptions` and `controls`."""
 
     def __init__(self, lake: Lake, rejected: _Faults | None = None) -> None:
-        """Open the files. `rejected`: receives the faults of rows that a table cannot store; if None, `add` or `close`
-        raises."""
+        """Prepare the files. Faults of rows that a table cannot store are added to `rejected`; without it, `add` or
+        `close` raises the error."""
         self._copies, self._subscriptions, self._controls = (_open_files(lake, table, rejected) for table in PARTS)
         self.entries = Counter[str]()
-        """subscriptions and control entries by kind"""
+        """number of subscriptions and control entries, by kind"""
 
     def add(self, record: DecodedRecord) -> None:
-        """Add the rows of a record."""
+        """Add the rows of a record that Python decoded."""
         for copy in record.copies:
             self._copies.add(copy, ROW_BYTES)
         for subscription in record.control.subscriptions:
@@ -304,7 +298,7 @@ class PartFiles:
             self.entries[control.kind] += 1
 
     def gather(self, parts: Mapping[str, pa.RecordBatch]) -> None:
-        """Add record batches by table."""
+        """Add the rows that the native core built. `parts`: record batches by table."""
         self._copies.gather(parts["copies"])
         self._subscriptions.gather(parts["subscriptions"])
         self._controls.gather(parts["controls"])
@@ -314,7 +308,7 @@ class PartFiles:
             self.entries[str(kind)] += count
 
     def close(self) -> list[DataFile]:
-        """Close and return all files."""
+        """Close all files, and return them."""
         return [file for table in (self._copies, self._subscriptions, self._controls) for file in table.close()]
 
 
@@ -329,24 +323,20 @@ def _name_subscription(subscribe: bool) -> str:
 
 
 def count_values(column: pa.Array) -> Iterator[tuple[object, int]]:
-    """Count the rows of each value."""
+    """Yield each value of a column, with the number of its rows."""
     for counted in pc.value_counts(column).to_pylist():
         yield counted["values"], counted["counts"]
 
 
-def _build_frame_key(row: FrameRow) -> tuple[bytes, int]:
-    """Build the key of `FrameRanges` of a frame, and its sequence."""
-    return build_range_key(row.connection, DIRECTIONS.index(row.direction)), row.sequence
-
-
 def pack_faults(item: RejectedMessage) -> Iterator[UniqueRow[FaultRow]]:
-    """Build the rows of a fault for quarantine."""
+    """Build the rows of a fault for `kiln.quarantine`."""
     for identity, row in build_fault_rows(item):
         yield UniqueRow(FAULT, (identity,), item.ref.text, row, len(row.value))
 
 
 def compute_task_digest() -> bytes:
-    """Compute a digest that all attempts of a task share, so that only one attempt counts."""
+    """Compute the digest that identifies the result of this task in deduplication. It is the same in each attempt of
+    the task, so that the result of a repeated task counts once."""
     epoch, context = get_task_epoch(), TaskContext.get()
     partition = 0 if context is None else context.partitionId()
     return blake2b(f"{epoch.query}/{epoch.batch}/{partition}".encode(), digest_size=16).digest()

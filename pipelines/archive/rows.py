@@ -1,4 +1,4 @@
-"""One record of `kiln.frames`, decoded in Python: its messages, faults and control entries, and the rows of its parts.
+"""Decoding of one record of `kiln.frames` in Python, and the rows of its messages, copies, control entries and faults.
 
 The native core must decode a record into the same rows.
 """
@@ -43,7 +43,7 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, peer_text
 from kiln.schemas.wire.topic_table import TopicSource, negotiate_table
 
 ENTRY_ROW_BYTES: Final = 500
-"""approximate bytes of a row, in addition to its message ids"""
+"""approximate bytes of a subscription or control entry in memory, without its message ids"""
 
 
 class SubscriptionRow(NamedTuple):
@@ -93,21 +93,23 @@ class ControlRow(NamedTuple):
 
 
 class ControlRows(NamedTuple):
-    """Rows of the subscriptions and control entries of one frame."""
+    """Rows of `subscriptions` and `controls` from one frame."""
 
     subscriptions: Sequence[SubscriptionRow] = ()
     controls: Sequence[ControlRow] = ()
     unread: int = 0
-    """number of entries beyond the limit for one RPC"""
+    """number of subscriptions and control entries that were not read, because they exceed the limit for one RPC"""
 
 
 NO_CONTROL_ROWS: Final = ControlRows()
 
 
 def read_control_rpc(frame: Frame) -> RPC | None:
-    """Read the RPC of a frame if it has a control part.
+    """Parse the RPC of a frame if it has subscriptions or control entries.
 
-    Returns `None` if the frame was cut or has no gossipsub RPC: `FrameDecoder` returns the fault of such a frame.
+    Returns:
+        None if it has none, or if the payload is no whole gossipsub RPC. `FrameDecoder` reports the fault of such a
+        frame.
     """
     payload = frame.payload
     if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
@@ -117,10 +119,9 @@ def read_control_rpc(frame: Frame) -> RPC | None:
 
 
 def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: int, offset: int) -> ControlRows:
-    """Build the rows of a frame.
+    """Build the rows of the subscriptions and control entries in a frame, whose parsed payload is `rpc`.
 
-    The network of a row is the one that the row's topic names, as in the table `messages`, or else the frame's. `rpc`:
-    the RPC in the frame.
+    The network of a row is the one that its topic names, as in the table `messages`, or else the frame's.
     """
     table = negotiate_table(frame.hello_in, frame.hello_out, config.bundles).table
     part = list_control_entries(rpc, table, config.message_ids.format)
@@ -177,12 +178,12 @@ def build_control_rows(frame: Frame, rpc: RPC, config: DecodeConfig, partition: 
 
 
 def estimate_size(row: ControlRow) -> int:
-    """Estimate the bytes of a row."""
+    """Estimate the bytes of a row in memory."""
     return ENTRY_ROW_BYTES + 100 * len(row.message_ids or ())
 
 
 ROW_BYTES = 500
-"""approximate bytes of a message or of its row, in addition to its data"""
+"""approximate bytes of a message or its row in memory, without its data"""
 
 
 class MessageRow(NamedTuple):
@@ -214,7 +215,7 @@ class MessageRow(NamedTuple):
     kafka_offset: int
     message_index: int | None
     decoded: str | None = None
-    """filled by `decode_data`, after deduplication"""
+    """JSON from the user's decoder, which `decode_data` adds after deduplication"""
 
 
 class CopyRow(NamedTuple):
@@ -231,7 +232,7 @@ class CopyRow(NamedTuple):
 
 
 class FaultRow(NamedTuple):
-    """A record for `kiln.quarantine`. `author`: as in `RejectedMessage`."""
+    """A record for `kiln.quarantine`. `author`: signer of the message if the signature is valid, else ""."""
 
     reason: str
     author: str
@@ -240,40 +241,35 @@ class FaultRow(NamedTuple):
 
 
 class DecodedRecord(NamedTuple):
-    """A decoded record of `kiln.frames`, and the rows of its parts."""
+    """Result of decoding one record of `kiln.frames`."""
 
     items: list[DecodedMessage | RejectedMessage]
     copies: Sequence[CopyRow] = ()
     control: ControlRows = NO_CONTROL_ROWS
     row: FrameRow | None = None
-    """row of the table `frames`; `None` if the record is not a Frame, or no row can be built"""
+    """row of the table `frames`; None if the record is not a Frame, or if its row was not built"""
 
 
 def decode_record(
     decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None, *, with_row: bool = True
 ) -> DecodedRecord:
-    """Decode one record. If this fails, the record becomes a fault of the stage `archive`, and keeps its row of
-    `frames` if that row was built. `with_row`: build this row."""
+    """Decode one record of `kiln.frames`. It raises nothing: what cannot be decoded becomes a fault.
+
+    A frame whose messages cannot be decoded keeps its row of `frames`. A frame whose control part cannot be decoded
+    also keeps its messages. `stamp`: the broker's timestamp, µs; `with_row`: false to build no row of `frames`.
+    """
     row: FrameRow | None = None
     try:
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             return DecodedRecord([reject_unreadable(frame, value, partition, offset, stamp)])
         row = build_frame_row(partition, offset, stamp, frame) if with_row else None
-        return decode_parts(decoder, frame, partition, offset, row)
+        rpc = read_control_rpc(frame)  # parsed once for the messages and the control part
+        items = decoder.decode_frame(frame, partition, offset, rpc)
+        copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
     except PROCESSING_ERRORS as error:  # all of the above is pure: the record alone has caused this
         fault = reject_failed("archive", error, MessageRef(partition, offset, None), value or b"", stamp)
         return DecodedRecord([fault], row=row)
-
-
-def decode_parts(
-    decoder: FrameDecoder, frame: Frame, partition: int, offset: int, row: FrameRow | None = None
-) -> DecodedRecord:
-    """Decode a frame into the rows of its parts. Its messages are decoded even if its control part cannot be read.
-    `row`: the frame's row of `frames`, if it has one."""
-    rpc = read_control_rpc(frame)  # parsed once for its messages and its control part
-    items = decoder.decode_frame(frame, partition, offset, rpc)
-    copies = [build_copy_row(item, frame) for item in items if item.copy is not None]
     control = NO_CONTROL_ROWS
     ref, observed_at = MessageRef(partition, offset, None), frame.observed_at // 1000
     try:
@@ -282,15 +278,15 @@ def decode_parts(
         if control.unread:
             read = len(control.subscriptions) + len(control.controls)
             detail = f"{read + control.unread} subscriptions and control entries, of which the first {read} are read"
-            key = build_frame_key(frame)
-            items.append(RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, key))  # frame has bytes
+            key = build_frame_key(frame)  # the table `frames` has the bytes
+            items.append(RejectedMessage(ref, "rpc", RPC_TOO_COSTLY, detail, b"", observed_at, key))
     except PROCESSING_ERRORS as error:  # pure: the frame alone has caused this
         items.append(reject_failed("archive", error, ref, frame.payload, observed_at, build_frame_key(frame)))
     return DecodedRecord(items, copies, control, row)
 
 
 def build_message_row(item: DecodedMessage) -> MessageRow:
-    """Build the row of a valid message."""
+    """Build the row of `messages` of a valid message."""
     content, envelope = item.content, item.envelope
     signer = get_signer(envelope, item.verdict)
     return MessageRow(
@@ -323,13 +319,10 @@ def build_message_row(item: DecodedMessage) -> MessageRow:
 
 
 def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> CopyRow:
-    """Build the row of a received message, valid or not.
-
-    The network is the one that the topic (given by name or by index) names, as in the table `messages`, or else the
-    frame's.
+    """Build the row of `copies` of a received message, valid or not.
 
     Raises:
-        ValueError: The item is no copy.
+        ValueError: The item is an announcement in the DHT, or a fault of a whole frame.
     """
     copy, ref = item.copy, item.ref
     if copy is None:
@@ -339,7 +332,8 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> Copy
 
 
 def decode_data(row: MessageRow, decoder: MessageDecoder) -> MessageRow | RejectedMessage:
-    """Fill the column `decoded`, or return a fault that has the data of the message."""
+    """Call the user's decoder to fill the column `decoded`. If it fails, return a fault with the data of the
+    message."""
     decoded = decoder.decode(row.data)
     if isinstance(decoded, str):
         return row._replace(decoded=decoded)
@@ -348,13 +342,15 @@ def decode_data(row: MessageRow, decoder: MessageDecoder) -> MessageRow | Reject
 
 
 def reject_message(item: DecodedMessage, error: Exception) -> RejectedMessage:
-    """Build the fault of a message from which no row can be built."""
+    """Build the fault of a message whose row could not be built because of `error`."""
     return reject_failed("archive", error, item.ref, item.envelope.SerializeToString(), item.observed_at)
 
 
 def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedMessage:
-    """Build the fault of a row that its table cannot store. The data of the fault is the payload of a frame or the
-    data of a message, and empty for rows of other tables."""
+    """Build the fault of a row that its table cannot store.
+
+    The data of the fault is the payload for a row of `frames`, the data of the message for `messages`, and else empty.
+    """
     values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
     partition, offset, index = (values.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))
     data, at = values.get("payload", values.get("data")), values["observed_at"]
@@ -367,8 +363,10 @@ def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedM
 
 
 def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, FaultRow]]:
-    """Build the rows of a fault, each with its digest. If the bytes are too many for one record, there are several
-    rows, each with a numbered part."""
+    """Yield the rows of a fault for `kiln.quarantine`, each with the digest that identifies the row.
+
+    There are several rows, with numbered parts of the bytes, if the bytes do not fit into one Kafka record.
+    """
     own = compute_fault_identity(item)
     for number, record in enumerate(build_fault_records(item)):
         identity = blake2b(own + (number * MAX_QUARANTINED).to_bytes(8), digest_size=16).digest() if number else own
@@ -376,5 +374,5 @@ def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, FaultRow]]:
 
 
 def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
-    """Build the quarantine records of a fault, part by part."""
+    """Build the records of a fault for `kiln.quarantine`: several if its bytes do not fit into one."""
     return build_quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)

@@ -1,7 +1,8 @@
-"""Stages of the query `archive`: each frame of `kiln.frames` is decoded once, for its tables and for quarantine.
+"""Stages of the query `archive`, between which deduplication selects the first copy of each message (decisions 5, 10
+and 18).
 
-Deduplication selects the first copy of each message between two stages (decisions 5, 10 and 18). `decode_records`
-decodes, and writes the files of `frames` and of the tables in `PARTS`. `OutputWriter` writes `messages`.
+The first stage, `decode_records`, decodes frames, and writes the files of `frames` and of the tables in PARTS. The
+second stage, `OutputWriter`, writes the files of `messages`. Both pass on the faults for quarantine.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 _Batches = Iterator[pa.RecordBatch]
 
 IDENTITIES: Final = ("early", "late")
-"""Columns of the digests that identify copies of a message (decision 5)."""
+"""Columns of the two digests that identify the copies of a message (decision 5)"""
 
 OUTPUT_DDL: Final = "kind string, key binary, value binary"
-"""Rows that hold a quarantine record, a `DecodeResult` or an `ArchiveOutput`"""
+"""Columns of the rows that the tasks return to the driver: a quarantine record, a `DecodeResult` or an
+`ArchiveOutput`"""
 ARCHIVE_OUTPUT: Final = "archive_output"
-"""Kind of the row that holds an `ArchiveOutput`."""
+"""Value of the column `kind` in the row of an `ArchiveOutput`"""
 
 _OUTPUT: Final = pa.schema([("kind", pa.string()), ("key", pa.binary()), ("value", pa.binary())])
 PACKED_TYPES: Final = {MESSAGE: MessageRow, FAULT: FaultRow, DECODE_RESULT: DecodeResult}
@@ -67,7 +69,7 @@ _VALID: Final = VERDICT_NAMES[Verdict.VALID]
 
 
 class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Result of one task of the second stage. `counts`: messages by type, and faults by reason."""
+    """Result of one task of the second stage. `counts`: number of messages by type, and of faults by reason."""
 
     messages: list[DataFile]
     counts: dict[str, int]
@@ -76,11 +78,13 @@ class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
 
 
 def build_stages(config: DecodeConfig, lake: Lake) -> UniqueStages:
-    """Build the stages. RECORDS in; OUTPUT_DDL out: the quarantine records, and for each task a `DecodeResult` with the
-    files of `frames` and its parts, and an `ArchiveOutput` with the files of `messages`.
+    """Build the two stages: from Kafka records to rows with the columns OUTPUT_DDL.
 
-    A frame that comes twice in one task is written once. The driver removes frames of earlier micro-batches. The
-    native core is used only if both stages run in one task.
+    The output has the quarantine records; for each task of the first stage, a `DecodeResult` with the files of `frames`
+    and its parts; and for each task of the second stage, an `ArchiveOutput` with the files of `messages`.
+
+    Of a frame that comes twice in one task, the stages write one. The driver drops repeats of frames in earlier
+    micro-batches. The native core is used only where both stages run in one task.
     """
 
     def decode(batches: _Batches) -> Iterator[UniqueRow[object]]:
@@ -99,7 +103,8 @@ def build_stages(config: DecodeConfig, lake: Lake) -> UniqueStages:
 
 
 def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig) -> ArrowTask:
-    """Build the task that runs both stages, with the deduplication file between them. RECORDS in; OUTPUT_DDL out."""
+    """Build the task that runs both stages, with the deduplication file between them: from Kafka records to rows with
+    the columns OUTPUT_DDL."""
 
     def archive(batches: _Batches) -> _Batches:
         output, store, now = OutputWriter(config, lake), open_dedup_store(dedup), get_batch_time()
@@ -115,7 +120,8 @@ def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig
 
 
 def _pack_messages(chunks: Iterable[CopyChunk]) -> Iterator[UniqueRow[object]]:
-    """Yield the rows for Spark's operators. To save work, only the first copy of each message in the task is there."""
+    """Yield the rows for Spark's deduplication operators. Only the first copy of a message in the task is among them,
+    to save work."""
     emitted: set[tuple[bytes, ...]] = set()
     for chunk in chunks:
         for item in chunk.items:
@@ -128,7 +134,7 @@ def _pack_messages(chunks: Iterable[CopyChunk]) -> Iterator[UniqueRow[object]]:
 
 
 def build_row(message: DecodedMessage) -> MessageRow | RejectedMessage:
-    """Build the row of `messages` of a copy that `decode_records` yields, or its fault if that fails."""
+    """Build the row of `messages` of a copy. If that fails, return the fault of the message."""
     try:
         return build_message_row(message)
     except PROCESSING_ERRORS as error:  # pure: the message alone has caused this
@@ -136,7 +142,7 @@ def build_row(message: DecodedMessage) -> MessageRow | RejectedMessage:
 
 
 class OutputWriter:
-    """Second stage: writes `messages` into files, and builds OUTPUT_DDL rows."""
+    """Second stage: writes the files of `messages`, and builds the rows that the task returns."""
 
     def __init__(self, config: DecodeConfig, lake: Lake) -> None:
         self._decoder = MessageDecoder(config.decoder) if config.decoder else None
@@ -148,20 +154,30 @@ class OutputWriter:
         self._counts, self._valid, self._failed = Counter[str](), Counter[str](), Counter[str]()
 
     def write(self, items: Iterable[UniqueRow[object]]) -> _Batches:
-        """Write deduplicated rows."""
+        """Write rows that deduplication has accepted, and yield those for the driver."""
         for item in items:
             row = build_row(item.row) if isinstance(item.row, DecodedMessage) else item.row
-            if isinstance(row, RejectedMessage):
+            if isinstance(row, MessageRow):
+                if self._decoder is not None:  # after deduplication: the decoder is the user's, and may be slow
+                    decoded = decode_data(row, self._decoder)
+                    if isinstance(decoded, RejectedMessage):
+                        yield from self._add_faults(decoded)
+                    else:
+                        row = decoded
+                size = len(row.data) + len(row.message_id) + len(row.topic) + len(row.decoded or "")
+                self._messages.add(row, ROW_BYTES + size)
+                self._counts[row.type] += 1
+                if row.verdict == _VALID:
+                    self._valid[str(row.from_peer)] += 1
+            elif isinstance(row, RejectedMessage):
                 yield from self._add_faults(row)
-            elif isinstance(row, MessageRow):
-                yield from self._add_message(row)
             elif isinstance(row, FaultRow):
                 yield from self._add_fault(row)
             elif self._out.add((item.kind, None, msgspec.msgpack.encode(row)), item.size):
                 yield from self._out.drain()
 
     def write_batch(self, messages: pa.RecordBatch) -> None:
-        """Write deduplicated rows of `messages` as the native core builds them."""
+        """Write rows of `messages` that the native core built and deduplication has accepted."""
         if messages.num_rows:
             self._messages.gather(messages)
             for kind, count in count_values(messages.column("type")):
@@ -171,7 +187,7 @@ class OutputWriter:
                 self._valid[str(author)] += count
 
     def finish(self) -> _Batches:
-        """Close the files, and yield the last rows with the `ArchiveOutput`."""
+        """Close the files, and yield the last rows and the `ArchiveOutput`."""
         files = self._messages.close()
         for fault in self._rejected:
             yield from self._add_faults(fault)
@@ -182,19 +198,6 @@ class OutputWriter:
         output = msgspec.msgpack.encode(ArchiveOutput(files, self._counts, faults, tallies))
         self._out.add((ARCHIVE_OUTPUT, None, output))
         yield from self._out.drain()
-
-    def _add_message(self, row: MessageRow) -> _Batches:
-        if self._decoder is not None:  # after deduplication: the decoder is the user's, and may be slow
-            decoded = decode_data(row, self._decoder)
-            if isinstance(decoded, RejectedMessage):
-                yield from self._add_faults(decoded)
-            else:
-                row = decoded
-        size = len(row.data) + len(row.message_id) + len(row.topic) + len(row.decoded or "")
-        self._messages.add(row, ROW_BYTES + size)
-        self._counts[row.type] += 1
-        if row.verdict == _VALID:
-            self._valid[str(row.from_peer)] += 1
 
     def _add_faults(self, fault: RejectedMessage) -> _Batches:
         for _, row in build_fault_rows(fault):

@@ -1,4 +1,4 @@
-"""Batching of a run's updates into rows of `batches` and `batch_tips`, by the windows of each separator."""
+"""Last stage of a backfill run: builds rows of `batches` and `batch_tips` from its updates, by separator and window."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _Batches = Iterator[pa.RecordBatch]
 
 _SEPARATOR_COLUMNS: Final = ("network", "origin", "separator_key", "separator_value")
 _BATCH, _UPDATE = 0, 1
-"""Ranks: a live batch comes before the update that opened it."""
+"""Ranks: a batch of the live table comes before the update that opened its window."""
 
 
 def select_batchable(updates: DataFrame, update_filter: UpdateFilter) -> DataFrame:
-    """Select the updates that go into batches, as unordered rows of `_WindowRow` with their separators."""
+    """Select the updates that go into batches, with the columns of a separator and of `_WindowRow`, unsorted."""
     rows = updates.where(F.col("separator_key").isNotNull())
     if update_filter.authors is not None:
         rows = rows.where(F.col("from_peer").isin(*update_filter.authors))
@@ -50,9 +50,9 @@ def select_batchable(updates: DataFrame, update_filter: UpdateFilter) -> DataFra
 
 
 def mark_live_batches(batches: DataFrame) -> DataFrame:
-    """Convert live `batches` to rows like the rows of `select_batchable`.
+    """Convert rows of the live table `batches` to the columns of `select_batchable`.
 
-    `at` holds opened_at, `offset` emitted_at, `observed_at` closed_at, and `tip` the CID.
+    The column `at` gets opened_at, `offset` emitted_at, `observed_at` closed_at, and `tip` the CID of the batch.
     """
     return batches.select(
         *_SEPARATOR_COLUMNS,
@@ -67,15 +67,20 @@ def mark_live_batches(batches: DataFrame) -> DataFrame:
 
 
 def select_piece(rows: DataFrame, number: int, pieces: int) -> DataFrame:
-    """Select the rows of one of `pieces` groups of separators."""
+    """Select the rows of piece `number`, if the separators are divided into `pieces` pieces."""
     return rows if pieces == 1 else rows.where(F.pmod(F.xxhash64(*_SEPARATOR_COLUMNS), F.lit(pieces)) == number)
 
 
 def build_batches(rows: DataFrame, batching: BatchConfig, span: TimeRange, lake: Lake) -> DataFrame:
-    """Build the batches of the windows that opened in `span`, and return STAGE_OUTPUTS.
+    """Build the batches of the windows that open in a time range. Tasks write `batches` and `batch_tips` to files.
 
     Args:
-        rows: Rows of `select_batchable` and `mark_live_batches`. Tasks write `batches` and `batch_tips` to files.
+        rows: Rows of `select_batchable` and `mark_live_batches`.
+        batching: Configuration of the windows and batches.
+        lake: Lake to which the tasks write.
+
+    Returns:
+        Results of the tasks (STAGE_OUTPUTS).
     """
     order: list[Column] = [F.col(name) for name in (*_SEPARATOR_COLUMNS, "at", "rank", "partition", "offset")]
     by_owner = rows.repartition(*order[:4]).sortWithinPartitions(*order)
@@ -105,7 +110,7 @@ def _build_partition(batching: BatchConfig, span: TimeRange, lake: Lake) -> Call
 
 
 class _WindowRow(NamedTuple):
-    """Row of `select_batchable` or `mark_live_batches`, without the columns of the separator."""
+    """Row of `select_batchable` or `mark_live_batches`, without the columns of the separator. Times are µs."""
 
     at: int
     rank: int

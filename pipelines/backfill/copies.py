@@ -1,8 +1,8 @@
-"""Decoding of a chunk's frames into `copies`, `subscriptions`, `controls` and `quarantine`, and into rows that hold the
-good copies of messages. `messages.py` selects from these copies.
+"""First stage of a backfill run: decodes the frames of a chunk.
 
-The native core decodes what it can, as in the query `archive`; Python decodes the rest, and everything if there is no
-core.
+Tasks write rows of `copies`, `subscriptions`, `controls` and `quarantine` to files. They return the valid copies of
+messages, from which `messages.py` selects. As in the query `archive`, the native core decodes what it can, and Python
+the rest; without a native core, Python decodes everything.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from kiln.schemas.proto.kiln.frame_pb2 import Frame
 _Batches = Iterator[pa.RecordBatch]
 
 COPIES = 5
-"""Rank of copies, after those of known messages: `data` is an `EqualCopies`. The row has the time and position of the
-first of them, and `note` is UPDATE or 0."""
+"""Rank of copies of a message, which come after the known rows of the message. `data` is a packed `EqualCopies`, and
+`note` is UPDATE or 0. Time and position are those of the first copy."""
 
 UPDATE, REPLAY = 1, 2
-"""Bits of `note`."""
+"""Values of `note`: the message is an UPDATE; the update's origin is REPLAY."""
 
 
 class CopyColumns(NamedTuple):
@@ -74,8 +74,7 @@ class CopyColumns(NamedTuple):
 
 
 class EqualCopies(msgspec.Struct, frozen=True, array_like=True):
-    """Copies of a message with equal content, all from one task. Most copies are repeats, so their content goes through
-    the shuffle once."""
+    """Copies of a message with equal content, decoded by one task, so that Spark shuffles the content only once."""
 
     row: msgspec.Raw
     """packed row of `messages` of one of the copies"""
@@ -85,19 +84,19 @@ class EqualCopies(msgspec.Struct, frozen=True, array_like=True):
 _OWN_FIELDS: Final = frozenset(
     ("observed_at", "sequence", "payload", "verdicts", "kafka_partition", "kafka_offset", "kafka_timestamp")
 )
-"""Columns of `frames` that differ between the frames of one direction of a connection."""
+"""Columns of `frames` that differ between the frames that one peer sends on a connection"""
 _list_shared: Final = attrgetter(*(name for name in FrameRow._fields if name not in _OWN_FIELDS))
 _HELD_BYTES: Final = 32 << 20
-"""Approximate bytes of the copies that a task holds before it emits them."""
+"""Approximate bytes of copies that a task collects before it returns them"""
 _ROW_BYTES: Final = 1_000  # of a row without its data
 _COPY_BYTES: Final = 300
 _CONTENT: Final = ("network", "message_id", "from_peer", "seqno", "topic", "data")
-"""Columns of `messages` that copies of equal content share. The other columns follow from these and CopyColumns."""
+"""Columns of `messages` that identify equal content. The other columns follow from these and CopyColumns."""
 
 
 @dataclass(frozen=True)
 class RunTarget:
-    """Lakes that tasks write to: `run` for rows in the range `span`, `beyond` for the rest."""
+    """Lakes to which a backfill run writes: `run` for rows in its time range `span`, `beyond` for the others."""
 
     run: Lake
     beyond: Lake
@@ -105,9 +104,9 @@ class RunTarget:
 
 
 def decode_files(spark: SparkSession, reading: FrameTasks, config: DecodeConfig, target: RunTarget) -> DataFrame:
-    """Decode rows of the table `frames` into MERGED_ROWS that hold the good copies of messages.
+    """Decode files of the table `frames` into copies of messages, for the shuffle by message (MERGED_ROWS).
 
-    Each task reads its part of the files, and writes rows of `copies` and `quarantine` to files.
+    Each task reads its own slices of the files. It writes the rows of other tables, such as `copies`, to files.
     """
 
     def rows(batches: _Batches) -> _Batches:
@@ -119,7 +118,7 @@ def decode_files(spark: SparkSession, reading: FrameTasks, config: DecodeConfig,
 
 
 def decode_rows(frames: DataFrame, config: DecodeConfig, target: RunTarget) -> DataFrame:
-    """Decode as `decode_files` does, but rows that Spark reads."""
+    """Decode rows of the table `frames` that Spark has read. The result has the form of `decode_files`."""
     times = {"observed_at", "kafka_timestamp"}
     names = [column.name for column in TABLES["frames"].columns]
     columns = [F.unix_micros(name).alias(name) if name in times else F.col(name) for name in names]
@@ -134,7 +133,7 @@ def _decode_batches(batches: _Batches, config: DecodeConfig, target: RunTarget) 
 
 
 class CopyDecoder:
-    """Decoder of the rows of `frames` of one task."""
+    """Decoder of the rows of `frames` in one task."""
 
     def __init__(self, config: DecodeConfig, target: RunTarget) -> None:
         self._config, self._span = config, target.span
@@ -145,7 +144,11 @@ class CopyDecoder:
         self._held_bytes = 0
 
     def decode(self, batch: pa.RecordBatch) -> _Batches:
-        """Decode rows of `frames`, in the order of the table with times in µs. Yields MERGED_ROWS."""
+        """Decode rows of `frames`, whose columns are in the table's order, with times in µs.
+
+        Yields:
+            Copies for the shuffle (MERGED_ROWS).
+        """
         self._frames += batch.num_rows
         uses_core = can_decode(self._config, batch.num_rows)
         if uses_core and self._core is None:
@@ -160,20 +163,21 @@ class CopyDecoder:
             yield from self._emit_held()
 
     def finish(self) -> _Batches:
-        """Close the files. Yields the last rows, with the result of the task."""
+        """Close the files, and yield the copies that are left and the result of the task (MERGED_ROWS)."""
         yield from self._emit_held()
         files = self._parts.close() + self._faults.close()
         yield from self._out.finish(StageOutput(files, frames=self._frames))
 
     def _build_records(self, batch: pa.RecordBatch, is_inside: bool) -> pa.RecordBatch:
-        """Build the records of `kiln.frames` for these rows. A row that makes no Frame becomes a fault."""
+        """Build Kafka records of `kiln.frames` from rows of `frames`. A row that is no valid Frame is quarantined."""
         heads: dict[tuple[object, ...], bytes] = {}  # the fields that frames of one connection share, serialized
         values: list[bytes | None] = []
         for row in map(FrameRow._make, zip(*(column.to_pylist() for column in batch.columns), strict=True)):
             try:
                 shared = _list_shared(row)
                 if shared not in heads:
-                    heads[shared] = _serialize_shared(row)
+                    head = row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")
+                    heads[shared] = parse_frame_row(head).SerializeToString()
                 own = Frame(
                     observed_at=row.observed_at * 1000,
                     sequence=row.sequence,
@@ -224,7 +228,7 @@ class CopyDecoder:
                 self._parts.add(decoded)
 
     def _hold(self, item: DecodedMessage) -> RejectedMessage | None:
-        """Hold a copy, or return its fault."""
+        """Store a copy for the output of the task, or return the fault of a copy that cannot become a row."""
         try:
             row = build_message_row(item)
             held = _HeldCopies(row)
@@ -235,7 +239,7 @@ class CopyDecoder:
         return None
 
     def _hold_rows(self, messages: pa.RecordBatch) -> None:
-        """Hold the rows of `messages` that the core has built."""
+        """Store the copies that the native core has decoded, as rows of `messages`, for the output of the task."""
         at = messages.column("observed_at").cast(pa.int64())
         messages = messages.set_column(messages.schema.get_field_index("observed_at"), "observed_at", at)
         contents = list(_list_rows(messages, _CONTENT))
@@ -260,7 +264,7 @@ class CopyDecoder:
 
 
 class _HeldCopies:
-    """Copies that a task will emit as `EqualCopies`."""
+    """Copies with equal content that a task has decoded and will return as `EqualCopies`."""
 
     __slots__ = ("copies", "message_id", "network", "note", "row")
 
@@ -282,20 +286,16 @@ _MESSAGE_DECODER: Final = msgspec.msgpack.Decoder(MessageRow)
 
 
 def decode_copies(data: bytes) -> EqualCopies:
-    """Decode the column `data` of a row of rank COPIES."""
+    """Unpack the column `data` of a row with rank COPIES."""
     return _COPIES_DECODER.decode(data)
 
 
 def read_copy(row: msgspec.Raw, copy: CopyColumns) -> MessageRow:
-    """Build the row of `messages` of a copy. `row`: that of an equal copy, packed."""
+    """Build the row of `messages` for a copy. `row`: packed row of a copy with equal content."""
     equal = _MESSAGE_DECODER.decode(row)
     return equal if _list_own(equal) == copy else equal._replace(**copy._asdict())
 
 
-def _serialize_shared(row: FrameRow) -> bytes:
-    return parse_frame_row(row._replace(observed_at=0, sequence=0, payload=b"", verdicts=b"")).SerializeToString()
-
-
 def build_quarantine_row(ref: MessageRef, record: QuarantineRecord) -> QuarantineRow:
-    """Build the row of `quarantine` for a fault of a frame, or of a message in it."""
+    """Build the row of `quarantine` for a frame, or a message in it, that cannot be used."""
     return QuarantineRow(*ref, None, record.stage, record.reason, record.detail, record.data, record.observed_at)

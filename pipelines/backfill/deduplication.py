@@ -1,7 +1,7 @@
-"""Deduplication of history: selects the copy of a message to keep, and the UPDATEs that are new (decision 21). Pure.
+"""Deduplication in a backfill run: which copy of a message to keep, and which UPDATE messages are new. Pure.
 
-In the streaming queries, the order of processing decides both (decision 5). Here, the choice of the streaming queries
-takes precedence, and otherwise the order of event times decides.
+A backfill run makes the choice that the live tables show. Where they show none, the earliest copy or UPDATE by event
+time is kept (decision 21). The streaming queries keep the first one that they process (decision 5).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kiln.pipelines.updates.repeats import LastTip, is_update
 T = TypeVar("T")
 
 NOWHERE: Final = -1
-"""`log_partition` of an update that was never in `kiln.updates`."""
+"""Value of the column `log_partition` for an update that was never in the topic `kiln.updates`"""
 
 
 class FramePosition(NamedTuple):
-    """Position of a copy in `kiln.frames`."""
+    """Position of a copy: partition and offset of its frame in `kiln.frames`, and index of the message in the frame."""
 
     partition: int
     offset: int
@@ -28,17 +28,18 @@ class FramePosition(NamedTuple):
 
 
 class FirstCopySelector(Generic[T]):
-    """Selects from the copies of one message (network and message id) within a chunk of time.
+    """Selector of the copies to keep of one message (network and message id) in a chunk of a backfill run.
 
-    Add the known copies of the message, then offer the chunk's copies in the order of event times, then list the
-    fallbacks. Times are µs.
+    First add what is known about the message. Then offer the chunk's copies in the order of their times. Then list the
+    fallbacks. A later copy of the message is kept too if it comes more than the retention after the copy kept last.
+    Times are µs.
     """
 
     def __init__(self, is_same: Callable[[int, int], bool]) -> None:
         """Create a selector without copies.
 
         Args:
-            is_same: Returns true for two times if copies of these times, and any between them, are of one message.
+            is_same: Returns true if two copies with these times are so close that only one is kept.
         """
         self._is_same = is_same
         self._kept: list[int] = []  # sorted, as the next list
@@ -47,16 +48,16 @@ class FirstCopySelector(Generic[T]):
         self._fallbacks: dict[int, T] = {}
 
     def add_known(self, at: int) -> None:
-        """Record a selected copy outside the chunk."""
+        """Add the time of a copy outside the chunk that is kept already."""
         insort(self._kept, at)
 
     def add_live_choice(self, at: int, position: FramePosition) -> None:
-        """Record the copy in the chunk that the live tables keep."""
+        """Add a copy in the chunk that the live table `messages` has, so that it is preferred."""
         insort(self._awaited, at)
         self._live_choices[position] = at
 
     def offer(self, at: int, position: FramePosition, copy: T) -> bool:
-        """Offer the next copy, and return true if it is selected."""
+        """Offer the next copy in the order of times, and return true if it is to be kept."""
         chosen = self._live_choices.pop(position, None)
         if chosen is not None:
             del self._awaited[bisect_left(self._awaited, chosen)]
@@ -70,34 +71,42 @@ class FirstCopySelector(Generic[T]):
         return True
 
     def list_fallbacks(self) -> Iterable[T]:
-        """Return the first copy of each message whose copy in the live tables was not offered, because the decoder now
-        rejects that copy."""
+        """Return the copies that replace copies of the live table that were not offered: decoding now rejects those.
+
+        The replacement is the first offered copy that is close in time.
+        """
         return self._fallbacks.values()
 
     def _find_same(self, times: list[int], at: int) -> int | None:
-        """Find a time of the same message. If there is such a time, it is one of the two nearest."""
+        """Find, in sorted times, the time of a copy so close to `at` that only one of both is kept."""
         index = bisect_left(times, at)
         return next((other for other in times[max(0, index - 1) : index + 1] if self._is_same(at, other)), None)
 
 
 def match_signed(signed_horizon: int) -> Callable[[int, int], bool]:
-    """Match copies of a signed message that are less than `signed_horizon` apart, µs (decision 5)."""
+    """Build a function that is true for two times (µs) less than `signed_horizon` apart.
+
+    Copies of a signed message with such times count as one message (decision 5).
+    """
     return lambda one, other: abs(one - other) < signed_horizon
 
 
 def match_unsigned(horizon: int) -> Callable[[int, int], bool]:
-    """Match copies of an unsigned message in one span of `horizon` µs, by either of two divisions of time.
+    """Build a function that is true for two times (µs) in the same interval of length `horizon`.
 
-    The divisions are as in `kiln.pipelines.decode.identities.compute_identities`.
+    Time is divided into intervals in two ways, the second one shifted by half an interval. It is enough that the times
+    share an interval of either division. Copies of an unsigned message with such times count as one message, as in
+    `kiln.pipelines.decode.identities.compute_identities`.
     """
     half = horizon // 2
     return lambda one, other: one // horizon == other // horizon or (one + half) // horizon == (other + half) // horizon
 
 
 class StreamHistory:
-    """Updates and announcements of one stream, which decide whether the next announcement is an update (decision 5).
+    """Updates and announcements of one stream, to decide which UPDATE messages are updates and which are repeats.
 
-    First add the known updates and announcements, then offer the candidates by event time. Times are µs.
+    First add the known updates and announcements. Then offer the candidates in the order of event times. Times are µs.
+    Source: decision 5.
     """
 
     def __init__(self, signed_horizon: int) -> None:
@@ -108,11 +117,11 @@ class StreamHistory:
         """last tips by origin and author"""
 
     def add_update(self, origin: str, separator: Hashable | None, tip: str, at: int) -> None:
-        """Add an update of earlier chunks or of the live tables. Its time may be after the times of the candidates."""
+        """Add an update from an earlier chunk or a live table. It may be later than the candidates."""
         insort(self._updates.setdefault((origin, tip), {}).setdefault(separator, []), at)
 
     def add_announcement(self, origin: str, author: str, tip: str, at: int) -> None:
-        """Add an announcement before the candidates."""
+        """Add an announcement of a tip that is earlier than the candidates."""
         last = self._last.get((origin, author))
         if last is None or last.at <= at:
             self._last[origin, author] = LastTip(tip, at)
@@ -120,18 +129,18 @@ class StreamHistory:
     def offer(
         self, at: int, origin: str, separator: Hashable | None, tip: str, author: str | None, *, is_live: bool
     ) -> bool:
-        """Offer the next candidate, and return true if it is an update.
+        """Offer the next candidate, and return true if it is an update, false if it is a repeat.
 
-        A candidate in the live table is always an update. Any other candidate is a repeat if an update precedes it, or
-        a live update follows it, within the horizon. An announcement without separator repeats an update with any
-        separator.
+        A candidate in the live table is an update. Any other candidate is a repeat if there is an update of the same
+        tip and separator shortly before it, or a live one shortly after it. A candidate without separator is also a
+        repeat of an update with a separator.
 
         Args:
             at: Event time, µs.
             origin: Origin of the message.
             separator: Separator of the stream, if it has one.
             tip: CID of the tip.
-            author: `None` if the message has no author, or was announced before this copy.
+            author: Author of the message; `None` if it has none, or if the message was announced before this copy.
             is_live: True if the live table `updates` contains the candidate.
         """
         by_separator = self._updates.get((origin, tip), {})
@@ -150,6 +159,6 @@ class StreamHistory:
         return is_new
 
     def _find_newest(self, times: list[int], at: int) -> int | None:
-        """Find the newest of sorted times that is within the horizon before or after `at`."""
+        """Find, in sorted times, the newest one that differs from `at` by less than the horizon."""
         index = bisect_left(times, at + self._horizon) - 1
         return times[index] if index >= 0 and times[index] > at - self._horizon else None

@@ -1,4 +1,4 @@
-"""Files of the table `frames`, read by the tasks that decode their rows, so that no row passes through the JVM."""
+"""Reader of data files of the table `frames` for the tasks that decode them, so that no row passes through the JVM."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TIMES: Final = {"observed_at", "kafka_timestamp"}
 
 
 class _FileSlice(NamedTuple):
-    """Part `number` of the `parts` into which the row groups of a file are divided."""
+    """A part of a Parquet file: its row groups are divided into `parts` parts, numbered from 0."""
 
     file: Location
     number: int
@@ -34,15 +34,16 @@ class _FileSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameTasks:
-    """The slices of files that each task reads. A task returns the rows that were observed in `span`, and only those of
-    `network` unless `network` is `None`."""
+    """Slices of files to read by task, and the condition for their rows."""
 
     tasks: Sequence[Sequence[_FileSlice]]
     span: TimeRange
+    """time range in which the frames were captured"""
     network: str | None
+    """network of the frames, or `None` for all"""
 
     def read(self, task: int) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a task, in the order of the table's columns, with times in µs."""
+        """Read the rows of one task. The columns are those of the table, with times as integers in µs."""
         for piece in self.tasks[task]:
             with piece.file.open() as opened:
                 file = pq.ParquetFile(opened)
@@ -61,7 +62,14 @@ class FrameTasks:
 
 
 def plan_tasks(files: Sequence[PlainFile], at_least: int, span: TimeRange, network: str | None) -> FrameTasks:
-    """Divide files among tasks, in order: at least `at_least` tasks, but no more than there are slices."""
+    """Divide files among tasks.
+
+    Args:
+        files: The files, whose order is kept.
+        at_least: Minimum number of tasks, if there are as many slices.
+        span: Time range of the frames to read.
+        network: Network of the frames to read, or `None` for all.
+    """
     slices = []
     for file in files:
         count = max(1, -(-file.size // _SLICE_BYTES))
@@ -72,7 +80,6 @@ def plan_tasks(files: Sequence[PlainFile], at_least: int, span: TimeRange, netwo
 
 
 def _may_overlap(file: pq.ParquetFile, group: int, span: TimeRange) -> bool:
-    """Return false if the statistics of a row group exclude that it has a row in the range."""
     column = file.schema_arrow.get_field_index("observed_at")
     limits = file.metadata.row_group(group).column(column).statistics
     is_micros = file.schema_arrow.field(column).type == _SCHEMA.field("observed_at").type
@@ -82,7 +89,7 @@ def _may_overlap(file: pq.ParquetFile, group: int, span: TimeRange) -> bool:
 
 
 def _convert(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Convert rows of a file to the columns of the table. Columns that were added to the table later are null."""
+    """Convert rows of a file to the current columns of the table. Columns that the file lacks are null."""
     columns = []
     for field in _SCHEMA:
         index = batch.schema.get_field_index(field.name)

@@ -1,5 +1,7 @@
-"""Frames from Kafka or files, each written once to the run's table `frames`, which the run reads like the live
-table."""
+"""Reader of frames from Kafka or files for a backfill run: writes each frame once to the run's own table `frames`.
+
+The run then reads this table instead of the live one.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,15 @@ from kiln.schemas.reject import Rejected
 _Batches = Iterator[pa.RecordBatch]
 
 RUN_FRAME = 1
-"""Rank of a frame that the run has from an earlier chunk. A group is one direction of one connection, `at` the
-sequence."""
+"""Rank of a frame that the run has written in an earlier chunk. The name of the group is a connection and a direction,
+and `at` is the frame's sequence number there."""
 NEW_FRAME = 2
-"""Rank of a frame that was read now: `data` is a packed row of `frames`."""
+"""Rank of a frame of this chunk. `data` is a packed row of `frames`."""
 
 
 @dataclass(frozen=True)
 class FrameFilter:
-    """Selects the frames that a run reads: observed in `span`, and of `network` unless that is `None`."""
+    """Condition for frames: captured in the time range `span`, and of `network`, where `None` means every network."""
 
     span: TimeRange
     network: str | None = None
@@ -61,7 +63,10 @@ class FrameFilter:
 
 
 def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget) -> DataFrame:
-    """Convert Kafka records (partition, offset, stamp, value) to MERGED_ROWS. Tasks quarantine what is not a Frame."""
+    """Read the frames in records of `kiln.frames` (partition, offset, stamp, value), for the shuffle (MERGED_ROWS).
+
+    Records that are no valid Frame go to the run's table `quarantine`.
+    """
     source = records.select("partition", "offset", "stamp", "value")
     return source.mapInArrow(_read_kafka_partition(wanted, target), MERGED_ROWS)
 
@@ -69,9 +74,10 @@ def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget
 def read_file_frames(
     spark: SparkSession, parts: Sequence[FilePart], wanted: FrameFilter, target: RunTarget
 ) -> DataFrame:
-    """Read parts of files as MERGED_ROWS. Tasks quarantine what they cannot read, with file and line.
+    """Read the frames in parts of files, for the shuffle (MERGED_ROWS).
 
-    A task reads neighbouring parts, so that it opens an archive once.
+    Unreadable lines and frames go to the run's table `quarantine`, with file and line. A task reads neighbouring parts,
+    so that it opens an archive only once.
     """
     tasks = min(len(parts), 2 * spark.sparkContext.defaultParallelism)
     edges = [number * len(parts) // tasks for number in range(tasks + 1)]
@@ -81,13 +87,13 @@ def read_file_frames(
 
 
 def mark_run_frames(frames: DataFrame) -> DataFrame:
-    """Convert the run's `frames` to MERGED_ROWS."""
+    """Convert the frames that the run has written before for the shuffle, so that they are not written again."""
     name = F.concat(F.lower(F.hex("connection")), F.col("direction"))
     return select_merged(frames, network=F.lit(""), name=name, rank=F.lit(RUN_FRAME), at=F.col("sequence"))
 
 
 def write_frames(rows: DataFrame, target: RunTarget) -> DataFrame:
-    """Write rows of `frames` to files from grouped MERGED_ROWS, and return STAGE_OUTPUTS."""
+    """Write each new frame once to files of the table `frames`, after the shuffle. Returns the results of the tasks."""
     return rows.mapInArrow(_write_partition(target), STAGE_OUTPUTS)
 
 
@@ -123,7 +129,11 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
                     items = reader.read(file, FileSource(part.digest, part.network, part.heard_at), part.part)
                     for number, item in enumerate(items):
                         if isinstance(item, UnreadableItem):
-                            _add_fault(faults, _reject_item(item, part.name, part.heard_at // 1000), of_frame=False)
+                            detail = f"{part.name}, line {item.line}: {item.detail}"
+                            rejection = RejectedMessage(
+                                MessageRef(0, 0, None), HISTORY, item.reason, detail, item.data, part.heard_at // 1000
+                            )
+                            _add_fault(faults, rejection, of_frame=False)
                             continue
                         frames += 1
                         fault = find_frame_fault(item)
@@ -147,11 +157,6 @@ def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_B
         yield from out.finish(StageOutput(faults.close(), frames=frames, outside=outside))
 
     return rows
-
-
-def _reject_item(item: UnreadableItem, name: str, at: int) -> RejectedMessage:
-    detail = f"{name}, line {item.line}: {item.detail}"
-    return RejectedMessage(MessageRef(0, 0, None), HISTORY, item.reason, detail, item.data, at)
 
 
 def _add_fault(faults: TableFiles, fault: RejectedMessage, *, of_frame: bool = True) -> None:

@@ -1,6 +1,7 @@
-"""Rows of several sources, merged by a shuffle that brings the rows of a group together, in order.
+"""Rows of several kinds that a backfill run shuffles together: new rows, and rows that its or the live tables have.
 
-A task reads one group after another, so that the driver holds no rows and a task only a few.
+The shuffle brings the rows of a group, such as all copies of a message, into one task in order. The task reads one
+group after another, so it keeps few rows in memory.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ MERGED_ROWS: Final = (
     "network string, name string, rank int, at bigint, partition int, offset bigint, position int, note int, "
     "data binary"
 )
-"""Rows with one network and name are a group. They are sorted by `rank`, which is the kind of a row, and then by the
-five columns after it. A *mark* is such a row of what a table of the run or of the lake has already."""
+"""Schema of the shuffled rows, as a DDL string.
+
+Rows with the same network and name form a group, such as the rows of one message. Within a group they are sorted by
+`rank`, which is the kind of a row, and then by the five columns after it. A *mark* is a row for something that a live
+table, or a table of the run, already contains."""
 
 _TYPES: Final = dict(column.split() for column in MERGED_ROWS.split(", "))
 _ORDER: Final = ("network", "name", "rank", "at", "partition", "offset", "position", "note")
@@ -42,11 +46,11 @@ MERGED_SCHEMA: Final = pa.schema(
 )
 
 OUTPUT_RANK: Final = 0
-"""Rank of a row that holds a `StageOutput`; its network and name are empty."""
+"""Rank of a row with the result of a task (`StageOutput`). Its network and name are empty."""
 
 
 class MergedRow(NamedTuple):
-    """A row of MERGED_ROWS. `at`: µs."""
+    """A row of the shuffle (MERGED_ROWS). `at` is a time in µs, except for frames, where it is a sequence number."""
 
     network: str
     name: str
@@ -60,14 +64,14 @@ class MergedRow(NamedTuple):
 
 
 class OutsideFrames(msgspec.Struct, frozen=True, array_like=True):
-    """Frames of files that are outside the range of a run. Times are µs."""
+    """Number and times of the frames in a run's input files that are outside its time range. Times are µs."""
 
     frames: int = 0
     first_at: int = 0
     last_at: int = 0
 
     def merge(self, other: OutsideFrames) -> OutsideFrames:
-        """Add the frames of another object."""
+        """Return the frames of both objects together."""
         if not self.frames or not other.frames:
             return self if self.frames else other
         first_at, last_at = min(self.first_at, other.first_at), max(self.last_at, other.last_at)
@@ -75,63 +79,63 @@ class OutsideFrames(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StageOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Result of one task."""
+    """Result of one Spark task of a backfill run: the uncommitted data files that it wrote, and counts."""
 
     files: list[DataFile]
-    """files of the run's tables"""
+    """files for the run's tables"""
     beyond: list[DataFile] = []
-    """files of rows outside the run's range"""
+    """files with rows outside the run's time range, which the run needs at its edges"""
     frames: int = 0
-    """frames read"""
+    """number of frames read"""
     outside: OutsideFrames = OutsideFrames()
 
 
 STAGE_OUTPUTS: Final = "data binary"
-"""One `StageOutput` a row: the output of a stage that writes all its rows to files."""
+"""Schema of the output of tasks that write all rows to files: each row is an encoded `StageOutput`."""
 
 
 def encode_outputs(*outputs: StageOutput) -> pa.RecordBatch:
-    """Encode the results of a task as STAGE_OUTPUTS."""
+    """Encode results of tasks as a record batch (STAGE_OUTPUTS)."""
     return pa.RecordBatch.from_pydict({"data": pa.array(map(msgspec.msgpack.encode, outputs), pa.binary())})
 
 
 class MergedRowBuffer:
-    """Buffer of a task that emits MERGED_ROWS."""
+    """Buffer in which a task collects rows for the shuffle (MERGED_ROWS) into record batches."""
 
     def __init__(self) -> None:
         self._buffer = RowBuffer(MERGED_SCHEMA)
 
     def add(self, row: MergedRow) -> Iterator[pa.RecordBatch]:
-        """Add a row, and yield a record batch when the buffer is full."""
+        """Add a row. If the buffer is full, yield its rows as record batches."""
         if self._buffer.add(row, len(row.data)):
             yield from self._buffer.drain()
 
     def finish(self, output: StageOutput) -> Iterator[pa.RecordBatch]:
-        """Add the result of the task, and yield the last rows."""
+        """Add the result of the task, and yield the rows that are left as record batches."""
         self._buffer.add(MergedRow("", "", OUTPUT_RANK, 0, data=msgspec.msgpack.encode(output)))
         yield from self.drain()
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield the buffered rows."""
+        """Yield the buffered rows as record batches."""
         yield from self._buffer.drain()
 
 
 def select_merged(rows: DataFrame, **columns: Column) -> DataFrame:
-    """Select MERGED_ROWS: these columns, and zeros and no data for the other ones."""
+    """Build rows for the shuffle (MERGED_ROWS). Columns that are not given are 0, or empty for `data`."""
     zeros = dict.fromkeys(("partition", "offset", "position", "note"), F.lit(0))
     given = {**zeros, "data": F.lit(b""), **columns}
     return rows.select(*(given[name].cast(kind).alias(name) for name, kind in _TYPES.items()))
 
 
 def group_rows(rows: DataFrame) -> DataFrame:
-    """Shuffle MERGED_ROWS so that one task has all rows of a group, sorted."""
+    """Shuffle rows (MERGED_ROWS) so that each group, with equal network and name, is in one task, sorted."""
     columns = [F.col(name) for name in _ORDER]
     # Spark compares 8 bytes first, and message ids of one author begin alike, so their hash comes first
     return rows.repartition(*columns[:2]).sortWithinPartitions(F.xxhash64(*columns[:2]), *columns)
 
 
 def read_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[MergedRow]]:
-    """Yield the rows of each group from the output of `group_rows`."""
+    """Yield the rows of one group (network and name) after another, from the output of `group_rows`."""
     for _, group in groupby(_rows(batches), key=itemgetter(0, 1)):
         yield group
 
@@ -142,9 +146,9 @@ def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[MergedRow]:
 
 
 def semi_join(marks: DataFrame, rows: DataFrame) -> DataFrame:
-    """Return the marks whose group has a row in `rows`.
+    """Select the rows of `marks` whose group (network and name) also has a row in `rows`.
 
-    Marks cover days, and `rows` one chunk. So the input of a task depends on the size of the chunk.
+    `marks` covers days of history, and `rows` only one chunk of a run. So a task gets only the marks that it needs.
     """
     group = F.xxhash64("network", "name")
     ids = rows.where(F.col("rank") != OUTPUT_RANK).select(group.alias("id")).distinct()

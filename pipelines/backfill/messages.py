@@ -1,7 +1,7 @@
-"""Selection of the copies of a chunk that become `messages`, and of candidates for updates.
+"""Second stage of a backfill run: selects the copies that become rows of `messages`, and candidates for updates.
 
-The stage of `copies.py` decodes the frames. This stage follows the shuffle that brings the copies of a message
-together.
+`copies.py` decodes the frames of a chunk into copies of messages. A shuffle then brings the copies of a message
+together with what is known about it. This stage processes one message after another.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 _Batches = Iterator[pa.RecordBatch]
 
 RUN_MESSAGE = 1
-"""Rank of a message that the run has from an earlier chunk. By rank, the known rows of a message come before its
-copies."""
+"""Rank of a row of `messages` that the run has written in an earlier chunk. Rows of this and the next ranks come before
+the copies of the message."""
 LIVE_MESSAGE = 2
-"""Rank of the copy that the live tables keep."""
+"""Rank of a row of the live table `messages`."""
 RUN_UPDATE = 3
-"""Rank of an update that the run has. Its partition and offset are from `kiln.updates`, and its `data` is the update's
-`log_time` as text."""
+"""Rank of a row of `updates` that the run has written in an earlier chunk. `partition` and `offset` are those of the
+topic `kiln.updates`, and `data` is the log time as text."""
 LIVE_UPDATE = 4
-"""Rank of an update in the live tables, with the same columns."""
+"""Rank of a row of the live table `updates`, with the same columns."""
 CANDIDATE = 5
-"""Rank of an UPDATE that may be a new update, after the known rows of its stream: `at` is the event time, `data` an
-`UpdateMessage`."""
+"""Rank of an UPDATE message that may become a row of `updates`: `at` is the event time, `data` a packed
+`UpdateMessage`. It comes after the known updates of its stream."""
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
-    """Times and log position of an update in the live table. Times are µs."""
+    """Times and Kafka position of a row of `updates`. Times are µs."""
 
     observed_at: int
     log_time: int
@@ -80,20 +80,20 @@ class LiveUpdate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
-    """An UPDATE that may be a new update."""
+    """An UPDATE message that may become a row of `updates`."""
 
     row: MessageRow
     """its first copy in the chunk"""
     reports_faults: bool
-    """true if this chunk writes the message, and so quarantines its faults"""
+    """true if this chunk writes the message to `messages`, and so writes its faults to `quarantine`"""
     is_first: bool
-    """true if this chunk selects a copy of the message, so that the message was not announced before"""
+    """true if this chunk keeps a copy of the message, so that the message was not announced before"""
     live: LiveUpdate | None
-    """its row in the live table"""
+    """its row in the live table `updates`, if any"""
 
     @property
     def stamp(self) -> LiveUpdate:
-        """Times and log position of the row of `updates`: those of the live row if there is one."""
+        """Times and Kafka position for the row of `updates`: those of the live row, or else from the capture time."""
         at = self.row.observed_at
         return self.live or LiveUpdate(at, at, NOWHERE, at)
 
@@ -105,8 +105,11 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
 def select_messages(
     rows: DataFrame, chunk: TimeRange, config: DecodeConfig, signed_horizon: int, target: RunTarget
 ) -> DataFrame:
-    """Select the copies to keep from grouped MERGED_ROWS, and return the candidates for updates as MERGED_ROWS, by
-    stream. Tasks write `messages` to files."""
+    """Select the copies that become rows of `messages`, after the shuffle by message.
+
+    The tasks write these rows to files. They return the candidates for updates, for the shuffle by stream
+    (MERGED_ROWS).
+    """
     return rows.mapInArrow(_select_partition(chunk, config, signed_horizon, target), MERGED_ROWS)
 
 
@@ -114,7 +117,7 @@ def select_messages(
 
 
 def mark_messages(messages: DataFrame, rank: int) -> DataFrame:
-    """Convert rows of `messages` to MERGED_ROWS of the rank RUN_MESSAGE or LIVE_MESSAGE."""
+    """Convert known rows of `messages` for the shuffle by message. `rank`: RUN_MESSAGE or LIVE_MESSAGE."""
     position = F.coalesce(F.col("message_index"), F.lit(0))
     return _mark_rows(
         messages, rank, partition=F.col("kafka_partition"), offset=F.col("kafka_offset"), position=position
@@ -122,7 +125,7 @@ def mark_messages(messages: DataFrame, rank: int) -> DataFrame:
 
 
 def mark_updates(updates: DataFrame, rank: int) -> DataFrame:
-    """Convert rows of `updates` to MERGED_ROWS of the rank RUN_UPDATE or LIVE_UPDATE."""
+    """Convert known rows of `updates` for the shuffle by message. `rank`: RUN_UPDATE or LIVE_UPDATE."""
     note = F.when(F.col("origin") == "REPLAY", F.lit(REPLAY)).otherwise(F.lit(0))
     log_time = F.encode(F.unix_micros("log_time").cast("string"), "UTF-8")
     return _mark_rows(
@@ -179,8 +182,6 @@ _CopyMatcher = Callable[[int, int], bool]
 
 
 class _Copy(NamedTuple):
-    """A copy of a message."""
-
     at: int
     position: FramePosition
     columns: CopyColumns
@@ -193,11 +194,11 @@ class _Copy(NamedTuple):
 
 _VALID: Final = VERDICT_NAMES[Verdict.VALID]
 _get_order: Final = itemgetter(0, 1)
-"""Copies are in the order of event times, and then of positions."""
+"""key by which copies are sorted: capture time, then Kafka position"""
 
 
 class _MessageGroup:
-    """The rows of one message: first the known rows, then its copies."""
+    """The rows of one message, which are added in order of rank: known rows first, then copies."""
 
     def __init__(self, chunk: TimeRange, signed: _CopyMatcher, unsigned: _CopyMatcher) -> None:
         self._chunk = chunk
@@ -207,12 +208,11 @@ class _MessageGroup:
         self._live_updates: dict[int, MergedRow] = {}
         self._copies: list[_Copy] = []
         self._updates: list[_Copy] = []
-        """the copies of content that is an UPDATE"""
+        """copies whose content is an UPDATE message"""
         self._kept: list[_Copy] = []
         self._rows: dict[FramePosition, MessageRow] = {}
 
     def add(self, row: MergedRow) -> None:
-        """Add the next row."""
         if row.rank in (RUN_MESSAGE, LIVE_MESSAGE):
             self._known.append(row)
         elif row.rank == RUN_UPDATE:
@@ -228,7 +228,7 @@ class _MessageGroup:
                 self._updates += self._copies[-len(equal.copies) :]
 
     def select_rows(self) -> Iterator[MessageRow]:
-        """Select copies, and yield the rows of `messages` to write."""
+        """Select the copies to keep, and yield their rows of `messages`."""
         if self._copies:
             self._copies.sort(key=_get_order)
             selector = self._build_selector(self._copies[0])
@@ -254,7 +254,7 @@ class _MessageGroup:
         return selector
 
     def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
-        """Yield the UPDATE of each origin, unless the run has the update already. Call `select_rows` first."""
+        """Yield a candidate for each origin (LIVE, REPLAY), unless the run has its update. Call `select_rows` first."""
         first_copies: dict[int, _Copy] = {}
         for copy in sorted(self._updates, key=_get_order):
             first_copies.setdefault(copy.origin, copy)

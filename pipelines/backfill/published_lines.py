@@ -1,8 +1,8 @@
-"""Published lines in the logs of js-ceramic, matched with the received lines of other nodes.
+"""Completion of logs of js-ceramic: adds the missing seqno to messages in the log of the node that published them.
 
-A published line has no seqno, so without a match its message counts once more than it was published. Both lines have
-the same author, topic and content, except for fields that only one of the lines may have, such as `model`. A node may
-publish the same content again, so of several received lines the nearest in time counts.
+Only the nodes that received a message have its seqno in their logs. Without it, the published message would count as
+another message than the received one. Both lines have the same author, topic and content, apart from fields that only
+one of them may have, such as `model`. A node may publish the same content again, so the line nearest in time is used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.pubsub import read_message
 
 MAX_GAP: Final = 5_000_000
-"""µs between the two lines at most: a log has whole seconds, and each node has a clock of its own."""
+"""Maximum time between the two lines, µs: logs have whole seconds, and each node has its own clock"""
 
 _LINES: Final = "kafka_partition int, kafka_offset bigint, at bigint, content binary, seqno binary"
 _LINES_SCHEMA: Final = pa.schema(
@@ -39,12 +39,12 @@ _Batches = Iterator[pa.RecordBatch]
 
 
 def has_log_lines(frames: DataFrame) -> bool:
-    """Return true if rows of the table `frames` are lines of such a log."""
+    """Return true if rows of the table `frames` come from logs of js-ceramic."""
     return not frames.where(_is_log_line()).isEmpty()
 
 
 def set_seqnos(frames: DataFrame, near: DataFrame) -> DataFrame:
-    """Give each published line the seqno of its message, if another node received it.
+    """Add the seqno to the message in each line about a published message, if the log of a receiving node has it.
 
     Args:
         frames: Rows of the table `frames`.
@@ -67,8 +67,10 @@ def _is_log_line() -> Column:
 
 
 def _find_nearest() -> Column:
-    """Build the column with the seqno of the nearest received line, in time, of the same content; null if there is none
-    within MAX_GAP."""
+    """Build a column with the seqno of the nearest line in time about a received message with the same content.
+
+    It is null if there is no such line within 5 s.
+    """
     received = F.when(F.col("seqno").isNotNull(), F.struct("at", "seqno"))
     by_content = Window.partitionBy("content").rowsBetween(Window.unboundedPreceding, Window.currentRow)
     before = F.last(received, ignorenulls=True).over(by_content.orderBy("at", "seqno"))
@@ -94,7 +96,10 @@ def _read_lines(batches: _Batches) -> _Batches:
 
 
 def _identify(payload: bytes) -> tuple[bytes | None, bytes | None]:
-    """Return the digest of the fields that both lines of a message have, and the seqno; `None` for what is missing."""
+    """Return the digest of a message's fields that publisher and receiver log, and the message's seqno.
+
+    The digest is `None` if the payload is no such message, the seqno if the line is of the publisher.
+    """
     rpc = read_rpc(payload)
     if isinstance(rpc, Rejected) or not rpc.publish:
         return None, None

@@ -1,7 +1,7 @@
-"""Comparison of a run with the live tables over the run's range, by views `live_TABLE` and `run_TABLE` of a DuckDB
-connection.
+"""DuckDB views of the rows of a backfill run and of the live tables in the run's time range, for comparing and
+swapping.
 
-DuckDB reads only Parquet files whose statistics overlap the range, and spills to a temporary folder.
+DuckDB reads only the Parquet files whose statistics overlap the range, and spills to a temporary folder.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ MEMORY: Final = "2GB"
 
 @dataclass(frozen=True)
 class TableSnapshot:
-    """A version of a table, and its files, by their paths in the log."""
+    """A version of a table, and its data files, by their paths in the log."""
 
     folder: str
     table: DeltaTable
     all_files: Collection[str]
     files: Collection[str]
-    """the files that may have rows of the range"""
+    """the files that may have rows in the run's time range"""
 
     def select(self, files: Iterable[str] | None = None) -> str:
-        """Build a query for all rows of `files`; by default, of the files of the range."""
+        """Build a query for all rows of `files`; by default, of the files that may have rows in the time range."""
         paths = [f"{self.folder}/{unquote(path)}" for path in (self.files if files is None else files)]
         return build_files_query(self.table, paths)
 
 
 class RangeComparison:
-    """A run and the live tables, with the views of their rows in the range.
+    """DuckDB connection with views `live_TABLE` and `run_TABLE` of the rows in a backfill run's time range.
 
     Each view has the columns of its table. The views of `batch_tips` also have `opened_at`, `separator_key` and
-    `separator_value` of the tip's batch, which is in the range.
+    `separator_value` of the batch that contains the tip, because the range applies to the batch.
     """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection, lake: Lake, run: BackfillRun) -> None:
@@ -58,17 +58,17 @@ class RangeComparison:
         self.lake = lake
         self.run_lake = lake.locate_run(run.name)
         lake.create(RUN_TABLES)
-        self.run_lake.create(filter(self.run_lake.has, RUN_TABLES))  # an earlier Kiln's may lack columns
+        self.run_lake.create(filter(self.run_lake.has, RUN_TABLES))  # tables of an earlier Kiln may lack columns
         self.extents = build_extents(run)
         self._span = run.range_from, run.range_to
         self._network = get_network(run)
 
     def open(self, lake: Lake, table: str) -> TableSnapshot:
-        """Open the newest version of a table."""
+        """Open the newest version of a table of the live lake or of the run's lake."""
         return self._read_snapshot(lake, table, lake.open(table))
 
     def open_version(self, table: str, version: int | None) -> TableSnapshot | None:
-        """Open a version of a live table, or return `None` if its log or files no longer reach back."""
+        """Open a version of a live table; `None` if its log entry or one of its data files was removed."""
         opened = self.lake.open(table)
         if version is None:
             return None
@@ -89,12 +89,12 @@ class RangeComparison:
         return TableSnapshot(lake.table(table), opened, set(files["path"].to_pylist()), of_range["path"].to_pylist())
 
     def count(self, rows: str) -> int:
-        """Count rows, given the text after FROM."""
+        """Count rows. `rows`: the SQL text after FROM."""
         row = self.connection.execute(f"SELECT count(*) FROM {rows}").fetchone()
         return int(row[0]) if row else 0
 
     def range_condition(self, table: str) -> str:
-        """Build the condition for a row of a live table to be in the range."""
+        """Build the SQL condition that selects the rows of a live table that the run replaces."""
         if self._network is None:
             return self._in_range(table)
         if table == "quarantine":  # it has no network, but the position of the frame
@@ -109,7 +109,7 @@ class RangeComparison:
         return f"({extent.event_time} >= {low} AND {extent.event_time} < {high} AND {extent.condition})"
 
     def create_views(self, table: str) -> None:
-        """Create the views of a table."""
+        """Create the views `live_TABLE` and `run_TABLE` of a table."""
         if table == "batch_tips":
             self.create_views("batches")
         if table == "quarantine" and self._network is not None:
@@ -132,7 +132,7 @@ class RangeComparison:
 
 @contextmanager
 def open_comparison(lake: Lake, run: BackfillRun) -> Iterator[RangeComparison]:
-    """Open a comparison without views.
+    """Open a DuckDB connection for comparing a backfill run with the live tables. It has no views yet.
 
     Raises:
         LakeError: A table cannot be read.
@@ -147,5 +147,5 @@ def open_comparison(lake: Lake, run: BackfillRun) -> Iterator[RangeComparison]:
         except duckdb.Error as error:
             reason = str(error).split("\n")[0]
             raise LakeError(
-                f"the tables in {lake.path}, or those of run {run.name}, cannot be read: {reason}"
+                f"cannot read the tables in {lake.path}, or those of backfill run {run.name}: {reason}"
             ) from error

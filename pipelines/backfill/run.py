@@ -1,7 +1,9 @@
-"""Execution of a run, chunk by chunk: commits the files of each chunk to the run's tables, and logs its progress.
+"""Execution of a backfill run, chunk by chunk: commits the rows of each chunk to the run's tables, and logs its
+progress.
 
-A stopped or killed run resumes with its current chunk. A chunk reads the run's own tables as of the end of the previous
-chunk, and the live tables as of the start of the run. So it gives the same rows each time that it is repeated.
+The steps of a run are reading (of Kafka or files), decoding, and batching; each is divided into chunks. A stopped or
+killed run resumes with the chunk that was interrupted. A chunk reads the run's own tables as of the end of the previous
+chunk, and the live tables as of the start of the run. So a chunk that is repeated gives the same rows.
 """
 
 from __future__ import annotations
@@ -62,79 +64,80 @@ from kiln.pipelines.runtime.kafka import Broker, read_range
 from kiln.pipelines.updates.separators import SeparatorConfig
 
 LIVE_TABLES: Final = ("frames", "messages", "updates", "batches", "streams")
-"""Live tables that a run reads."""
+"""Live tables that a backfill run reads"""
 BEYOND_TABLES: Final = ("frames", "messages", "updates")
-"""Tables of rows outside the range, which the run reads at its edges."""
+"""Tables in which a run stores rows outside its time range that it needs near both ends of the range"""
 
 _QUANTILE_ERROR = 0.01
 _TableVersion = tuple[Lake, int]
 
 
 class RunError(KilnError):
-    """A run cannot start or continue."""
+    """A backfill run cannot start or continue."""
 
 
 class StoppedError(KilnError):
-    """The run was stopped. The finished chunks are in the run's tables."""
+    """A signal stopped a backfill run. The rows of its finished chunks are stored."""
 
     exit_code = 130
 
 
 class RunInputs(msgspec.Struct, frozen=True):
-    """Inputs of a run as of its start, stored in its event `begun`, so that a resumed run has the same chunks."""
+    """Inputs of a backfill run as of its start. Its log stores them, so that a resumed run has the same chunks."""
 
     live: dict[str, int]
-    """versions of the live tables, without `streams` if no stream was known"""
+    """versions of the live tables; without `streams` if that table did not exist at the time `as_of`"""
     parts_per_step: int = 8
-    """file parts that one step reads"""
+    """number of parts of files that one chunk reads"""
     kafka: dict[str, tuple[int, int]] = {}
-    """first offset and end of `kiln.frames`, by partition"""
+    """first offset and end offset in `kiln.frames`, by partition"""
     topic_id: str = ""
-    """Kafka's id of the topic that the offsets belong to"""
+    """Kafka's id of `kiln.frames`"""
     files: list[FilePart] = []
     lost: list[str] = []
-    """descriptions of the parts of the range that the source no longer has"""
+    """descriptions of records in the time range that Kafka has removed"""
     chunk: int = CHUNK
-    """frames of a chunk"""
+    """number of frames in a chunk"""
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """Progress of a run."""
+    """Progress of a backfill run."""
 
     step: str
     """hashing (of files), reading, decoding or batching"""
     done: int
+    """number of finished chunks of this step"""
     total: int
     done_until: int | None = None
-    """time up to which the range is done, µs, in a step that advances by time"""
+    """time up to which the step is done, µs; `None` if the step does not advance in time"""
     frames: int = 0
-    """frames that this process read in this step"""
+    """number of frames that this process has read"""
     rows: int = 0
-    """rows that this process wrote"""
+    """number of rows that this process has written"""
 
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """Result of one call of `run`."""
+    """Result of executing a backfill run, or the rest of an interrupted one."""
 
     name: str
     rows: Mapping[str, int]
-    """rows of the whole run, by table"""
+    """number of rows of the whole run, by table"""
     rows_written: int
-    """rows that this call wrote"""
+    """number of rows that this process wrote"""
     frames: int
-    """frames that this call read"""
+    """number of frames that this process read"""
     lost: Sequence[str] = ()
-    """descriptions of the parts of the range that the source no longer had when the run began"""
+    """descriptions of records in the time range that Kafka had removed when the run began"""
     outside: OutsideFrames = field(default_factory=OutsideFrames)
-    """frames of files outside the range, in the whole run"""
+    """frames in the input files outside the time range, in the whole run"""
     is_repeated: bool = False
-    """true if the run was done before this call"""
+    """true if the run was done already, so that nothing was executed"""
 
 
 def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
-    """Encode the outcome of a run as JSON."""
+    """Convert the outcome of a backfill run to a dict for JSON."""
     return {
         "run": outcome.name,
         "wrote": outcome.rows_written,
@@ -147,7 +150,7 @@ def encode_outcome(outcome: RunOutcome) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class RunResources:
-    """Services that a run uses."""
+    """Services that a backfill run uses, such as Spark and the lake, and callbacks."""
 
     spark: SparkSession
     lake: Lake
@@ -157,24 +160,24 @@ class RunResources:
     version: str
     """version of Kiln"""
     topic_id: Callable[[], str] = lambda: ""
-    """returns Kafka's current id of `kiln.frames`, empty if the broker does not report it"""
+    """returns Kafka's current id of `kiln.frames`; empty if the broker does not report ids"""
     durable: bool = False
-    """sync each commit to disk"""
+    """true to sync each commit to disk"""
     is_stopped: Callable[[], bool] = lambda: False
+    """returns true as soon as the run must stop"""
     report: Callable[[RunProgress], None] = lambda _: None
 
 
 def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs]) -> RunOutcome:
-    """Begin a run, or resume the run of this name.
+    """Execute a backfill run, or the rest of an interrupted one.
 
     Args:
-        terms: Terms of the run.
         resources: Services that the run uses.
-        inputs: Called if the run begins.
+        inputs: Reads the inputs. It is called only if the run has not begun yet.
 
     Raises:
         RunError: There is a run of this name with other terms.
-        StoppedError: The run was stopped.
+        StoppedError: A signal stopped the run.
     """
     lake = resources.lake
     lake.create(("backfill_runs", *LIVE_TABLES))
@@ -192,11 +195,11 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
 
 
 def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
-    """Find the run of these terms, if it was begun.
+    """Find the backfill run of this name in the log of runs; `None` if it has not begun yet.
 
     Raises:
-        RunError: There is a run of this name with other terms.
-        RunNameError: No run can have the name.
+        RunError: The run has other terms, or is being dropped.
+        RunNameError: The name is invalid or reserved.
     """
     backfill_run = find_run(lake, check_name(terms.name))
     if backfill_run is None:
@@ -208,19 +211,19 @@ def find_matching_run(terms: RunTerms, lake: Lake) -> BackfillRun | None:
     differences = describe_differences(backfill_run.details, span, terms)
     if differences:
         raise RunError(
-            f"there is already a run {terms.name}, which differs: {'; '.join(differences)}. Choose another "
-            f"name, or remove that run first: kiln backfill drop {terms.name}"
+            f"there is already a backfill run {terms.name} with other options: {'; '.join(differences)}. Choose "
+            f"another name, or drop that run first: kiln backfill drop {terms.name}"
         )
     return backfill_run
 
 
 def build_repeated_outcome(run: BackfillRun) -> RunOutcome:
-    """Build the outcome of a call for a run that was done before."""
+    """Build the outcome for a backfill run that is done already."""
     return RunOutcome(run.name, count_rows(run.chunks), 0, 0, outside=merge_outside(run.chunks), is_repeated=True)
 
 
 def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
-    """Count the rows that chunks of a run wrote, by table."""
+    """Add up, by table, the rows that chunks of a backfill run have written."""
     rows: Counter[str] = Counter()
     for chunk in chunks:
         counts = chunk.details["rows"]
@@ -230,7 +233,7 @@ def count_rows(chunks: Iterable[RunEvent]) -> dict[str, int]:
 
 
 def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
-    """Merge the frames outside the range that chunks of a run read."""
+    """Add up the frames outside the time range that chunks of a backfill run have read."""
     outside = OutsideFrames()
     for chunk in chunks:
         outside = outside.merge(msgspec.convert(chunk.details.get("outside", []), OutsideFrames))
@@ -250,7 +253,6 @@ class _ChunkRunner:
         self._rows_written = self._frames = 0
 
     def run_to_end(self) -> RunOutcome:
-        """Execute the steps that are left."""
         self._lake.create(RUN_TABLES)
         self._beyond.create(BEYOND_TABLES)
         if self._terms.source != "frames":
@@ -264,11 +266,12 @@ class _ChunkRunner:
     # ---------------------------------------------------------------- tables
 
     def _find_live(self, table: str) -> list[_TableVersion]:
-        """Find a live table as of the start of the run. There is no table `streams` if no stream was known."""
+        """Return the version of a live table as of the start of the run; none for `streams` if no stream was known."""
         return [(self._resources.lake, version) for name, version in self._inputs.live.items() if name == table]
 
     def _find_own(self, table: str, step: str) -> list[_TableVersion]:
-        """Find a table of the run after the newest chunk of a step, and the table of its rows outside the range."""
+        """Return the versions of two tables after the newest chunk of a step: of the run's table, and of the table of
+        its rows outside the time range."""
         done = [number for name, number in self._done if name == step]
         versions = self._done[step, max(done)].details["versions"] if done else {}
         assert isinstance(versions, dict)
@@ -283,7 +286,6 @@ class _ChunkRunner:
         return reduce(DataFrame.unionByName, rows) if rows else create_empty(spark, table)
 
     def _read_versions(self) -> dict[str, int]:
-        """Read the current versions of all tables of the run."""
         return {name: self._lake.open(name).version() for name in RUN_TABLES} | {
             f"beyond/{name}": self._beyond.open(name).version() for name in BEYOND_TABLES
         }
@@ -298,7 +300,7 @@ class _ChunkRunner:
         span: TimeRange | None = None,
         more_details: Mapping[str, object] = {},
     ) -> None:
-        """Commit the files of a chunk, table by table, and then log the chunk."""
+        """Commit the data files of a chunk, table by table, and then append the chunk to the log of runs."""
         files: list[tuple[Lake, DataFile]] = []
         outside, rows = OutsideFrames(), Counter[str]()
         for output in outputs:
@@ -324,7 +326,7 @@ class _ChunkRunner:
         self._rows_written += rows.total()
 
     def _list_pending(self, step: str, total: int, chunks: Sequence[TimeRange] = ()) -> Iterator[int]:
-        """Yield the numbers of the chunks of a step that are left, and report the progress."""
+        """Yield the numbers of the chunks of a step that are not done yet, and report the progress."""
         for number in range(total):
             at = chunks[number].low if chunks else None
             self._resources.report(RunProgress(step, number, total, at, self._frames, self._rows_written))
@@ -360,7 +362,7 @@ class _ChunkRunner:
         return [partial(self._read_kafka, at, size, wanted) for at in range(0, longest, size)]
 
     def _read_kafka(self, at: int, count: int, wanted: FrameFilter) -> DataFrame:
-        """Read the frames of `count` records of each partition, beginning `at` records after its first record."""
+        """Read the frames in `count` records of each partition, beginning `at` records after the run's first record."""
         topic, ranges = self._resources.broker.topic("frames"), self._inputs.kafka
         first = {int(part): min(low + at, high) for part, (low, high) in ranges.items()}
         ends = {int(part): min(low + at + count, high) for part, (low, high) in ranges.items()}
@@ -374,15 +376,15 @@ class _ChunkRunner:
             name = self._terms.name
             problem = describe_replaced_topic(self._resources.broker.topic("frames"), saved_id, current_id)
             raise RunError(
-                f"run {name} cannot continue: {problem}. Drop it (kiln backfill drop {name}), and begin another one "
-                "with --source frames"
+                f"backfill run {name} cannot continue: {problem}. Drop the run (kiln backfill drop {name}), and begin "
+                "another one with --source frames"
             )
 
     # ---------------------------------------------------------------- messages and updates
 
     @property
     def _network(self) -> str | None:
-        """Network of the frames to select; with other sources than `frames`, the run has only frames that it wants."""
+        """Network by which frames are selected; `None` if the run's own table `frames` has only the selected ones."""
         return self._terms.network if self._terms.source == "frames" else None
 
     def _read_frames(self, span: TimeRange) -> DataFrame:
@@ -390,7 +392,7 @@ class _ChunkRunner:
         return rows if self._network is None else rows.where(F.col("network") == self._network)
 
     def _list_frame_files(self, span: TimeRange) -> list[PlainFile] | None:
-        """List the files that hold the rows of `_read_frames`, or return `None` if Spark must read them."""
+        """List the data files that contain the rows of `_read_frames`; `None` if only Spark can read the table."""
         times, listed = TimeBounds("observed_at", *span), list[PlainFile]()
         for lake, version in self._find_frames():
             files = list_plain_files(lake, "frames", version, times)
@@ -405,7 +407,7 @@ class _ChunkRunner:
             self._decode_chunk(number, chunks[number])
 
     def _plan_chunks(self) -> list[TimeRange]:
-        """Split the range and its margins into chunks of about equal numbers of frames."""
+        """Split the time range and its margins into chunks with about equal numbers of frames."""
         if ("planning", 0) not in self._done:
             edges: list[int] = []
             times = TimeBounds("observed_at", *self._terms.read_span)
@@ -465,17 +467,22 @@ class _ChunkRunner:
         return published_lines.has_log_lines(self._read_frames(self._terms.read_span))
 
     def _has_few_marks(self, near: TimeBounds) -> bool:
-        """Return true if the verified streams, and the messages and updates near a chunk, are at most as many as the
-        frames of a chunk. It is then cheaper to shuffle all these rows with the chunk's copies than to select the rows
-        of the same groups."""
+        """Return true if the known streams, and the messages and updates near a chunk, are no more than a chunk's
+        frames.
+
+        It is then cheaper to shuffle all of them with the chunk than to select those that the chunk needs.
+        """
         count = _count_rows("streams", self._find_live("streams"), TimeBounds())
         for table in ("messages", "updates"):
             count += _count_rows(table, self._find_live(table) + self._find_own(table, "decoding"), near)
         return count <= self._inputs.chunk
 
     def _read_live_messages(self, near: TimeBounds) -> DataFrame:
-        """Read live messages around a chunk. A run that reads files leaves out the messages within the range, because
-        the live tables contain other copies."""
+        """Read the live messages around a chunk.
+
+        If the source is files, messages in the run's time range are omitted, because the live tables have other copies
+        than the files.
+        """
         live_messages = self._read("messages", self._find_live("messages"), near)
         if self._terms.source == "files":
             live_messages = live_messages.where(~build_condition(TimeBounds("observed_at", *self._terms.span)))
@@ -501,18 +508,26 @@ class _ChunkRunner:
 
 
 def _count_rows(table: str, versions: Iterable[_TableVersion], times: TimeBounds) -> int:
-    """Compute an upper bound of the number of rows in a range of times."""
+    """Compute an upper bound of the number of rows of tables in a time range, from file statistics."""
     return sum(count_rows_at_most(lake, table, version, times) for lake, version in versions)
 
 
 def build_stopped_error(name: str) -> StoppedError:
-    """Build the error of a run that was stopped."""
-    return StoppedError(f"run {name} was stopped. Its finished chunks are stored: type the same command to continue")
+    """Build the error for a backfill run that a signal has stopped."""
+    return StoppedError(
+        f"backfill run {name} was stopped. Its finished part is stored: type the same command again to continue"
+    )
 
 
 @contextmanager
 def _group_with_marks(rows: DataFrame, *marks: DataFrame, has_few_marks: bool) -> Iterator[DataFrame]:
-    """Shuffle MERGED_ROWS with the marks of the same groups; with all marks if these are few."""
+    """Shuffle the rows of a chunk together with known rows of the same messages or streams.
+
+    Args:
+        rows: Rows of the chunk (MERGED_ROWS).
+        marks: Known rows (MERGED_ROWS).
+        has_few_marks: True to shuffle all `marks`. Otherwise, only those of groups in `rows` are shuffled.
+    """
     merged = reduce(DataFrame.unionByName, marks)
     if not has_few_marks:
         rows = rows.persist(StorageLevel.DISK_ONLY)  # read twice

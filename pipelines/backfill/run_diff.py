@@ -1,8 +1,7 @@
-"""Differences between a run and the live tables over the run's range: counts by table, day and separator, with
-examples.
+"""Differences between a backfill run and the live tables in the run's time range: counts and examples by table.
 
-DuckDB counts the equal rows of both sides and spills to disk, so no table is in Python's memory. Rows are compared by
-their whole key and a 64-bit digest of their content.
+DuckDB compares the rows by their key and a 64-bit hash of their content. It spills to disk, so no table is in Python's
+memory.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from kiln.pipelines.backfill.table_extents import TableExtent
 from kiln.pipelines.delta.lake import Lake
 
 MAX_EXAMPLES = 10
-"""Maximum number of differences to show of a table."""
+"""Maximum number of example rows per table"""
 
 _MAX_ROWS_PER_KEY = 50
-"""rows of one key to search for examples"""
+"""maximum number of rows with the same key that are read for examples"""
 
 
 class DiffGroup(NamedTuple):
-    """A day and a separator for which a table differs."""
+    """Numbers of rows of a table for one day and separator, if the live table and the run differ there."""
 
     day: date | None
     separator: str | None
@@ -36,17 +35,21 @@ class DiffGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class RowDifference:
-    """A row of one side, or two different rows of one key. Values have DuckDB's types."""
+    """A row that only the live table or only the run has, or two rows with equal keys and different content.
+
+    Values have DuckDB's types.
+    """
 
     table: str
     key: dict[str, object]
     live: dict[str, object] | None
-    """compared columns of the live row, without the key, or `None` if there is no live row"""
+    """compared columns of the live row, without the key; `None` if there is no live row"""
     run: dict[str, object] | None
+    """the same for the run's row"""
 
     @property
     def columns(self) -> list[str]:
-        """Columns that differ; empty if one side has no row."""
+        """Columns that differ; empty if there is only one row."""
         if self.live is None or self.run is None:
             return []
         return [name for name, value in self.live.items() if value != self.run[name]]
@@ -54,10 +57,10 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class TableDiff:
-    """Differences of one table.
+    """Differences between a live table and the table of a backfill run, as numbers of rows and examples.
 
-    A row that differs counts in `only_live`, in `only_run` and in `differ`, so the number of live rows is
-    `same` + `only_live`.
+    Two rows with equal keys and different content count once in each of `only_live`, `only_run` and `differ`. So the
+    number of live rows is `same` + `only_live`.
     """
 
     table: str
@@ -70,15 +73,15 @@ class TableDiff:
 
     @property
     def is_equal(self) -> bool:
-        """True if both sides have the same rows."""
+        """True if the live table and the run have the same rows."""
         return not self.only_live and not self.only_run
 
 
 def diff_run(lake: Lake, run: BackfillRun, report: Callable[[str], None]) -> list[TableDiff]:
-    """Compare a run with the live tables, one by one.
+    """Compare a backfill run with the live tables in the run's time range.
 
     Args:
-        report: Receives a line for each table.
+        report: Receives a line of text for each table.
 
     Raises:
         LakeError: A table cannot be read.
@@ -90,13 +93,13 @@ def diff_run(lake: Lake, run: BackfillRun, report: Callable[[str], None]) -> lis
                 continue  # the run read the live table
             if not comparison.run_lake.has(table):
                 continue  # a run of an earlier Kiln has no table that was added since
-            report(f"{table}: comparing")
+            report(f"comparing table {table}")
             diffs.append(compare_table(comparison, extent))
         return diffs
 
 
 def compare_table(comparison: RangeComparison, extent: TableExtent) -> TableDiff:
-    """Compare one table."""
+    """Compare one table of a run with the live table."""
     table = extent.table
     comparison.create_views(table)
     groups = list(_count_groups(comparison, extent))
@@ -128,7 +131,7 @@ def _count_groups(comparison: RangeComparison, extent: TableExtent) -> Iterator[
 
 
 def _pair_query(extent: TableExtent) -> str:
-    """Build a query that counts each key and content on both sides."""
+    """Build a query that counts, for each key and content, the live rows and the run's rows."""
     return f"""
         SELECT {_key_list(extent)}, content, min(event_time) AS event_time, min(separator) AS separator,
                sum(live) AS live, sum(run) AS run

@@ -1,4 +1,4 @@
-"""Log of backfill runs: the table `backfill_runs` of the live lake, with a row per event. Uses only delta-rs."""
+"""Log of backfill runs: the Delta table `backfill_runs`, with a row for each event of a run. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RUN_TABLES: Final = (
     *("frames", "copies", "subscriptions", "controls", "messages", "updates"),
     *("batch_tips", "batches", "tips", "quarantine"),
 )
-"""Tables of a run. `frames` has rows only if the run did not read the live table."""
+"""Tables of a backfill run. Its `frames` has rows only if the run did not read the frames from the live table."""
 
 _RUNS = select_columns(TABLES["backfill_runs"])
 _RESERVED: Final = ("live",)
@@ -34,18 +34,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class SwapClaimedError(KilnError):
-    """Another process swaps a run of the same lake."""
+    """Another process is swapping the rows of a backfill run into the live tables."""
 
 
 class RunNameError(KilnError):
-    """A name that no run can have."""
+    """The name of a backfill run is invalid or reserved."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """One event of a run. Times are µs."""
+    """One event of a backfill run. Times are µs."""
 
     run: str
     event: Event
@@ -58,7 +58,7 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class BackfillRun:
-    """A run that was begun. Times are µs."""
+    """A backfill run, as its events describe it. Times are µs."""
 
     name: str
     range_from: int
@@ -69,22 +69,22 @@ class BackfillRun:
     """all events from `begun` to `dropped`, in order"""
 
     def had(self, event: Event) -> bool:
-        """Return true if the run has an event of this kind."""
+        """Return true if the run's log has an event of this kind."""
         return any(one.event == event for one in self.events)
 
     @property
     def is_done(self) -> bool:
-        """True if the run's tables hold all of its range."""
+        """True if the run's tables are complete for its time range."""
         return self.had("done")
 
     @property
     def is_swapping(self) -> bool:
-        """True if a swap of the run was begun and not ended."""
+        """True if a swap of the run into the live tables was begun and has not ended."""
         return self.had("swapping") and not self.had("swapped")
 
     @property
     def begun_versions(self) -> Mapping[str, int]:
-        """Versions of live tables that the run reads, by table: the newest ones when it began."""
+        """Versions, by table, of the live tables when the run began. The run reads these versions."""
         inputs = self.details.get("inputs")
         live = inputs.get("live") if isinstance(inputs, dict) else None
         return live if isinstance(live, dict) else {}
@@ -96,58 +96,64 @@ class BackfillRun:
 
     @property
     def swap_versions(self) -> Mapping[str, int]:
-        """Versions of live tables when the swap began, by table; empty if no swap was begun."""
+        """Versions, by table, of the live tables when the swap began; empty if no swap was begun."""
         return {table: version for table, version in self.swap_details.items() if isinstance(version, int)}
 
     @property
     def live_versions(self) -> Mapping[str, int]:
-        """Versions of live tables that the run, or its unfinished swap, still reads, by table."""
+        """Versions, by table, of the live tables that the run or its unfinished swap will still read."""
         if self.is_swapping:
             return self.swap_versions
         return {} if self.is_done else self.begun_versions
 
     @property
     def own_versions(self) -> Mapping[str, int]:
-        """Versions of the run's tables after its newest chunk, by table."""
+        """Versions, by table, of the run's own tables after its newest chunk."""
         versions = self.chunks[-1].details.get("versions") if self.chunks else None
         return versions if isinstance(versions, dict) else {}
 
     @property
     def chunks(self) -> list[RunEvent]:
-        """Events of the chunks that are in the run's tables."""
+        """Events of the chunks that were committed to the run's tables."""
         return [event for event in self.events if event.event == "chunk"]
 
 
 def check_name(name: str) -> str:
-    """Return the name.
+    """Check that a name is valid for a backfill run, and return it.
 
     Raises:
-        RunNameError: No run can have the name.
+        RunNameError: The name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise RunNameError(
-            f"{name!r} is not a valid run name. Use a to z, 0 to 9 and -, at most 63 characters, not starting with -"
+            f"{name!r} is not a valid name of a backfill run. Use at most 63 characters, of a to z, 0 to 9 and -, and "
+            "begin with a letter or digit"
         )
     return name
 
 
 def check_new_name(name: str) -> None:
-    """Check the name of a run that is about to begin.
+    """Check the name of a backfill run that is about to begin.
 
     Raises:
-        RunNameError: No run can have the name, or it stands for the live tables.
+        RunNameError: The name is invalid, or stands for the live tables.
     """
     if check_name(name) in _RESERVED:
-        raise RunNameError(f"no run can be named {name!r}: it stands for the live tables. Choose another name")
+        raise RunNameError(
+            f"a backfill run cannot have the name {name!r}, which stands for the live tables. Choose another name"
+        )
 
 
 def describe_unfinished_drop(name: str) -> str:
-    """Describe a run whose drop was begun, and the remedy."""
-    return f"run {name} is being dropped, and some of its tables are gone. Type kiln backfill drop {name} again"
+    """Describe a backfill run whose drop was begun and has not ended, and what to do."""
+    return (
+        f"backfill run {name} is being dropped, and some of its tables are gone. If no process drops it now, type kiln "
+        f"backfill drop {name} again"
+    )
 
 
 def read_events(lake: Lake) -> list[RunEvent]:
-    """Read all events of all runs, in order."""
+    """Read the events of all backfill runs, in order of time."""
     return _read_events(lake.open("backfill_runs")) if lake.has("backfill_runs") else []
 
 
@@ -168,12 +174,12 @@ def _read_events(table: DeltaTable) -> list[RunEvent]:
 
 
 def read_runs(lake: Lake) -> list[BackfillRun]:
-    """Read the runs that were begun and not dropped, in the order of their start."""
+    """Read the backfill runs that are not dropped, in the order of their start."""
     return [run for run in group_events(read_events(lake)) if not run.had("dropped")]
 
 
 def group_events(events: Iterable[RunEvent]) -> list[BackfillRun]:
-    """Group events into runs, dropped ones too, in the order of their start."""
+    """Group events by backfill run, in the order of their start. Dropped runs are included."""
     runs: list[list[RunEvent]] = []
     newest: dict[str, list[RunEvent]] = {}  # by name
     for event in events:
@@ -191,7 +197,7 @@ def group_events(events: Iterable[RunEvent]) -> list[BackfillRun]:
 
 
 def find_run(lake: Lake, name: str) -> BackfillRun | None:
-    """Find the run of this name, unless it was never begun or is dropped."""
+    """Find the backfill run of a name; `None` if there is none or it is dropped."""
     return next((run for run in read_runs(lake) if run.name == name), None)
 
 
@@ -207,13 +213,13 @@ def append_event(
     details: Mapping[str, object] | None = None,
     claim: DeltaTable | None = None,
 ) -> None:
-    """Append an event durably. Times are µs.
+    """Append an event to the table `backfill_runs`, and sync it to disk. Times are µs.
 
     Args:
-        claim: The table as it was read, if the event claims the swap.
+        claim: If the event claims the right to swap, the table at the version at which no other process had it.
 
     Raises:
-        CommitFailedError: Another process claimed the swap since `claim` was read.
+        CommitFailedError: Another process has claimed the right to swap since that version.
     """
     lake.create(("backfill_runs",))
     schema = build_arrow_schema(_RUNS)
@@ -231,14 +237,16 @@ def append_event(
 def claim_swap(
     lake: Lake, run: BackfillRun, by: str, happened_at: int, versions: Mapping[str, int], *, take_over: bool = False
 ) -> None:
-    """Claim the swap of a run. Of two concurrent claims, one succeeds.
+    """Claim the right to swap a backfill run into the live tables. Of two concurrent claims, only one succeeds.
 
     Args:
-        by: Machine and state folder; the locks in that folder exclude other processes there.
-        take_over: Also claim if another machine has begun a swap and not ended it.
+        by: Machine and state folder. A lock in the state folder excludes other processes that use it.
+        happened_at: Time of the claim, µs.
+        versions: Current versions of the live tables, by table.
+        take_over: True to claim even if another machine has begun a swap that has not ended.
 
     Raises:
-        SwapClaimedError: Another machine swaps a run of this lake.
+        SwapClaimedError: Another machine is swapping a run of this lake.
     """
     table = lake.open("backfill_runs")
     swapping = [other for other in group_events(_read_events(table)) if other.is_swapping and not other.had("dropped")]
@@ -247,8 +255,8 @@ def claim_swap(
     if others and not take_over:
         name, other = next(iter(others.items()))
         raise SwapClaimedError(
-            f"run {name} is being swapped by {other}. If that swap was interrupted, type kiln backfill swap {name} "
-            f"there again. If that machine is gone, type kiln backfill swap --take-over {name} here"
+            f"backfill run {name} is being swapped by {other}. If that swap was interrupted, type kiln backfill swap "
+            f"{name} on that machine again. If that machine is gone, type kiln backfill swap --take-over {name} here"
         )
     if claimants.get(run.name) == by:
         return
@@ -260,12 +268,12 @@ def claim_swap(
         )
     except CommitFailedError as error:
         raise SwapClaimedError(
-            "another process has just begun to swap a run of this lake. Try again when it has ended"
+            "another process has just begun to swap a backfill run of this lake. Try again when that swap has ended"
         ) from error
 
 
 _CLAIM_APP_ID: Final = "swap"
-"""Application id of the Delta transaction of a claim."""
+"""Delta's application id of the commits that claim the right to swap"""
 
 
 def _micros(at: datetime) -> int:

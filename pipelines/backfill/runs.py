@@ -1,4 +1,4 @@
-"""The runs of a lake: list, find, lock and drop them."""
+"""Management of the backfill runs of a lake: list, find, lock and drop them."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ State = Literal[
 ]
 
 _SWAP: Final = "swap"
-"""Lock of a swap: two swaps of overlapping ranges would undo each other."""
+"""Name of the lock that a swap holds, because two swaps of overlapping time ranges would undo each other"""
 
 
 class NoRunError(KilnError):
-    """No run has this name."""
+    """There is no backfill run of this name, or it is dropped."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """A run as shown by `kiln backfill list`."""
+    """A backfill run, as `kiln backfill list` shows it."""
 
     run: BackfillRun
     state: State
     rows: dict[str, int]
-    """row count by table; empty for a run that was dropped"""
+    """number of rows by table; empty if the run is dropped"""
 
 
 def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
-    """List all runs in the order of their start, including dropped ones.
+    """List all backfill runs in the order of their start, including dropped ones.
 
     Raises:
         LakeError: There is no lake.
     """
     if not lake.root.exists():
         raise LakeError(
-            f"there is no lake at {lake.path}: nothing has been written yet. "
-            "If your lake is elsewhere, pass its folder with --state"
+            f"there is no lake at {lake.path}, so there are no backfill runs. If your lake is in another state folder, "
+            "pass that folder with --state"
         )
     summaries = []
     for run in group_events(read_events(lake)):
@@ -73,15 +73,15 @@ def list_runs(lake: Lake, state: Path) -> list[RunSummary]:
 
 
 def get_run(lake: Lake, name: str) -> BackfillRun:
-    """Get the run of this name.
+    """Get the backfill run of a name.
 
     Raises:
-        NoRunError: No such run was ever begun, or it is dropped.
+        NoRunError: There is no such run, or it is dropped.
     """
     run = get_newest_run(lake, name)
     if run.had("dropped"):
         raise NoRunError(
-            f"run {name} was dropped, and its tables are gone. To see what is there, type kiln backfill list"
+            f"backfill run {name} was dropped, and its tables are gone. To see all runs, type kiln backfill list"
         )
     if run.had("dropping"):
         raise NoRunError(describe_unfinished_drop(name))
@@ -89,7 +89,7 @@ def get_run(lake: Lake, name: str) -> BackfillRun:
 
 
 def get_newest_run(lake: Lake, name: str) -> BackfillRun:
-    """Get the newest run of this name, even if it is dropped.
+    """Get the newest backfill run of a name, even if it is dropped.
 
     Raises:
         NoRunError: No such run was ever begun.
@@ -97,13 +97,17 @@ def get_newest_run(lake: Lake, name: str) -> BackfillRun:
     check_name(name)
     runs = [run for run in group_events(read_events(lake)) if run.name == name]
     if not runs:
-        raise NoRunError(f"there is no run {name} in {lake.path}. To see what is there, type kiln backfill list")
+        raise NoRunError(f"there is no backfill run {name} in {lake.path}. To see all runs, type kiln backfill list")
     return runs[-1]
 
 
 @contextmanager
 def lock_run(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
-    """Lock a run against other processes that run, swap or drop it; with `swap`, also against swaps of any run.
+    """Lock a backfill run, so that no other process executes, swaps or drops it.
+
+    Args:
+        state: The state folder, which has the locks.
+        swap: True to lock also against swaps of other runs.
 
     Raises:
         StateInUseError: Another process has the lock.
@@ -113,7 +117,7 @@ def lock_run(state: Path, name: str, *, swap: bool = False) -> Iterator[None]:
 
 
 def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
-    """Remove the tables of a run, and log it. The caller holds the run's lock.
+    """Delete the tables of a backfill run, and append this to the log of runs. The caller holds the run's lock.
 
     Args:
         now: Returns the time, µs.
@@ -122,7 +126,7 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
         False if the run was dropped before.
 
     Raises:
-        NoRunError: There was no such run.
+        NoRunError: There is no such run.
         KilnError: A swap of the run was interrupted.
     """
     run = get_newest_run(lake, name)
@@ -130,8 +134,8 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
         return False
     if run.is_swapping:
         raise KilnError(
-            f"a swap of run {name} was interrupted: the live tables lack the rest of the run. Type kiln backfill swap "
-            f"{name} first"
+            f"cannot drop backfill run {name}: its swap was interrupted, so the live tables lack the rest of its rows. "
+            f"Type kiln backfill swap {name} first"
         )
     if not run.had("dropping"):  # logged first, so that no command uses what is left of the tables
         append_event(lake, name, "dropping", now(), range_from=run.range_from, range_to=run.range_to)

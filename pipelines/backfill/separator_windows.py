@@ -1,8 +1,8 @@
-"""Windows of one separator over its rows of the table `updates`, in log order (decisions 1 and 21). Pure.
+"""Windows of one separator in a backfill run, computed from rows of the table `updates` (decisions 1 and 21). Pure.
 
-The rows of a separator may be in several partitions: an update with a false claim is in the partition of the claimed
-separator, and history was never in `kiln.updates`. They are sorted by log time (`log_time`), then by partition and
-offset. Log time never goes back within a partition, so this is the order of each partition.
+The rows are sorted by log time, then by the partition and offset that they had in the topic `kiln.updates`. Log time
+never goes back within a partition, so the rows of a partition keep their order. Rows of one separator may be in several
+partitions, because an update may have claimed a wrong separator, and rows of files were never in the topic.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _END: Final = 2**62
 
 
 class SeparatorWindows:
-    """Windows of one separator. Add a live batch before the updates that it holds. Times are µs."""
+    """Windows of one separator. Add the batches of the live table before the updates in them. Times are µs."""
 
     def __init__(self, key: WindowKey, length: int, grace: int, begin: int) -> None:
         """Begin without open windows.
 
         Args:
             key: Separator of the windows.
-            length: Window length T.
-            grace: Grace G.
-            begin: Begin of the range. Updates before it only decide where windows begin.
+            length: Length T of a window.
+            grace: Grace G: log time after the end of a window in which it still accepts late updates.
+            begin: Begin of the run's time range. Updates before it only determine where the windows begin.
         """
         self._key = key
         self._length = length
@@ -41,7 +41,7 @@ class SeparatorWindows:
         self._is_aligned = False
 
     def add_live_batch(self, opened_at: int, closed_at: int, batch_cid: str, emitted_at: int) -> None:
-        """Add a batch of the live table."""
+        """Add a batch of the live table `batches`, whose window shows where windows begin."""
         self._emitted_at.setdefault((opened_at, batch_cid), emitted_at)
         if not self._is_aligned and closed_at - opened_at == self._length:
             self._anchors.add(opened_at)
@@ -49,8 +49,9 @@ class SeparatorWindows:
     def add_update(self, observed_at: int, log_time: int, stream: str, tip: bytes) -> Iterator[ClosedWindow]:
         """Add the next update, and yield the windows that it closes.
 
-        A window depends on the windows before it. If the first updates are in the middle of windows, the windows are
-        aligned after the first silence, or at the first live window of full length.
+        The begin of a window depends on the windows before it, which the run may not know for its first updates. So
+        windows are certain only after a time without updates as long as a window, or from a window of full length that
+        the live table has.
         """
         event_time = min(observed_at, log_time)
         if self._log_time is None:
@@ -68,9 +69,17 @@ class SeparatorWindows:
         yield from self._windows.add(self._key, stream, tip, event_time)
 
     def close(self) -> Iterator[ClosedWindow]:
-        """Close the windows that are open, at the end of history."""
+        """Close the open windows after the last update, and yield them."""
         yield from self._windows.advance(_END)
 
     def take_emitted_at(self, opened_at: int, batch_cid: str) -> int | None:
-        """Return when a batch of the live table was emitted, and forget that batch; `None` if the table lacks it."""
+        """Return the time at which a batch of the live table was emitted, and forget the batch.
+
+        Args:
+            opened_at: Begin of the batch's window, µs.
+            batch_cid: CID of the batch.
+
+        Returns:
+            None if the live table has no such batch.
+        """
         return self._emitted_at.pop((opened_at, batch_cid), None)

@@ -1,4 +1,4 @@
-"""Files that a run reads: named files, files in folders and archives, and streams saved to the state folder."""
+"""Input files of a backfill run: named files, files in folders and archives, and saved copies of pipes."""
 
 from __future__ import annotations
 
@@ -40,56 +40,59 @@ STDIN: Final = Path("-")
 _PART_BYTES: Final = 64 << 20
 _DIGEST_BLOCK: Final = 1 << 20
 _BEGIN: Final = 2 * SNIFF_BYTES
-"""bytes of a member, which may be compressed again, that decide on its format"""
+"""bytes of a file in an archive that decide on its format; the file may be compressed"""
 _SAVED_BLOCK: Final = 16 << 20
 _FREE_BYTES: Final = 1 << 30
-"""bytes that a saved stream leaves free: a full disk stops the broker and the queries"""
+"""bytes of the disk that stay free when a pipe is saved, because a full disk stops the broker and the queries"""
 _REPORT_EVERY: Final = 2_000
 _DESCRIBED: Final = 20
 _MAX_STEP_PARTS: Final = 1_000
 
 
 class InputError(KilnError):
-    """An input of a run cannot be read."""
+    """An input of a backfill run cannot be read, or a pipe cannot be saved."""
 
 
 class FilePart(msgspec.Struct, frozen=True, array_like=True):
-    """A part of a file, which one task reads."""
+    """A part of an input file, which one task reads."""
 
     path: str
     format: str
     digest: bytes
+    """SHA-256 of the file"""
     network: str
+    """network of messages whose topic does not name a network"""
     heard_at: int
+    """modification time of the file, ns: the capture time of frames that have none"""
     part: FileRange
     member: int | None = None
     """number of the file in an archive"""
     member_name: str = ""
     size: int = 0
-    """approximate bytes of the part, 0 in runs of versions that did not store it"""
+    """approximate bytes of the part; 0 in runs of versions of Kiln that did not store it"""
 
     @property
     def name(self) -> str:
-        """Name of the file in the details of quarantine."""
+        """Name of the file for the column `detail` of `quarantine`."""
         name = Path(self.path).name
         return name if self.member is None else f"{self.member_name} in {name}"
 
     @property
     def partition(self) -> int:
-        """Value of the column `kafka_partition`: negative, and a function of the file's digest."""
+        """Value of the column `kafka_partition` for frames of the file: a negative number from the file's digest."""
         return -1 - (int.from_bytes(self.digest[:4], "big") >> 2)
 
 
 @dataclass(frozen=True)
 class CaptureFile:
-    """A file, or a member of an archive."""
+    """An input file, or a file in an archive (`member`), and its capture format."""
 
     path: str
     format: str
-    """empty if no format is known"""
+    """empty if the file has no known format"""
     member: Member | None = None
     description: str = ""
-    """the kind of the file in words, if its format is not known"""
+    """kind of the file in words, if it has no known format"""
 
     @property
     def name(self) -> str:
@@ -99,16 +102,15 @@ class CaptureFile:
 def find_captures(
     files: Sequence[str], report: Callable[[str], None] = lambda _: None
 ) -> tuple[list[CaptureFile], list[str]]:
-    """Find the files to read: the named files, and all files in the named folders and archives. Each file is opened
-    once.
+    """Find the input files of a backfill run: the named files, and all files in the named folders and archives.
 
     Args:
-        files: Paths.
-        report: Called with the progress, every `_REPORT_EVERY` files.
+        files: Paths of files, folders and archives.
+        report: Receives a message about the progress, after every 2,000 files.
 
     Returns:
-        The files, in the order of the named paths and then by name, and descriptions of the files that are skipped in
-        folders and archives because they have no known format, at most `_DESCRIBED` per named path.
+        The files with a known format, in the order of the named paths and then by name. And a description of each file
+            that is skipped in a folder or an archive, because it has no known format; at most 20 per path.
 
     Raises:
         InputError: A named file cannot be read or has no known format, or a folder or an archive contains no file of a
@@ -125,31 +127,31 @@ def find_captures(
                 (captures if found.format else others).append(found)
                 seen += 1
                 if seen % _REPORT_EVERY == 0:
-                    report(f"{file}: {seen:,} files seen, {len(captures) - count:,} of them of a known format")
+                    report(f"{file}: {seen:,} files found, {len(captures) - count:,} of them have a known format")
         if len(captures) == count:
             if not is_several:
                 reason = others[0].description
             elif others:
-                reason = f"none of its {len(others):,} files is of a known format. Of {others[0].name}, "
+                reason = f"none of its {len(others):,} files has a known format. For example, {others[0].name}: "
                 reason += others[0].description
             else:
-                reason = "there are no files in it"
+                reason = "it contains no files"
             raise InputError(f"cannot read {file}: {reason}. {READABLE}")
-        skipped += [f"{other.name} is not read: {other.description}" for other in others[:_DESCRIBED]]
+        skipped += [f"skipping {other.name}: {other.description}" for other in others[:_DESCRIBED]]
         if len(others) > _DESCRIBED:
-            skipped.append(f"{len(others) - _DESCRIBED:,} other files of {file} are not read either")
+            skipped.append(f"skipping {len(others) - _DESCRIBED:,} other files of {file}, which have no known format")
     return captures, skipped
 
 
 def split_captures(
     captures: Sequence[CaptureFile], network: str, report: Callable[[int], None] = lambda _: None
 ) -> list[FilePart]:
-    """Split files into parts that tasks can read in parallel. Each file or archive is read once.
+    """Split input files into parts that tasks can read in parallel, and compute the files' digests.
 
     Args:
-        captures: The files; files of one archive are in the archive's order.
-        network: Network of messages whose topic names none.
-        report: Called with the number of the files that are split, for each file or member.
+        captures: The files. Files of one archive are in the archive's order.
+        network: Network of messages whose topic does not name a network.
+        report: Receives the number of files that are done, after each file.
 
     Raises:
         InputError: A file cannot be read.
@@ -190,14 +192,15 @@ def _number(member: Member | None) -> int | None:
 
 
 def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged: bool = False) -> None:
-    """Check that a file can be decompressed to its end. Kiln's capture files are not checked, because their reader
-    returns the records that precede the damage.
+    """Check that a compressed file can be decompressed to its end.
+
+    Kiln's own capture files are not checked, because their reader returns the records before the damage.
 
     Args:
-        name: Name of the file in the error.
+        name: Name of the file for the error.
         capture_format: Format of the file.
-        file: The file, which need not be compressed.
-        is_damaged: True if the file is a member of an archive, and the archive could not be read to the member's end.
+        file: The file, compressed or not.
+        is_damaged: True if the file is in an archive that could not be read to the file's end.
 
     Raises:
         InputError: The file cannot be decompressed to its end.
@@ -208,12 +211,16 @@ def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged:
         for _ in read_blocks(file):
             pass
     except DamagedError as error:
-        raise InputError(f"cannot read {name}: {error}. Decompress what is left of it, and name that file") from error
+        raise InputError(
+            f"cannot read {name}: {error}. Decompress the intact part into a file, and pass that file instead"
+        ) from error
 
 
 def _read_contents(raw: BinaryIO, wanted: Collection[int | None]) -> Iterator[tuple[Member | None, BinaryIO]]:
-    """Read a file, or members of an archive, by their numbers. The yielded files seek cheaply: members of a compressed
-    tar are copied."""
+    """Open a file (if `wanted` contains None), or files of an archive by their numbers.
+
+    Files in a compressed tar are copied first, because seeking in them would decompress the archive again.
+    """
     if None in wanted:
         yield None, raw
         return
@@ -229,11 +236,11 @@ def _read_contents(raw: BinaryIO, wanted: Collection[int | None]) -> Iterator[tu
 
 
 def open_parts(parts: Sequence[FilePart]) -> Iterator[tuple[FilePart, BinaryIO]]:
-    """Open the parts of files one after another, in an order in which each archive is read once.
+    """Open the files of parts one after another, in an order in which each archive is read only once.
 
     Raises:
         OSError: A file cannot be read.
-        ArchiveError: An archive that was readable when the run began cannot be read.
+        ArchiveError: An archive cannot be read, although it could when the run began.
     """
     for path, group in groupby(sorted(parts, key=_locate), key=lambda part: part.path):
         by_member = {number: list(of_member) for number, of_member in groupby(group, key=lambda part: part.member)}
@@ -247,8 +254,10 @@ def _locate(part: FilePart) -> tuple[str, int, int]:
 
 
 def count_parts_per_step(parts: Sequence[FilePart], at_least: int) -> int:
-    """Count the parts that one step reads: more than `at_least` if all parts are small, because each step costs a
-    commit."""
+    """Compute how many parts of files one chunk of a run reads: `at_least`, or more if all parts are small.
+
+    Large chunks save commits.
+    """
     largest = max((part.size for part in parts), default=0)
     return max(at_least, min(_MAX_STEP_PARTS, at_least * _PART_BYTES // max(1, largest)))
 
@@ -257,27 +266,27 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
     """Save standard input (`-`) and pipes as files, so that all tasks, and a resumed run, can read them.
 
     Args:
-        files: Paths of a request.
-        folder: Folder of the run's files. A file is named after its content, so the same content is the same file.
+        files: Paths from the command line.
+        folder: Folder for the saved files. A saved file is named after its content, so that a resumed run finds it.
 
     Returns:
-        The paths, with the paths of the saved files.
+        The paths, in which those of saved files replace `-` and pipes.
 
     Raises:
-        InputError: Standard input is a terminal, the first bytes of a stream have no known format, or the folder cannot
-            be written or has too little space.
+        InputError: Standard input is a terminal, a stream has no known format, or the folder cannot be written or has
+            too little space.
     """
     return tuple(_save_stream(path, folder) if path == STDIN or _is_stream(path) else path for path in files)
 
 
 def delete_streams(folder: Path) -> None:
-    """Delete the saved files of a run that no longer needs them."""
+    """Delete the saved standard input and pipes of a run that no longer needs them. `folder`: as in `save_streams`."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _save_stream(path: Path, folder: Path) -> Path:
     if path == STDIN and sys.stdin.isatty():
-        raise InputError("-: standard input is a terminal. Pipe a file into the command, or name the file")
+        raise InputError("cannot read -: standard input is a terminal. Pipe a file into the command, or name the file")
     partial = folder / "partial"
     try:
         with nullcontext(sys.stdin.buffer) if path == STDIN else path.open("rb") as stream:
@@ -292,7 +301,10 @@ def _save_stream(path: Path, folder: Path) -> Path:
             digest = hashlib.file_digest(saved, "sha256").hexdigest()
         return partial.replace(folder / digest[:16])
     except OSError as error:
-        raise InputError(f"cannot save {path} to {folder}: {error.strerror}") from error
+        raise InputError(
+            f"cannot save {path} to {folder}: {error.strerror}. Fix the cause, or save the stream to a file yourself, "
+            "and name that file"
+        ) from error
     finally:
         partial.unlink(missing_ok=True)
         with suppress(OSError):  # it is missing, or holds another saved file
@@ -304,8 +316,8 @@ def _copy_bounded(path: Path, begin: bytes, stream: BinaryIO, out: BinaryIO, fol
     while block:
         if shutil.disk_usage(folder).free < len(block) + _FREE_BYTES:
             raise InputError(
-                f"cannot save {path} to {folder}: after {size:,} bytes, less than {_FREE_BYTES >> 20} MiB are free "
-                "there. Free some space, or save the stream to a file elsewhere, and name the file"
+                f"cannot save {path} to {folder}: after {size:,} bytes, less than {_FREE_BYTES >> 20} MiB of the disk "
+                "are free. Free some space, or save the stream to a file on another disk, and name that file"
             )
         out.write(block)
         size += len(block)
@@ -321,7 +333,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _list_files(path: Path) -> Iterator[Path]:
-    """List a file, or the files in a folder and its folders by name, without hidden ones."""
+    """List the files in a folder and its subfolders, sorted by name, without hidden ones; or the file itself."""
     if not path.is_dir():
         yield path
         return
@@ -333,7 +345,6 @@ def _list_files(path: Path) -> Iterator[Path]:
 
 
 def _identify(path: str) -> Iterator[CaptureFile]:
-    """Identify the format of a file, or of each member of an archive."""
     with _open(path) as raw, _translate_archive_errors(path):
         if not is_archive(raw):
             capture_format = detect_format(raw)

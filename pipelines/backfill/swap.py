@@ -1,4 +1,4 @@
-"""One step of a swap: replaces files of a live table in one commit (docs/design, decision 22)."""
+"""Commits of a swap of a backfill run: each replaces data files of one live table (docs/design, decision 22)."""
 
 from __future__ import annotations
 
@@ -14,36 +14,30 @@ from kiln.pipelines.delta.lake import Lake
 
 
 class FileSwap:
-    """Commits that replace files of live tables. They do not conflict with the appends of streaming queries."""
+    """Writer of commits that replace data files of live tables, without conflicts with appends of streaming queries."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
-        """Prepare the commits.
-
-        Args:
-            durable: Sync each commit to disk before `commit` returns.
-        """
+        """Create the writer. `durable`: true to sync each commit to disk before `commit` returns."""
         self._lake = lake
         self._durable = durable
 
     def has_step(self, table: str, mark: Transaction) -> bool:
-        """Return true if the step with this mark was committed to the table."""
+        """Return true if the step that `mark` identifies was committed to the table."""
         newest = self._lake.open(table).transaction_version(mark.app_id)
         return newest is not None and newest >= mark.version
 
     def commit(
         self, table: str, opened: DeltaTable, removed: Collection[str], files: Sequence[DataFile], mark: Transaction
     ) -> bool:
-        """Replace files of a table.
+        """Replace data files of a table in one commit.
 
         Args:
-            table: Name of the table.
-            opened: Version that the step was planned on. Later appends stay.
+            opened: The table at the version for which the step was planned. Rows that were appended later stay.
             removed: Paths of the files to remove, as in the log.
-            files: Files to add.
-            mark: Identifies the step, so that it is committed once (PROTOCOL.md, Transaction Identifiers).
+            mark: Identifies the step, so that it is committed once (Delta's PROTOCOL.md, Transaction Identifiers).
 
         Returns:
-            False if another writer removed one of the files, or committed the step. Nothing was committed.
+            False if another writer has removed one of the files, or has committed the step. Nothing is committed then.
 
         Raises:
             SchemaChangedError: Another program has changed the table's columns.

@@ -1,7 +1,8 @@
-"""Swap of a run: replaces the live rows in the run's time range with the run's rows (docs/design, decision 22).
+"""Swap of a backfill run: replaces the live rows in the run's time range with the run's rows (docs/design, decision
+22).
 
-Each step is one commit of one table. Between steps, and after an interrupted swap, readers find the tips of each batch
-and the update of each tip.
+Each step is one commit to one table. The steps are ordered so that readers always find the tips of each batch and the
+update of each tip, even after a swap was interrupted.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES
 
 STEPS: Final = (*RUN_TABLES[:-1], "updates_rest", "quarantine")
-"""Steps in order. The step `updates` keeps updates that only the live table contains, while batches or tips refer to
-them."""
+"""Steps of a swap, in order, mostly named after their table. The step `updates` keeps live updates that the run lacks,
+as long as live batches or tips refer to them. The step `updates_rest` removes them."""
 
 _TRIES: Final = 10
 _ROWS_PER_BATCH: Final = 20_000
 _CLAIM_STAGE: Final = "separator"
 _CLAIM: Final = ("stage", "reason", "kafka_partition", "kafka_offset", "message_index")
-"""Key of a claim that a genesis contradicts: the bridge and the queries give different details."""
+"""Columns that identify a row of `quarantine` about a wrong separator. The column `detail` is not among them, because
+the bridge and the queries word it differently."""
 _ONLY_ADDED: Final = ("frames", "batch_tips")
-"""Tables of which a swap removes no row."""
+"""Tables from which a swap removes no rows"""
 
 
 class SwapError(KilnError):
-    """The run cannot be swapped."""
+    """A backfill run cannot be swapped into the live tables."""
 
 
 def swap_run(
@@ -48,22 +50,23 @@ def swap_run(
     by: str = "",
     take_over: bool = False,
 ) -> dict[str, int] | None:
-    """Swap the run in, or resume an interrupted swap.
+    """Replace the live rows in a backfill run's time range with the run's rows, or resume an interrupted swap.
 
     Args:
+        file_swap: Commits the steps.
         now: Returns the time, µs.
-        say: Receives a line for each step.
-        replace: Also swap if the live tables contain messages that the run lacks.
+        say: Receives a line of text for each step.
+        replace: True to swap even if the live tables contain messages that the run lacks.
         by: As for `claim_swap`.
         take_over: As for `claim_swap`.
 
     Returns:
-        The version of each table after the swap, or `None` if the run is swapped in already.
+        The version of each live table after the swap, or `None` if the run was swapped before.
 
     Raises:
-        SwapClaimedError: Another machine swaps a run of this lake.
+        SwapClaimedError: Another machine is swapping a run of this lake.
         SwapError: The run is not done, the live tables contain messages that the run lacks, a table is older than the
-            run, or other writers prevented a step from being committed.
+            run, or other writers prevented a commit.
     """
     if run.had("swapped"):
         return None
@@ -85,18 +88,20 @@ def swap_run(
 
 
 def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[[str], None]) -> bool:
-    """Add the frames of a run that the live table lacks, and change no other table. This is the first step of a swap.
+    """Add the frames of a backfill run to the live table `frames`, unless it has them, and change no other table.
 
     Returns:
-        False if the live table already contains the frames.
+        False if the live table already contains all these frames.
 
     Raises:
-        SwapError: The run is not done or has no frames of its own, or another reason of `swap_run` applies.
+        SwapError: The run is not done or has no frames of its own, a table is older than the run, or other writers
+            prevented the commit.
     """
     _check_done(run)
     if run.details.get("source") == "frames":
         raise SwapError(
-            f"run {run.name} read its frames from the live table, so it has none to add: omit --only-frames"
+            f"backfill run {run.name} read its frames from the live table, so it has no frames to add. Omit "
+            "--only-frames"
         )
     _check_ages(lake, run)
     with open_comparison(lake, run) as comparison:
@@ -106,27 +111,27 @@ def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[
 def _check_done(run: BackfillRun) -> None:
     if not run.is_done:
         raise SwapError(
-            f"run {run.name} is not done, so the rest of its range would be empty. Type kiln backfill run again, with "
-            "the same options"
+            f"backfill run {run.name} is not done, so a swap would leave the rest of its time range empty. To complete "
+            "the run, repeat its command: kiln backfill run … --run NAME, with the same options"
         )
 
 
 def _check_ages(lake: Lake, run: BackfillRun) -> None:
-    """Raise SwapError if a copy of a table was put back that is older than the run: rows would be missing."""
+    """Raise SwapError if a table was replaced by a copy that is older than the run, because rows would be missing."""
     for tables, versions in ((lake, run.begun_versions), (lake.locate_run(run.name), run.own_versions)):
         for table in RUN_TABLES:
             newest = tables.open(table).version() if tables.has(table) else -1
             if newest < versions.get(table, -1):
                 end = "is missing" if newest < 0 else f"ends with version {newest}"
                 raise SwapError(
-                    f"the table {table} in {tables.path} is older than run {run.name}: it {end}, and had version "
-                    f"{versions[table]} when the run used it. Restore the newest copy of the table, or drop the run "
-                    "and begin it again"
+                    f"the table {table} in {tables.path} is older than backfill run {run.name}: the table {end}, and "
+                    f"had version {versions[table]} when the run used it. Restore the newest copy of the table, or "
+                    "drop the run and begin it again"
                 )
 
 
 def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
-    """Raise SwapError if the swap would remove live messages or copies that the run did not read."""
+    """Raise SwapError if the swap would remove live messages or copies that the run does not have."""
     source = run.details.get("source")
     if source == "frames":
         return
@@ -140,16 +145,18 @@ def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
         return
     source_lacks = "Kafka did not have" if source == "kafka" else "the files do not have"
     raise SwapError(
-        f"in this range, the live tables have {' and '.join(missing.values())} that {source_lacks}, and the swap would "
-        f"remove them. To keep both, type kiln backfill swap {run.name} --only-frames, make a new run of the range "
-        "with --source frames, and swap that one. To keep only the rows of the run, type kiln backfill swap "
-        f"{run.name} --replace"
+        f"cannot swap backfill run {run.name}: in its time range, the live tables have "
+        f"{' and '.join(missing.values())} that {source_lacks}, and the swap would remove them. To keep both, type "
+        f"kiln backfill swap {run.name} --only-frames, make a new run of the range with --source frames, and swap that "
+        f"one. To keep only the rows of the run, type kiln backfill swap {run.name} --replace"
     )
 
 
 def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
-    """Raise SwapError if frames of the range were added to the live table after the run began, because the run may lack
-    them."""
+    """Raise SwapError if frames of the time range were added to the live table after the run began.
+
+    The run may lack these frames.
+    """
     now, then = (
         comparison.open_version("frames", version)
         for version in (comparison.lake.open("frames").version(), run.begun_versions.get("frames"))
@@ -160,13 +167,16 @@ def _check_late_frames(comparison: RangeComparison, run: BackfillRun) -> None:
     late = comparison.count(f"({now.select()}) WHERE {inside}") - comparison.count(f"({then.select()}) WHERE {inside}")
     if late > 0:
         raise SwapError(
-            f'{late:,} frames of the range reached the table "frames" after the run {run.name} began, so the run may '
-            "lack them. Drop the run, and begin it again when Kiln has caught up"
+            f"cannot swap backfill run {run.name}: {late:,} frames of its time range were added to the table frames "
+            "after the run began, so the run may lack them. Drop the run, and begin it again when Kiln has caught up"
         )
 
 
 class _RunSwap:
-    """Plans and commits the steps. Only live rows that were in the range when the swap began are removed."""
+    """Planner and executor of the steps of a swap.
+
+    Only live rows that were in the run's time range when the swap began are removed.
+    """
 
     def __init__(
         self,
@@ -176,17 +186,11 @@ class _RunSwap:
         file_swap: FileSwap,
         say: Callable[[str], None],
     ) -> None:
-        """Prepare the steps.
-
-        Args:
-            before: Versions of the live tables when the swap began.
-            say: Receives a line for each step.
-        """
         self._comparison, self._run, self._before = comparison, run, before
         self._file_swap, self._say = file_swap, say
 
     def commit_step(self, step: str) -> bool:
-        """Commit one step, and plan it again while other writers remove files of the table.
+        """Plan and commit one step. If another writer removes files of the table meanwhile, try again.
 
         Returns:
             False if the step was committed before, or changes nothing.
@@ -199,7 +203,7 @@ class _RunSwap:
         for _ in range(_TRIES):
             if self._file_swap.has_step(table, mark):
                 return False
-            self._say(f"{table}: {'adding' if table in _ONLY_ADDED else 'swapping'}")
+            self._say(f"{'adding rows to' if table in _ONLY_ADDED else 'replacing rows of'} table {table}")
             snapshot = self._comparison.open(self._comparison.lake, table)
             self._comparison.create_views(table)
             removed, queries = self._plan(step, table, snapshot)
@@ -210,12 +214,17 @@ class _RunSwap:
                 return True
             delete_files(self._comparison.lake, files)
         raise SwapError(
-            f"table {table}: each of {_TRIES} tries of this swap failed, because other commits removed files from the "
-            f"table meanwhile. Nothing is lost. Type kiln backfill swap {self._run.name} again"
+            f"cannot swap backfill run {self._run.name}: {_TRIES} tries to change the table {table} failed, because "
+            "other commits removed files from the table meanwhile. Nothing is lost. Type kiln backfill swap "
+            f"{self._run.name} again"
         )
 
     def _plan(self, step: str, table: str, snapshot: TableSnapshot) -> tuple[Collection[str], list[str]]:
-        """Plan a step: the files that it removes, and the queries whose rows it adds."""
+        """Plan a step.
+
+        Returns:
+            The files to remove, and SQL queries for the rows to add. These include the rows of removed files that stay.
+        """
         key = ", ".join(TABLES[table].key)
         all_rows = snapshot.select(snapshot.all_files)
         if table in _ONLY_ADDED:
@@ -240,10 +249,10 @@ class _RunSwap:
         return files, [f"FROM ({snapshot.select(files)}) WHERE ({condition}) IS NOT TRUE", *added]
 
     def _select_removed(self, table: str, snapshot: TableSnapshot) -> tuple[Collection[str], str]:
-        """Select the live rows that were in the range when the swap began.
+        """Select the live rows that were in the run's time range when the swap began.
 
         Returns:
-            The files that may have such rows, and the condition that only these rows of the files meet.
+            The files that may have such rows, and the SQL condition that selects these rows in the files.
         """
         inside = self._comparison.range_condition(table)
         then = self._comparison.open_version(table, self._before.get(table))

@@ -1,4 +1,4 @@
-"""Rows of each table that a run replaces, and the columns that are compared with the live tables, as SQL for DuckDB.
+"""Definition of the rows that a backfill run replaces in each live table, and of how they are compared, as DuckDB SQL.
 
 See docs/backfill.md, "Compare, swap, drop", and docs/design, decision 22.
 """
@@ -13,36 +13,36 @@ from kiln.pipelines.backfill.run_log import BackfillRun
 from kiln.schemas.delta.tables import TABLES
 
 FRAME_STAGES: Final = ("hello", "rpc", "topic", "signature", "message", "bep50")
-"""Stages of quarantine that decoding the table `frames` reproduces. `separator` is not one of them: the bridge also
-writes such rows, about much older updates, after it has fetched a genesis."""
+"""Values of the column `stage` of `quarantine` whose rows follow from the table `frames` alone. `separator` is not
+among them, because the bridge also writes such rows, about much older updates, after it has fetched a genesis."""
 
 _TOPIC: Final = "'/sep/(.+)/([0-9a-z]+)$'"
 
 
 @dataclass(frozen=True)
 class TableExtent:
-    """The rows of one table that a run replaces."""
+    """The rows that a backfill run replaces in one live table, and the columns by which they are compared."""
 
     table: str
     times: tuple[str, ...]
-    """time columns; the least of them is the event time, which must be in the range"""
+    """time columns. The least of them is the row's event time, which must be in the run's time range"""
     key: tuple[str, ...]
-    """two rows of one key count as one row that differs"""
+    """columns of the key. A live row and a run's row with equal keys and different content count as one difference"""
     content: tuple[str, ...] = ()
-    """columns that must also be equal"""
+    """other columns that are compared"""
     separator: str = "NULL::VARCHAR"
+    """SQL expression of the row's separator, by which differences are grouped"""
     condition: str = "true"
-    """further condition, which all rows that a run can produce meet"""
+    """further SQL condition: rows that do not meet it are neither compared nor replaced"""
     terms: Mapping[str, str] = field(default_factory=dict)
-    """SQL expressions of columns that are not compared as they are"""
+    """SQL expressions that are compared instead of columns, by column"""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns of the table."""
         return tuple(column.name for column in TABLES[self.table].columns)
 
     def term(self, column: str) -> str:
-        """Return the SQL expression with which a column is compared."""
+        """Return the SQL expression that stands for a column in comparisons."""
         return self.terms.get(column, column)
 
     @property
@@ -52,7 +52,7 @@ class TableExtent:
 
 
 def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
-    """Build the extents by table, in the order of comparison."""
+    """Build the extent of each table that a backfill run replaces, by table, in the order of comparison."""
     source = run.details.get("source")
     # Only rows that are decoded from the table `frames` keep the position of their frame.
     position = ("kafka_partition", "kafka_offset") if source == "frames" else ()
@@ -131,7 +131,7 @@ def build_extents(run: BackfillRun) -> dict[str, TableExtent]:
 
 
 def get_network(run: BackfillRun) -> str | None:
-    """Return the network of the run, or `None` if the run covers all networks."""
+    """Return the network whose rows a backfill run replaces, or `None` if it replaces those of all networks."""
     network = run.details.get("network")
     return str(network) if network is not None and run.details.get("source") != "files" else None
 

@@ -1,4 +1,4 @@
-"""Terms of a run: everything that its results depend on, except its inputs; and the chunks of a run. Times are µs."""
+"""Terms of a backfill run: the options and settings on which its result depends. Times are µs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 Source = Literal["frames", "kafka", "files"]
 
 CHUNK: Final = 1_000_000
-"""Frames of a chunk."""
+"""Number of frames that a run processes at once, in one chunk"""
 
 _LATENESS: Final = 600_000_000
-"""Maximum disorder of updates in the log up to which windows at the edges of a run are exact."""
+"""Maximum delay (µs) of an update in `kiln.updates` up to which the windows at the edges of a run are exact"""
 
 UPDATES_PER_STEP: Final = 2_000_000
-"""Updates whose windows one step builds."""
+"""Number of updates whose windows are built at once"""
 
 
 class TimeRange(NamedTuple):
-    """The times from `low` to before `high`."""
+    """A time range from `low` (inclusive) to `high` (exclusive), in µs."""
 
     low: int
     high: int
@@ -33,51 +33,54 @@ class TimeRange(NamedTuple):
 
 
 def count_pieces(count: int, size: int) -> int:
-    """Count the pieces of `size` that hold `count` items; at least one."""
+    """Compute the number of pieces into which `count` items are divided, with at most `size` items each; at least 1."""
     return max(1, -(-count // size))
 
 
 def split_range(whole: TimeRange, split_times: list[int]) -> list[TimeRange]:
-    """Split a range at the times within it. Empty chunks are left out."""
+    """Split a time range at the times that are within it."""
     edges = [whole.low, *sorted({at for at in split_times if whole.low < at < whole.high}), whole.high]
     return [TimeRange(low, high) for low, high in pairwise(edges)]
 
 
 @dataclass(frozen=True)
 class RunTerms:
-    """The terms of a run. Times are µs."""
+    """Terms of a backfill run: the options and settings on which its result depends. Times are µs."""
 
     name: str
     span: TimeRange
-    """the range"""
+    """time range whose rows the run makes"""
     decoding: DecodeConfig
     batching: BatchConfig = field(default_factory=BatchConfig)
     source: Source = "frames"
     files: tuple[str, ...] = ()
-    """absolute paths, where the source is files"""
+    """absolute paths, if the source is files"""
     network: str | None = None
-    """network of the frames, or `None` for all; with files, the network of messages whose topic names none"""
+    """network of the frames to process, or `None` for all. If the source is files, network of messages whose topic does
+    not name a network"""
     as_of: int | None = None
-    """time as of which verified separators are known, or `None` for the begin of the run"""
+    """time as of which separators count as verified, or `None` for the begin of the run"""
     fetch: bool = False
-    """true if blocks can be fetched, as in `SeparatorConfig`"""
+    """true if the bridge can fetch blocks, as in `SeparatorConfig`"""
     signed_horizon: int = 86_400_000_000
+    """time during which a copy of a signed message is recognised as a repeat"""
     chunk: int = CHUNK
+    """number of frames in a chunk"""
 
     @property
     def margin(self) -> int:
-        """Time that the run reads beyond both edges of its range, because of open windows and disorder there, µs."""
+        """Time (µs) that the run reads beyond both ends of its range, for windows and late updates there."""
         return _LATENESS + self.batching.window + self.batching.grace
 
     @property
     def read_span(self) -> TimeRange:
-        """The range that the run reads of its source: `span` and its margins."""
+        """Time range of the frames that the run reads: `span`, and a margin on both sides."""
         # If the source is the table `frames`, earlier messages are in the live tables.
         before = self.margin if self.source == "frames" else self.margin + self.signed_horizon
         return TimeRange(self.span.low - before, self.span.high + self.margin)
 
     def to_details(self) -> dict[str, object]:
-        """Convert the terms to the details of the event `begun`."""
+        """Convert the terms to a dict for the run's log, in the event `begun`."""
         config, batching = self.decoding, self.batching
         authors = batching.update_filter.authors
         return {
@@ -107,10 +110,16 @@ class RunTerms:
 
 
 def describe_differences(details: Mapping[str, object], span: TimeRange, terms: RunTerms) -> list[str]:
-    """Describe how the terms of a begun run, `details` and `span`, differ from `terms`; empty for the same run."""
+    """Describe how the terms of a run that was begun differ from other terms; empty if they are equal.
+
+    Args:
+        details: Details of the run's event `begun`.
+        span: Time range of the run.
+        terms: The other terms.
+    """
     differences = []
     if span != terms.span:
-        differences.append("its range is different")
+        differences.append("it has another time range")
     mine = terms.to_details()
     for key, name in _TERM_NAMES.items():
         if details.get(key) != mine[key]:
@@ -129,7 +138,7 @@ _TERM_NAMES: Final = {
     "source": "source",
     "files": "list of files",
     "network": "network",
-    "window_us": "T in µs",
+    "window_us": "window length in µs",
     "grace_us": "grace in µs",
     "as_of": "--as-of in µs",
 }

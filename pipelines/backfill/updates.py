@@ -1,4 +1,7 @@
-"""Candidates to rows of `updates` and `tips`: assigns verified separators, and selects the updates that are new."""
+"""Third stage of a backfill run: selects new updates among the candidates, and writes rows of `updates` and `tips`.
+
+The candidates come from `messages.py`. A shuffle brings those of a stream together with what is known about it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,6 @@ from kiln.pipelines.decode.identities import is_lasting
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.sink.rows import TipsRow, UpdatesRow
 from kiln.pipelines.updates.separators import (
-    KnownSeparators,
     SeparatedUpdate,
     SeparatorConfig,
     build_claims,
@@ -39,45 +41,54 @@ from kiln.schemas.wire.topics import Separator, parse_topic
 _Batches = Iterator[pa.RecordBatch]
 
 KNOWN_STREAM = 1
-"""Rank of a stream with a verified genesis: `data` is its separator, empty if the genesis has none. A group is a stream
-of a network."""
+"""Rank of a row of the live table `streams`: the stream's genesis is verified. `data` is the stream's separator, or
+empty if the genesis has none. A group is a stream of a network."""
 RUN_UPDATE = 2
-"""Rank of an update that the run has from an earlier chunk."""
+"""Rank of a row of `updates` that the run has written in an earlier chunk."""
 LIVE_UPDATE = 3
-"""Rank of an update in the live tables."""
+"""Rank of a row of the live table `updates`."""
 ANNOUNCEMENT = 4
-"""Rank of an announcement before the chunk."""
+"""Rank of an UPDATE message before the chunk, which announced a tip of the stream."""
 
 
 def mark_known_streams(streams: DataFrame) -> DataFrame:
-    """Convert rows of the table `streams` to MERGED_ROWS."""
+    """Convert rows of the live table `streams` for the shuffle by stream (MERGED_ROWS)."""
     return _mark_rows(streams, KNOWN_STREAM, F.lit(0), "separator_key", "separator_value")
 
 
 def mark_updates(updates: DataFrame, rank: int) -> DataFrame:
-    """Convert rows of `updates` to MERGED_ROWS of the rank RUN_UPDATE or LIVE_UPDATE."""
+    """Convert known rows of `updates` for the shuffle by stream. `rank`: RUN_UPDATE or LIVE_UPDATE."""
     event_time = F.unix_micros(F.least("observed_at", "log_time"))
     return _mark_rows(updates, rank, event_time, "origin", "tip", "separator_key", "separator_value")
 
 
 def mark_announcements(messages: DataFrame, before: int) -> DataFrame:
-    """Convert rows of `messages` to MERGED_ROWS: UPDATEs with an author, up to before a time, µs."""
+    """Convert UPDATE messages with an author, captured before a time (µs), for the shuffle by stream (MERGED_ROWS)."""
     is_announced = (F.col("type") == "UPDATE") & F.col("from_peer").isNotNull()
     rows = messages.where(is_announced & (F.col("observed_at") < F.timestamp_micros(F.lit(before))))
     return _mark_rows(rows, ANNOUNCEMENT, F.unix_micros("observed_at"), "origin", "tip", "from_peer")
 
 
 def _mark_rows(rows: DataFrame, rank: int, at: Column, *columns: str) -> DataFrame:
-    """Select MERGED_ROWS. `data`: these columns as lines, as far as they are not null."""
+    """Convert rows for the shuffle by stream. `columns`: columns that go into `data`, one per line, without nulls."""
     data = F.encode(F.concat_ws("\n", *columns), "UTF-8")
     return select_merged(rows, network=F.col("network"), name=F.col("stream"), rank=F.lit(rank), at=at, data=data)
 
 
 def write_updates(rows: DataFrame, separating: SeparatorConfig, signed_horizon: int, target: RunTarget) -> DataFrame:
-    """Write rows of `updates`, `tips` and `quarantine` to files from grouped MERGED_ROWS, and return STAGE_OUTPUTS,
-    with those of the stages before.
+    """Select the new updates after the shuffle by stream, and write rows of `updates`, `tips` and `quarantine` to
+    files.
 
-    An update that waits for its genesis is left out, as in the live tables.
+    An update whose genesis would have to be fetched first is omitted, as in the live tables.
+
+    Args:
+        rows: Candidates, and what is known about their streams.
+        separating: How to find the separator of an update.
+        signed_horizon: Time in µs during which another announcement of the same tip is a repeat.
+        target: Lakes to which the tasks write.
+
+    Returns:
+        Results of the tasks of all stages (STAGE_OUTPUTS).
     """
     return rows.mapInArrow(_write_partition(separating, signed_horizon, target), STAGE_OUTPUTS)
 
@@ -116,7 +127,10 @@ def _write_partition(
                         tip_times.setdefault(tip, []).append(row.at)
                     continue
                 message = decoder.decode(row.data)
-                copy, result = message.row, _resolve_separator(message.row, stream, known, separating)
+                copy = message.row
+                topic = parse_topic(copy.topic)
+                claims = build_claims(None if topic is None else topic.separator, copy.model)
+                result = resolve_separator(claims, stream, known, separating)
                 if result.source is None and separating.fetch and message.live is None:
                     continue
                 separator = result.separator
@@ -140,14 +154,6 @@ def _write_partition(
 
 def _split_separator(text: str) -> Separator:
     return Separator(*text.rsplit("\n", 1))  # a key may have line breaks, a value has none
-
-
-def _resolve_separator(
-    copy: MessageRow, stream: tuple[str, str], known: KnownSeparators, separating: SeparatorConfig
-) -> SeparatedUpdate:
-    topic = parse_topic(copy.topic)
-    claims = build_claims(None if topic is None else topic.separator, copy.model)
-    return resolve_separator(claims, stream, known, separating)
 
 
 def _build_row(copy: MessageRow, result: SeparatedUpdate, stamp: LiveUpdate) -> UpdatesRow:

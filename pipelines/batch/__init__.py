@@ -1,1 +1,1 @@
-"""Query `batch`: windows of updates by separator into CIP-123 batches."""
+"""Query `batch`: groups the updates of each separator into windows, and each window into a CIP-123 batch."""

@@ -1,4 +1,4 @@
-"""Make records of `kiln.batches` from one partition of `kiln.updates`, without Spark (CIP-123; decision 1)."""
+"""Records of `kiln.batches` from one partition of `kiln.updates`, built without Spark (CIP-123; decision 1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK, write_leaves
 
 @dataclass(frozen=True)
 class BatchConfig:
-    """T and G in µs, the maximum size of a block in bytes, and the updates that go into batches."""
+    """Options of the batches: T (`window`) and G (`grace`) in µs, the maximum size of a block in bytes, and the updates
+    that go into batches."""
 
     window: int = 1_000_000
     grace: int = 0
@@ -40,9 +41,11 @@ class BatchOutput(msgspec.Struct, frozen=True):
 def batch_offset_ranges(
     windows: PartitionWindows, partition: int, ranges: Iterable[UpdateRange], limit: int
 ) -> Iterator[BatchOutput]:
-    """Add ranges of one partition, in offset order, to its windows, and emit the batches that come due.
+    """Add decoded records of one partition, in the order of their offsets, to its windows. Yield the Kafka records of
+    the windows that end.
 
-    Updates without a separator go into no batch. Records that cannot be read go to quarantine.
+    An update without a separator goes into no batch. A record that cannot be decoded goes to quarantine. `limit`:
+    maximum size of a block, bytes.
     """
     for records in ranges:
         for result in windows.add_range(records):
@@ -54,7 +57,7 @@ def batch_offset_ranges(
 
 
 def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
-    """Build the records of `kiln.batches` for one window: more than one if a block would exceed the limit."""
+    """Build the records of `kiln.batches` for a window. There are several if one block would exceed `limit` bytes."""
     key, window = closed
     separator = SeparatorRecord(key.separator_key, key.separator_value)
     for block in write_leaves(window.leaves, limit):

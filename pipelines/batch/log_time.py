@@ -1,5 +1,5 @@
-"""Log time of `kiln.updates` after a micro-batch, which is saved next to the checkpoint (decision 1) and passed to the
-tasks of the next micro-batch."""
+"""Log time of `kiln.updates` before and after a micro-batch (decision 1). It is saved next to the checkpoint, and
+passed to the tasks of the next micro-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiln.conf.process.location import Location
 from kiln.pipelines.runtime.clocks import get_task_property
 
 LogTimes = Mapping[int, int]
-"""The greatest stamp so far, by partition, µs."""
+"""Log time by partition, µs: the greatest broker timestamp so far."""
 
 _PROPERTY = "kiln.logTimes"
 
@@ -24,12 +24,14 @@ class _SavedTimes(msgspec.Struct):
 
 
 class LogTimeFile:
-    """Log time before each micro-batch. A micro-batch that a crash repeats starts at the same log time."""
+    """File with the log time before and after the last micro-batch. A micro-batch that is repeated after a crash starts
+    with the same log time."""
 
     def __init__(self, path: Location, read_initial: Callable[[], dict[int, int]] = dict) -> None:
         """Read the file, which is in the folder of the query's checkpoint.
 
-        `read_initial`: reads log time if the file is missing; by default the query starts at the beginning of the log.
+        `read_initial`: called if there is no file, for the log time by partition; by default there is none, because the
+        query has read no records.
         """
         self._path = path
         self._saved = (
@@ -41,7 +43,8 @@ class LogTimeFile:
         return self._saved.before if self._saved.batch_id == batch_id else self._saved.after
 
     def advance(self, batch_id: int, stamps: LogTimes) -> None:
-        """Save log time after a micro-batch that read these stamps. Log time never goes back."""
+        """Save log time after a micro-batch, which never goes back. `stamps`: greatest timestamp of the micro-batch's
+        records by partition, µs."""
         before = dict(self.read_start(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in stamps.items()}
         self._saved = _SavedTimes(batch_id, before, after)
@@ -49,12 +52,13 @@ class LogTimeFile:
 
 
 def set_log_times(context: SparkContext, times: LogTimes) -> None:
-    """Pass log time at the start of a micro-batch to its tasks, before its first job."""
+    """Pass log time at the start of a micro-batch to its tasks. Call it before the first Spark job of the
+    micro-batch."""
     context.setLocalProperty(_PROPERTY, msgspec.json.encode(times).decode())
 
 
 def get_log_times() -> LogTimes:
-    """Return log time at the start of this task's micro-batch.
+    """Return log time at the start of the micro-batch that this task belongs to.
 
     Raises:
         RuntimeError: The driver has set no log time.

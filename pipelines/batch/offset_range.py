@@ -1,7 +1,8 @@
-"""Offset ranges of one partition of `kiln.updates`, decoded into the fields of each record that the windows need
-(decision 1). No Spark.
+"""Ranges of records of one partition of `kiln.updates`, decoded into the fields that windows need (decision 1). No
+Spark.
 
-Decoding needs no order and no state, so many tasks can do it at once; the windows then take range by range.
+Records can be decoded by many tasks at once, because decoding needs no order and no state. The windows then take the
+ranges in the order of their offsets.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
 NO_UPDATE: Final = -1
-"""In `UpdateRange.owner_indexes`: a tick, or an update that goes into no batch. The record only moves log time."""
+"""In `UpdateRange.owner_indexes`: a tick, or an update that goes into no batch. Such a record only advances log
+time."""
 FAULT: Final = -2
-"""In `UpdateRange.owner_indexes`: an unreadable record."""
+"""In `UpdateRange.owner_indexes`: a record that is no valid update."""
 FAILED: Final = -3
-"""In `UpdateRange.owner_indexes`: as FAULT, for a record at which Kiln itself failed."""
+"""In `UpdateRange.owner_indexes`: a record at which Kiln's own decoding failed."""
 
 
 class WindowKey(NamedTuple):
-    """Owner of a window: two networks, origins or separators never share one."""
+    """Key of a window. Updates with another network, origin or separator go into other windows."""
 
     network: str
     origin: Origin
@@ -44,12 +46,12 @@ class WindowKey(NamedTuple):
 
 
 class UpdateFilter(NamedTuple):
-    """Selection of the updates that go into batches. The others only move log time, as ticks do."""
+    """Selection of the updates that go into batches. Like a tick, another update only advances log time."""
 
     authors: frozenset[str] | None = None
-    """peer ids whose updates are batched; None for all"""
+    """peer ids of the authors whose updates are batched; None for all authors"""
     only_verified: bool = False
-    """batch only updates whose separator is confirmed by the stream's genesis"""
+    """true to batch only updates whose separator the genesis of their stream has confirmed"""
 
     def accepts(self, update: UpdateRecord) -> bool:
         return (self.authors is None or update.from_ in self.authors) and (
@@ -61,33 +63,33 @@ ALL: Final = UpdateFilter()
 
 
 class WriterEpoch(NamedTuple):
-    """Writer of an update, and its epoch (`kiln.schemas.kafka.records.Epoch`)."""
+    """Writer of an update, and the epoch in which it wrote the update (`kiln.schemas.kafka.records.Epoch`)."""
 
     writer: str
     number: int
 
 
 class UpdateRange(msgspec.Struct, array_like=True, gc=False):
-    """Records of one partition in the order of their offsets: an item in each list for each record."""
+    """Decoded records of one partition, by column, in the order of their offsets."""
 
     offsets: list[int]
     stamps: list[int]
-    """broker stamps, µs"""
+    """broker timestamps, µs"""
     owners: list[WindowKey]
     epochs: list[WriterEpoch]
     owner_indexes: list[int]
-    """index in `owners`, or NO_UPDATE, FAULT or FAILED"""
+    """index of the window's key in `owners`, or NO_UPDATE, FAULT or FAILED"""
     epoch_indexes: list[int]
-    """index in `epochs`"""
+    """index of the writer and its epoch in `epochs`"""
     leaves: list[bytes]
-    """the tip of the stream (kiln.schemas.wire.batch_block), or the bytes of a record that cannot be read"""
+    """the stream and its tip (see `write_leaves`); for a record that cannot be decoded, its bytes"""
     observed_at: list[int]
-    """capture time, µs"""
+    """capture times, µs"""
     messages: list[bytes]
-    """digest of the message (`compute_message_digest`), or the error of a record that cannot be read, in UTF-8"""
+    """digest of the message (`compute_message_digest`); for a record that cannot be decoded, the error in UTF-8"""
 
     def describe(self, index: int) -> tuple[object, ...]:
-        """Return what a record is decoded to, for comparisons."""
+        """Return the decoded values of a record, to compare them with those of the native core."""
         owner = self.owner_indexes[index]
         if owner == NO_UPDATE:
             return (owner,)
@@ -98,7 +100,7 @@ class UpdateRange(msgspec.Struct, array_like=True, gc=False):
 
 
 class PackedOffsetRange(NamedTuple):
-    """An offset range between tasks: the offsets of its first and last record, and msgpack of an `UpdateRange`."""
+    """A range that is passed between tasks: the first and the last offset, and an `UpdateRange` as msgpack."""
 
     first: int
     last: int
@@ -111,9 +113,9 @@ def read_offset_range(
     values: Sequence[bytes | None],
     update_filter: UpdateFilter = ALL,
 ) -> UpdateRange:
-    """Decode records of one partition, in any order, given as columns. `stamps`: the broker's, µs.
+    """Decode records of one partition, in any order. `stamps`: broker timestamps, µs.
 
-    The native core decodes most records (native/src/batch.rs) as this function does.
+    The native core decodes most records in the same way (native/src/batch.rs).
     """
     if any(one > following for one, following in pairwise(offsets)):
         order = sorted(range(len(offsets)), key=offsets.__getitem__)
@@ -149,12 +151,13 @@ def read_offset_range(
 
 
 def pack_offset_range(records: UpdateRange) -> PackedOffsetRange:
-    """Pack a range of at least one record, to pass it between tasks."""
+    """Pack a range of at least one record, so that it can be passed to another task."""
     return PackedOffsetRange(records.offsets[0], records.offsets[-1], _ENCODER.encode(records))
 
 
 def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[UpdateRange]:
-    """Unpack the ranges of one partition in ascending offset order. Ranges that overlap become one."""
+    """Unpack ranges of one partition, and yield them in the order of their offsets. Ranges that overlap are merged into
+    one."""
     groups: list[list[PackedOffsetRange]] = []
     end = -1
     for row in sorted(packed, key=itemgetter(0)):
@@ -169,7 +172,7 @@ def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[UpdateR
 
 
 def _merge(ranges: list[UpdateRange]) -> UpdateRange:
-    """Merge ranges by their offsets. An owner and an epoch may be in the result several times."""
+    """Merge ranges that overlap. The lists `owners` and `epochs` of the result may have equal values."""
     owners: list[WindowKey] = []
     epochs: list[WriterEpoch] = []
     records: list[tuple[int, int, int, int, bytes, int, bytes]] = []

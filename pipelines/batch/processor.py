@@ -1,7 +1,7 @@
-"""Stateful processor of the query `batch`: from offset ranges of a partition of `kiln.updates` to batches (decision 1).
+"""Stateful processor of the query `batch`: batches of one partition of `kiln.updates` (decision 1).
 
-When the query starts, Spark requests the processor's state schema in a separate Python process. So pandas, whose import
-takes two seconds of CPU, is imported only where rows are processed.
+pandas is imported only where rows are processed. Its import takes two seconds of CPU, and at the start of the query
+Spark runs this module in one more Python process, only to read the processor's state schema.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ if TYPE_CHECKING:
     import pandas as pd
 
 OUTPUT = "topic string, key binary, value binary"
-"""Rows for Kafka"""
+"""Columns of the records for Kafka"""
 
 _STATE = StructType([StructField("state", BinaryType())])
 _OUTPUT_SIZE = 1 << 20
-"""Bytes of values after which a DataFrame ends: it bounds memory, and Spark sends its rows while the next are built."""
+"""Bytes of records in one DataFrame of the output. The limit bounds memory, and lets Spark send the first records while
+the next are built."""
 
 
 class BatchProcessor(StatefulProcessor):
-    """Batcher keyed by Kafka partition. Its state is the state of the windows, read and written once per
-    micro-batch."""
+    """Stateful processor with the Kafka partition as key. Its state holds the open windows, and is read and written
+    once per micro-batch."""
 
     def __init__(self, batching: BatchConfig, prefix: str = "") -> None:
-        """`prefix`: prefix of the topic names."""
+        """Create the processor. `prefix`: prefix of the names of Kafka topics."""
         self._batching = batching
         self._prefix = prefix
 
@@ -46,7 +47,7 @@ class BatchProcessor(StatefulProcessor):
         rows: Iterator[pd.DataFrame] | Iterator[Row],
         timerValues: TimerValues,
     ) -> Iterator[pd.DataFrame]:
-        """Batch the rows of one partition. Rows in: OFFSET_RANGES (kiln.pipelines.batch.transform). Rows out:
+        """Build the batches of one partition. The input has the columns OFFSET_RANGES, the output the columns
         OUTPUT."""
         import pandas as pd
 
@@ -70,7 +71,7 @@ class BatchProcessor(StatefulProcessor):
             yield self._build_data_frame(outputs)
 
     def close(self) -> None:
-        """Do nothing: there is no state outside Spark's."""
+        """Do nothing, because all state is Spark's."""
 
     def _build_data_frame(self, outputs: list[BatchOutput]) -> pd.DataFrame:
         import pandas as pd

@@ -4,31 +4,39 @@
     source: decode, filter ─ shuffle by Kafka partition ─ operator: drop repeats, windows of each separator ─ Kafka
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
-micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query. A row of
-the source holds all decoded updates of a range of offsets in a partition.
+micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
+that the query has not read. A micro-batch starts every 0.5 s (`jobs.batch.trigger`); if the one before it takes longer,
+when that one is done. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode. A row
+of it holds the updates of a range of offsets in one partition, with the broker timestamps (`LogAppendTime`) of its
+records.
 
-The event time of an update is the earlier of its capture time and log time. Log time is the greatest broker stamp in
-the Kafka partition so far. A window opens with its separator's first update, at event time t0 and log time c0. It has
-the updates with an event time before t0 + T (`batch.window`), even before t0. It ends at the separator's first update
-with a later event time, or at any record with a log time of c0 + T + `batch.grace` or later. A window that has ended
-becomes a CIP-123 batch. While no update comes, ticks advance log time: records without a value, which a `Ticker` writes
-to each partition of `kiln.updates`; the supervisor that starts this query starts one. So the batches follow from the
-log alone, and it does not matter when the query runs. The filter (`batch.authors`, `batch.only_verified`) leaves out
-updates of other authors, or with unconfirmed separators.
+All updates of a separator are in one partition, and the operator takes the ranges of a partition in offset order.
 
-For each Kafka partition, Spark's state has the open windows, log time, and for each of the two writers of the topic
-(the query `updates`, and the bridge's fetcher) the digests of the messages in its newest epoch, which is a micro-batch
-of this writer. By these digests the operator drops an update that a writer wrote twice after a crash (`EpochGuard`).
+The event time of an update is the earlier of its capture time and log time. Log time is the greatest broker timestamp
+in the Kafka partition so far. A window opens with its separator's first update, at event time t0 and log time c0. It
+has the updates with an event time before t0 + T (`batch.window`), even before t0. It ends at the separator's first
+update with an event time of t0 + T or later, which opens the next window, or at any record of the partition with a log
+time of c0 + T + `batch.grace` or later; an update that is this record comes after the end. A window that has ended
+becomes a CIP-123 batch. While no update arrives, ticks advance log time. A tick is a record without a value, which a
+`Ticker` appends to each partition of `kiln.updates`; the process that starts this query also starts the `Ticker`. So
+batches depend only on the records in Kafka, and not on the time at which the query runs. The settings `batch.authors`
+and `batch.only_verified` leave out updates of other authors, and updates with unconfirmed separators.
+
+For each Kafka partition, Spark's state has the open windows and log time. It also has, for each of the two writers of
+the topic, the digests of the messages in the writer's newest epoch. An epoch is a micro-batch of the query `updates`,
+or what the bridge's fetcher writes between two commits of its offsets. By these digests the operator drops an update
+that a writer wrote twice after a crash (`EpochGuard`).
 
 The effects of a micro-batch, in order.
 
 1. Spark's offset log: which records the micro-batch has.
-2. Batches and faults, by Spark's Kafka sink; and the new state. Neither waits for the other.
+2. Batches and faults, by Spark's Kafka sink; and the new state. A crash may leave a part of the records, with or
+   without the state.
 3. Spark's commit log.
 
-After a crash, Spark repeats the micro-batch from the same records and the state before them, and makes the same
-batches and faults, with the same bytes and keys. So a topic may have one twice. The bridge's publisher may announce
-such a batch twice, which does no harm: a batch is a set of tips. `sink` stores batches and faults once.
+After a crash, Spark repeats the micro-batch from the same records and the state before them, and makes the same batches
+and faults, with the same bytes and keys. So a topic may have a batch or a fault twice. `sink` stores each once. The
+bridge's publisher may announce such a batch twice, which does no harm: a batch is a set of tips.
 
 With `durability = "power"`, a thread of the driver syncs the checkpoint each second. After a power cut, Kiln sets aside
 torn files at its start (`pipelines/recovery.py`). The query then repeats its newest micro-batches, not only the last,
@@ -48,7 +56,8 @@ _SMALL = 2_000  # number of records up to which one task is as fast as several
 
 
 def start(context: QueryContext, batching: BatchConfig) -> StreamingQuery:
-    """Start the query. A `Ticker` must run next to it, or windows close only with later updates."""
+    """Start the query. A `Ticker` must run at the same time: without ticks, a window ends only when a later update
+    arrives."""
     session = context.new_session("batch")
     # One task after the shuffle, as each one costs a Python worker and a commit of state in every micro-batch. Most
     # work is before it, in one task for each Kafka partition, or in one task if the micro-batch is small.

@@ -1,6 +1,6 @@
-"""Schedule of the ticks of a partition of `kiln.updates` (decision 1).
+"""Schedule of the ticks of one partition of `kiln.updates` (decision 1). It does no I/O.
 
-It does no I/O and reads no clock: the caller passes the broker's stamps and the time.
+The caller passes the broker's timestamps, and the current time by its own clock.
 """
 
 from __future__ import annotations
@@ -11,59 +11,65 @@ from math import inf
 from typing import Final, NamedTuple
 
 _MAX_WAIT: Final = 10_000
-"""longest wait between two ticks while the broker's clock trails, ms: the clock may be corrected during the wait"""
+"""Longest wait between two ticks, in ms, while the broker's clock is behind log time. The clock may be corrected during
+the wait."""
 
 
 class _WindowEnd(NamedTuple):
-    """A log time at which windows end, to be reached by a tick."""
+    """A log time at which windows end. Ticks are sent until log time has reached it."""
 
     log_time: int
-    """log time, ms, at which all windows end that were opened before the tick that recorded this end"""
+    """log time, ms, at which all windows end that were opened before a certain tick"""
     at: int
-    """the caller's time, ms, at which the broker's clock should reach it"""
+    """time at which the broker's clock should reach `log_time`, ms, by the caller's clock"""
 
 
 @dataclass
 class TickSchedule:
-    """Decides when one partition needs a tick: after other writers' records, when windows end, and once more after a
-    pause.
+    """Schedule that decides when one partition needs a tick.
 
-    The first tick after other records reports log time. All windows that these records opened end `span` (T + G) later
-    in log time. The schedule waits by the caller's time, but ticks go on until the broker's stamps have reached that
-    log time: the next tick is due when they should reach it, or after `_MAX_WAIT` while the broker's clock trails by
-    more. A last tick is due `rest` ms after the first. `rest` must be well over `span`, so that windows that were
-    opened with a greater T also end then.
+    A tick is needed after records of other writers, because it shows log time; `span` (T + G) later, when the windows
+    that these records opened end; and once more `rest` after the records.
+
+    The schedule waits by the caller's clock, but windows end by the broker's. So ticks are repeated until the broker's
+    timestamps have reached the end of the windows. The next tick is due when they should reach it. While the broker's
+    clock is behind by more than `_MAX_WAIT`, it is due after `_MAX_WAIT`.
+
+    `rest` must be well over `span`, so that windows that were opened with a greater T have also ended by then.
     """
 
     span: int
-    """ms"""
+    """T + G, ms"""
     rest: int
-    """ms"""
+    """time from records of other writers until their last tick, ms"""
     log_time: int = 0
-    """greatest stamp so far, ms, of the earlier records in the partition and of our ticks"""
+    """greatest timestamp so far, ms, of the records in the partition and of our ticks"""
     stamp: int = 0
-    """stamp of our newest tick; 0 if there is none. If it is below log time, the broker's clock went back."""
+    """timestamp of our newest tick, ms; 0 if there is none. It is below log time if the broker's clock went back."""
     _last: int = -1  # offset of our newest tick
     _ends: deque[_WindowEnd] = field(default_factory=deque)  # ascending
     _rest: _WindowEnd | None = None  # after the newest other record
 
     def is_due(self, end_offset: int, now: int) -> bool:
-        """Return true if the partition, which ends before `end_offset`, needs a tick at `now`."""
+        """Return true if the partition, whose last record is before `end_offset`, needs a tick. `now`: ms, by the
+        caller's clock."""
         return self.stamp == 0 or end_offset > self._last + 1 or self.next_at <= now
 
     @property
     def next_at(self) -> float:
-        """Time of the next tick if nothing else is written, by the caller's time, ms; infinite if none is due."""
+        """Time of the next tick if no other writer appends records before, in ms by the caller's clock; infinite if
+        there is none."""
         first = self._ends[0] if self._ends else self._rest
         return inf if first is None else first.at
 
     def record_tick(self, offset: int, stamp: int, now: int) -> None:
-        """Record the offset and the stamp of a tick. A gap after the previous tick means that others wrote records.
+        """Record a tick that was sent. A gap between its offset and that of the tick before means that others wrote
+        records.
 
         Args:
             offset: Offset of the tick.
-            stamp: The broker's stamp, ms.
-            now: A moment after the broker stamped the tick, ms.
+            stamp: The broker's timestamp of the tick, ms.
+            now: Time by the caller's clock, ms, after the broker received the tick.
         """
         has_others = self.stamp == 0 or offset != self._last + 1
         self.log_time = max(stamp, self.log_time)
@@ -82,6 +88,6 @@ class TickSchedule:
             self._rest = self._postpone(self._rest, now)
 
     def _postpone(self, end: _WindowEnd, now: int) -> _WindowEnd:
-        """Return an end that the last tick should have reached, with a new time at which the broker's clock should
-        reach it."""
+        """Return an end that the last tick did not reach, with a new time at which the broker's clock should reach
+        it."""
         return end._replace(at=now + min(end.log_time - self.stamp, _MAX_WAIT))

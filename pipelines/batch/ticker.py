@@ -1,4 +1,5 @@
-"""Ticks on `kiln.updates`: empty records that advance log time, so that windows close (decision 1)."""
+"""Ticks: empty records in `kiln.updates` that advance log time, so that windows end while no updates arrive (decision
+1)."""
 
 from __future__ import annotations
 
@@ -34,9 +35,9 @@ _log = logging.getLogger("librdkafka")
 
 
 class Ticker:
-    """Ticks all partitions of a topic from a thread of its own, from `start()` to `stop()`.
+    """Thread that sends ticks to all partitions of a topic, from `start()` to `stop()`.
 
-    While the broker does not answer, the thread retries at each interval, and `error` holds the last failure. `error`
+    While the broker does not answer, the thread tries again at each interval. `error` describes the last failure, and
     is None while ticks work.
     """
 
@@ -44,9 +45,9 @@ class Ticker:
         """Prepare the thread.
 
         Args:
-            client_options: kafka-python's options.
+            client_options: Options of kafka-python.
             topic: Full name of the topic.
-            interval: Time between two polls of the topic, s.
+            interval: Seconds between two checks of the topic for new records.
             window: T + G, µs.
         """
         self._options = dict(client_options)
@@ -68,17 +69,17 @@ class Ticker:
 
     @property
     def is_quiet(self) -> bool:
-        """True if no window can be open: in every partition, a tick has passed the end of the last window."""
+        """True if no window is open: in each partition, a tick has passed the end of the last window."""
         return self._is_quiet
 
     @property
     def clock_lag(self) -> int:
-        """Time by which the broker's stamps trail log time, µs; 0 if they do not."""
+        """Time by which the broker's clock is behind log time, µs; 0 if it is not."""
         return 0 if self._clock.since is None else self._clock.newest - self._clock.now
 
     @property
     def clock_error(self) -> str | None:
-        """Consequence of broker stamps that trail log time; None if they do not."""
+        """Description of the delay that a broker's clock behind log time causes; None if it is not behind."""
         clock = self._clock
         return None if clock.since is None else describe_log_lag(self._topic, clock.now, clock.newest, clock.since)
 
@@ -89,13 +90,14 @@ class Ticker:
             except (KafkaError, KafkaException, TimeoutError) as error:
                 reason = error.args[0].str() if isinstance(error, KafkaException) else error
                 self.error = (
-                    f"the driver of batch cannot append ticks, so windows end only with later updates: {reason}"
+                    "the driver of batch cannot append ticks, so a window ends only when a later update arrives: "
+                    f"{reason}"
                 )
                 self._is_quiet = False
                 self._stop.wait(max(self._interval, 0.5))
 
     def _tick_until_stopped(self) -> None:
-        """Tick with librdkafka. With kafka-python, ticks took most of the CPU time of the driver's Python."""
+        """Send ticks with librdkafka. With kafka-python, ticks took most of the CPU time of the driver's Python."""
         options = librdkafka_options(self._options)
         admin = AdminClient({**options}, logger=_log)
         producer = Producer({**options, **_PRODUCER}, logger=_log)
@@ -123,7 +125,7 @@ class Ticker:
             del admin
 
     def _pause(self, partitions: Iterable[TickSchedule]) -> float:
-        """Return the time until the next poll, s: earlier than the interval if a window ends before."""
+        """Return the time until the next check of the topic, s. It is the interval, or less if a window ends before."""
         first = min((partition.next_at for partition in partitions), default=inf) - _now()
         return min(self._interval, first / 1000) if first >= 0 else self._interval
 
@@ -133,13 +135,12 @@ class Ticker:
             self._clock.observe(worst.stamp * 1000, worst.log_time * 1000)
 
 
-def _now() -> int:
-    """Return the monotonic time, ms."""
+def _now() -> int:  # ms
     return int(time.monotonic() * 1000)
 
 
 def _read_ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:
-    """Return the end offset of each partition.
+    """Return the offset after the last record of each partition.
 
     Raises:
         KafkaException, TimeoutError: The broker does not answer.
@@ -151,7 +152,7 @@ def _read_ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict
 
 
 def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Message]:
-    """Send one tick to each partition, and return the records with the offsets and stamps that the broker gave them.
+    """Send one tick to each partition, and return the ticks with the offsets and timestamps from the broker.
 
     Raises:
         KafkaException, KafkaTimeoutError: The broker did not accept all ticks.
@@ -168,7 +169,7 @@ def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> lis
     for partition in partitions:
         producer.produce(partition.topic, TICK, partition=partition.partition, on_delivery=on_delivery)
     if producer.flush(_TIMEOUT):
-        raise KafkaTimeoutError("the broker did not acknowledge the ticks")
+        raise KafkaTimeoutError(f"the broker did not acknowledge the ticks within {_TIMEOUT:.0f} s")
     if refused:
         raise KafkaException(refused[0])
     return delivered

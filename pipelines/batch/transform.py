@@ -1,4 +1,4 @@
-"""Transforms of the query `batch`: make CIP-123 batches for `kiln.batches` from `kiln.updates`."""
+"""Tasks of the query `batch`: from records of `kiln.updates` to CIP-123 batches for `kiln.batches`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kiln.pipelines.runtime.kafka_ranges import ArrowTask
 _Value = TypeVar("_Value")
 
 OFFSET_RANGES = "partition int, first bigint, last bigint, data binary"
-"""Rows between tasks. The columns after `partition` are the fields of a PackedOffsetRange."""
+"""Columns of the rows between the tasks: a Kafka partition, and the fields of a `PackedOffsetRange`."""
 
 _OFFSET_RANGES_SCHEMA = pa.schema(
     [("partition", pa.int32()), ("first", pa.int64()), ("last", pa.int64()), ("data", pa.binary())]
@@ -35,16 +35,17 @@ _OFFSET_RANGES_SCHEMA = pa.schema(
 
 
 def batch_ranges(ranges: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
-    """Batch the updates of OFFSET_RANGES. Columns topic, key, value out: batches, and updates that cannot be read."""
+    """Build the batches of ranges of updates. The result has the columns topic, key and value: batches and faults for
+    Kafka."""
     return ranges.groupBy("partition").transformWithStateInPandas(
         BatchProcessor(batching, prefix), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
     )
 
 
 def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
-    """Build the task that decodes updates, with the native core and in Python. RECORDS in; OFFSET_RANGES out.
+    """Build the task that decodes records of `kiln.updates` into rows with the columns OFFSET_RANGES.
 
-    The task returns few rows, because PySpark takes 5 µs to unpack each row for a stateful processor.
+    A row holds many updates, because PySpark takes 5 µs to unpack each row for a stateful processor.
     """
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -70,7 +71,8 @@ def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
 
 
 def _decode(core: Core | None, batch: pa.RecordBatch, update_filter: UpdateFilter) -> Iterator[UpdateRange]:
-    """Decode records of one partition into ranges, which overlap where the core leaves records to Python."""
+    """Decode records of one partition into ranges. If the native core leaves some records to Python, the range of
+    these records lies within a range of the core."""
     first = 0
     for rows in core.batch(batch) if core is not None and find_engine().is_native else ():
         decoded = _build_range(rows, batch, update_filter) if rows.tables else None
@@ -92,7 +94,7 @@ def _decode_in_python(batch: pa.RecordBatch, update_filter: UpdateFilter) -> Upd
 
 
 def _build_range(rows: CoreRows, batch: pa.RecordBatch, update_filter: UpdateFilter) -> UpdateRange:
-    """Build a range of the records of a call that the core has decoded."""
+    """Build the range of the records that the native core decoded in one call."""
     records, owners, epochs = rows.tables
     taken = batch.select(["offset", "stamp"])
     taken = taken.slice(rows.first, rows.end - rows.first) if not rows.left else taken.take(records.column("row"))
@@ -116,7 +118,7 @@ def _build_range(rows: CoreRows, batch: pa.RecordBatch, update_filter: UpdateFil
 
 
 def _has_difference(decoded: UpdateRange, rows: CoreRows, batch: pa.RecordBatch, update_filter: UpdateFilter) -> bool:
-    """Compare the samples of a call with what Python decodes, and turn the core off at a difference."""
+    """Compare the samples of a call of the native core with what Python decodes. At a difference, turn the core off."""
     if not rows.samples:
         return False
     samples = batch.take(pa.array(rows.samples, pa.int32()))

@@ -18,7 +18,7 @@ import msgspec
 
 from kiln.pipelines.batch.offset_range import NO_UPDATE, UpdateRange, WindowKey
 from kiln.schemas.kafka.epoch_guard import EpochGuard, SavedEpoch
-from kiln.schemas.wire.batch_block import encode_stream_key, list_tips
+from kiln.schemas.wire.batch_block import encode_stream_key
 
 # µs: before and after every time that a record can have
 _NEVER: Final = -(2**63)
@@ -26,27 +26,18 @@ _FOREVER: Final = 2**63
 
 
 class Window(msgspec.Struct, gc=False):
-    """The updates of one separator whose event time is within T of the first. Times are µs."""
+    """A window of one separator: updates whose event time is before that of the first one plus T. Times are µs."""
 
     opened_at: int
     """t0: event time of the first update"""
     closes_at: int
-    """t0 + T"""
+    """t0 + T: end of the window in event time"""
     leaves: set[bytes] = msgspec.field(default_factory=set)
-    """the tips of streams (kiln.schemas.wire.batch_block)"""
+    """the tips of streams, as `write_leaves` takes them"""
     due: int = 0
-    """c0 + T + G: log time that ends the window"""
+    """c0 + T + G: log time at which the window ends"""
     accepts_until: int = 0
-    """The window accepts updates with an earlier event time: closes_at, or never once the window has ended."""
-
-    @property
-    def tips(self) -> dict[str, set[bytes]]:
-        """CID bytes by StreamID text."""
-        return {stream: set(links) for stream, links in list_tips(self.leaves).items()}
-
-    def add(self, stream: str, tip: bytes) -> None:
-        """Add a tip of a stream, which is a canonical StreamID."""
-        self.leaves.add(encode_stream_key(stream) + tip)
+    """the window accepts updates with an earlier event time: `closes_at`; after its end, a time before all updates"""
 
 
 class ClosedWindow(NamedTuple):
@@ -55,39 +46,39 @@ class ClosedWindow(NamedTuple):
 
 
 class _SavedWindow(msgspec.Struct, array_like=True, gc=False):
-    """An open window in the state."""
+    """An open window in Spark's state."""
 
     key: WindowKey
     opened_at: int
     closes_at: int
     due: int
     leaves: list[bytes]
-    """sorted"""
+    """tips of streams, sorted"""
 
 
 class _State(msgspec.Struct, array_like=True):
-    """The state of a partition: msgpack of these fields in this order."""
+    """State of a partition in Spark, as msgpack of these fields in this order."""
 
     log_time: int = 0
     windows: list[_SavedWindow] = []
-    """in the order in which they come due"""
+    """open windows, in the order in which they end"""
     epochs: list[SavedEpoch] = []
 
 
 class PartitionWindows:
-    """Open windows of one partition, and the guard against updates that are in the log twice.
+    """Open windows of one partition. Updates that a writer wrote twice are dropped (`EpochGuard`).
 
-    Call `add_range` for each range of records, in offset order. The equivalent for single records is `advance(stamp)`,
-    then `add(…)` for each update that the guard does not know.
+    Call `add_range` for each range of records, in the order of their offsets. For single records, the equivalent is
+    `advance(stamp)`, then `add(…)` for each update that is no duplicate.
     """
 
     def __init__(self, length: int, state: bytes = b"", grace: int = 0) -> None:
         """Load the windows.
 
         Args:
-            length: T, µs. Open windows keep their own.
-            state: An earlier `dump()`.
-            grace: G, µs. Open windows keep their own.
+            length: T, µs, of new windows.
+            state: What `dump` returned before.
+            grace: G, µs, of new windows.
         """
         saved = _decoder.decode(state) if state else _State()
         self._length = length
@@ -110,7 +101,7 @@ class PartitionWindows:
         """Add the next records of the partition to their windows.
 
         Returns:
-            In the order of the records, each window that ends, and the index of each record that cannot be read.
+            In the order of the records, each window that ends, and the index of each record that could not be decoded.
         """
         results: list[ClosedWindow | int] = []
         log_time, due = self.log_time, self._next_due()
@@ -156,7 +147,7 @@ class PartitionWindows:
         return results
 
     def advance(self, stamp: int) -> list[ClosedWindow]:
-        """Move log time forward to a record's broker stamp (µs), and return the windows that it ends."""
+        """Advance log time to the broker timestamp of a record (µs), and return the windows that end."""
         self.log_time = max(self.log_time, stamp)
         closed: list[ClosedWindow] = []
         while self._dues and self._dues[0][0] <= self.log_time:
@@ -166,11 +157,12 @@ class PartitionWindows:
         return closed
 
     def add(self, key: WindowKey, stream: str, tip: bytes, event_time: int) -> list[ClosedWindow]:
-        """Add an update to its separator's window, and return the window that it ends, if any. `event_time`: µs."""
+        """Add an update to the window of its separator. If the update ends the window, return that window.
+        `event_time`: µs."""
         return self._add_leaf(key, encode_stream_key(stream) + tip, event_time)
 
     def dump(self) -> bytes:
-        """Return the state. Equal histories give equal bytes."""
+        """Return the state. The same records in the same order give the same bytes."""
         windows = [
             _SavedWindow(key, window.opened_at, window.closes_at, window.due, sorted(window.leaves))
             for _, _, key, window in sorted(self._dues)

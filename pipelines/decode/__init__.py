@@ -1,1 +1,1 @@
-"""Decoding of frames into messages, and the breaker for faults of our own decoder."""
+"""Decoding of frames into messages, and the circuit breaker that stops a query if Kiln's own decoder is at fault."""

@@ -1,4 +1,5 @@
-"""Circuit breaker: stops a query when our own decoding is at fault, and not when peers send garbage (decision 6)."""
+"""Circuit breaker: stops a query if Kiln's own decoder is at fault, but not if peers send invalid messages (decision
+6)."""
 
 from __future__ import annotations
 
@@ -24,30 +25,34 @@ SAMPLES = (
 
 
 class DecodingBrokenError(RuntimeError):
-    """Kiln's own decoding is at fault. The query stops before valid messages fill the quarantine.
+    """Kiln's own decoder is at fault. The query stops, before valid messages fill the quarantine.
 
-    Once Kiln is fixed, the query continues from its checkpoint.
+    With a fixed Kiln, the query continues from its checkpoint.
     """
 
 
 def check_samples() -> None:
-    """Decode messages known to be valid.
+    """Decode messages that are known to be valid.
 
     Raises:
-        DecodingBrokenError: A sample does not decode.
+        DecodingBrokenError: One of them cannot be decoded.
     """
     for kind, text in SAMPLES:
         read = read_message(text.encode())
         if not isinstance(read, Rejected) and read.type != kind:
-            raise DecodingBrokenError(f"this build is broken: it decodes a valid {kind} as {read.type}")
+            raise DecodingBrokenError(
+                f"this build is broken: it decodes a valid {kind} as {read.type}. Run make setup, or install Kiln again"
+            )
         if isinstance(read, Rejected):
             raise DecodingBrokenError(
-                f"this build is broken: it cannot decode a valid {kind} ({read.reason}: {read.detail})"
+                f"this build is broken: it cannot decode a valid {kind} ({read.reason}: {read.detail}). Run make "
+                "setup, or install Kiln again"
             )
 
 
 class AuthorTally(NamedTuple):
-    """Counts of one author's messages with a valid signature in one micro-batch."""
+    """Numbers of an author's messages in one micro-batch that could and could not be decoded. All have a valid
+    signature."""
 
     author: str
     decoded: int
@@ -56,23 +61,26 @@ class AuthorTally(NamedTuple):
 
 @dataclass
 class DecodeBreaker:
-    """Trips when the messages of many authors, which used to decode, no longer do.
+    """Circuit breaker that trips when the messages of many authors can no longer be decoded.
 
-    An author has stopped when `streak` messages in a row failed after some that decoded. The breaker trips when at
-    least `authors` authors have stopped, and they are more than half of all recent authors whose messages used to
-    decode. So neither one peer nor a crowd of new peers that send nothing but garbage can stop the query.
+    An author counts as broken after `streak` failed messages in a row, if a message of the author was decoded before.
+    The breaker trips when at least `authors` authors are broken, and these are more than half of all recent authors of
+    decoded messages. So neither a single peer nor a crowd of new peers that send only invalid messages can stop the
+    query.
     """
 
     authors: int = 3
     streak: int = 100
     forget_after: int = 360
-    """micro-batches without a message after which an author no longer counts: an hour, by default"""
+    """number of micro-batches without a message of an author after which the author is forgotten: an hour, by
+    default"""
     _failing: dict[str, int] = field(default_factory=dict)
     _last_seen: dict[str, int] = field(default_factory=dict)
     _observed: int = 0
 
     def observe(self, tallies: Iterable[AuthorTally]) -> None:
-        """Count a micro-batch, even one without faults: an author can stop only after messages that decoded.
+        """Count the messages of a micro-batch. Call it for each micro-batch, even one without failures, because an
+        author must have decoded messages before it counts.
 
         Raises:
             DecodingBrokenError: The breaker trips.
@@ -92,6 +100,6 @@ class DecodeBreaker:
         if len(stopped) >= self.authors and len(stopped) * 2 > len(self._failing):
             raise DecodingBrokenError(
                 f"{len(stopped)} of {len(self._failing)} authors whose messages used to decode have each sent "
-                f"{self.streak} or more messages in a row that fail, although their signatures are valid: their "
-                "format is new, or this build is broken"
+                f"{self.streak} or more messages in a row that cannot be decoded, although the signatures are valid: "
+                "their format is new, or this build is broken"
             )

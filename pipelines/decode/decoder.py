@@ -1,6 +1,6 @@
-"""Decoder of records of `kiln.frames`: into messages, or into faults for quarantine. Bytes in, tuples out.
+"""Decoder of the records of `kiln.frames`, into messages and into faults for quarantine. It does no I/O.
 
-Nothing here raises on what a peer sent (decision 6): bad bytes become a `RejectedMessage` with a reason.
+Bytes that a peer sent never raise an error (decision 6). Invalid bytes become a `RejectedMessage` with a reason.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
     Verdict.INVALID: Judgement(Verdict.INVALID, "bad_signature"),
     Verdict.AGAINST_POLICY: Judgement(Verdict.AGAINST_POLICY, "against_policy"),
 }
-"""Meaning of each verdict of the bridge, and the reason why a message is rejected."""
+"""Judgement of a signature, by the bridge's verdict in the frame. A message with a reason is rejected."""
 
 
 _DATA = PubsubMessage("DATA")
 
 _WHOLE_MESSAGE_REASONS = (METADATA_ONLY, PROCESSING_FAILED)
-"""Reasons for which quarantine stores the whole message, not only its data."""
+"""Reasons for which quarantine stores the whole message. For other reasons it stores the field `data`."""
 
 
 class MessageRef(NamedTuple):
-    """Position in `kiln.frames`. `position`: index of the message in its RPC; None for the whole frame."""
+    """Position of a message in `kiln.frames`. `position`: index of the message in the frame's RPC; None for the whole
+    frame."""
 
     partition: int
     offset: int
@@ -71,13 +72,13 @@ class MessageRef(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Unique text form."""
+        """Text form, unique for each position."""
         text = f"{self.partition}/{self.offset}"
         return text if self.position is None else f"{text}/{self.position}"
 
 
 class MessageCopy(NamedTuple):
-    """A copy of a gossip message, valid or not. `verdict`: the bridge's, as in the column of `copies`."""
+    """Columns of `copies` for a copy of a gossip message, valid or not. `verdict`: the bridge's, by name."""
 
     network: str
     message_id: str
@@ -85,10 +86,10 @@ class MessageCopy(NamedTuple):
 
 
 class RejectedMessage(NamedTuple):
-    """A message or frame for quarantine.
+    """A message or a whole frame that goes to quarantine. `observed_at`: µs.
 
-    `frame`: identity of the frame, empty if the record is not a Frame. `author`: signer of the message if
-    the signature is valid, else "". `copy`: set only for a gossip message.
+    `frame`: identity of the frame (`build_frame_key`), empty if the record is not a Frame. `author`: signer of the
+    message if the signature is valid, else "". `copy`: set only for a gossip message.
     """
 
     ref: MessageRef
@@ -103,7 +104,7 @@ class RejectedMessage(NamedTuple):
 
 
 class DecodedMessage(NamedTuple):
-    """A valid message. Times are µs."""
+    """A valid message of a frame, or an announcement in the BitTorrent DHT. Times are µs."""
 
     ref: MessageRef
     message_id: str
@@ -124,7 +125,7 @@ class DecodedMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """Everything that decoding depends on in addition to the bytes."""
+    """Settings that decoding depends on."""
 
     default_policy: Policy = "strict"
     policies: Mapping[str, Policy] = field(default_factory=dict)
@@ -138,13 +139,14 @@ class DecodeConfig:
     native_core: bool = True  # false: Python decodes all records, even if there is a native core
 
     def policy(self, network: str, origin: str, topic: str) -> Policy:
-        """Return the signature policy. It is always `either` for a replayed capture (decision 5)."""
+        """Return the signature policy of a topic. Messages from a replayed capture have the policy `either` (decision
+        5)."""
         if origin == "REPLAY":
             return "either"
         return match_policy(topic, self.topic_policies) or self.policies.get(network, self.default_policy)
 
     def find_network(self, topic: str | None, network: str) -> str:
-        """Return the network that a Ceramic topic names, or else the frame's."""
+        """Return the network in the name of a Ceramic topic. For any other topic, return `network`, the frame's."""
         parsed = parse_topic(topic) if self.ceramic and topic is not None else None
         return network if parsed is None else parsed.network
 
@@ -152,10 +154,11 @@ class DecodeConfig:
 def decode(
     value: bytes | None, partition: int, offset: int, stamp: int, config: DecodeConfig
 ) -> list[DecodedMessage | RejectedMessage]:
-    """Decode one record of `kiln.frames`: its messages in order, each valid or rejected, and faults of the frame.
+    """Decode one record of `kiln.frames` into its messages, valid or rejected, in their order, and faults of the frame.
 
-    A datagram of the BitTorrent DHT has one message. A frame that Kiln sent (OUT) yields the BATCH_UPDATEs that it
-    publishes. `stamp`: the broker's stamp, µs, which is the time of a record that is not a Frame.
+    A received frame yields all its messages; a datagram of the BitTorrent DHT has one. A frame that Kiln sent yields
+    the BATCH_UPDATEs that Kiln publishes in it. `stamp`: the broker's timestamp, µs, which is the time of a record that
+    is not a Frame.
     """
     return FrameDecoder(config).decode(value, partition, offset, stamp)
 
@@ -168,24 +171,22 @@ def reject_unreadable(why: Rejected, value: bytes | None, partition: int, offset
 def reject_failed(
     stage: str, error: Exception, ref: MessageRef, data: bytes, at: int, frame: bytes = b""
 ) -> RejectedMessage:
-    """Build the fault of a record, or of a message in it, at which Kiln itself failed. `at`: µs; `frame`: as in
-    `RejectedMessage`."""
+    """Build the fault of a record, or of a message in it, for which Kiln's own code raised an error. `at`: capture
+    time, µs; `frame`: as in `RejectedMessage`."""
     return RejectedMessage(ref, stage, PROCESSING_FAILED, describe(error), data, at, frame)
 
 
 def _reject_frame(
     frame: Frame, partition: int, offset: int, stage: str, reason: str, detail: str, data: bytes = b""
 ) -> RejectedMessage:
-    """Build a fault of a whole frame."""
     ref, observed_at = MessageRef(partition, offset, None), frame.observed_at // 1000
     return RejectedMessage(ref, stage, reason, detail, data, observed_at, build_frame_key(frame))
 
 
 class FrameDecoder:
-    """Decodes frames one after another, and each message once even if there are several copies.
+    """Decoder of frames with a cache, so that the copies of a message are decoded only once.
 
-    The result for a message depends on its bytes and on a few properties of its frame. These are the cache key, so a
-    cached result is the same as a fresh one.
+    The result for a message depends only on the key of the cache: its bytes and some properties of its frame.
     """
 
     _MAX_CACHED = 20_000  # messages
@@ -200,7 +201,7 @@ class FrameDecoder:
     def decode(
         self, value: bytes | None, partition: int, offset: int, stamp: int
     ) -> list[DecodedMessage | RejectedMessage]:
-        """Decode one record, as the function `decode` does."""
+        """Decode one record of `kiln.frames`, as the function `decode` does."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             return [reject_unreadable(frame, value, partition, offset, stamp)]
@@ -209,7 +210,7 @@ class FrameDecoder:
     def decode_frame(
         self, frame: Frame, partition: int, offset: int, rpc: RPC | None = None
     ) -> list[DecodedMessage | RejectedMessage]:
-        """Decode one frame. If decoding itself fails, the message or the frame becomes a fault.
+        """Decode one frame. If Kiln's own code raises an error, the message or the frame becomes a fault.
 
         `rpc`: the RPC in the frame's payload, if the caller has parsed it.
         """
@@ -233,7 +234,8 @@ class FrameDecoder:
         offset: int,
         rpc: RPC | None,
     ) -> None:
-        """Add the messages and faults of a received frame to `items`, which keeps them if decoding fails midway."""
+        """Add the messages and faults of a received frame to `items`. If this raises an error, `items` keeps what was
+        added before."""
         if frame.protocol == BEP50:
             if frame.payload:
                 items.append(_decode_announcement(frame, MessageRef(partition, offset, 0), self.config))
@@ -291,9 +293,11 @@ class FrameDecoder:
     def _decode_published(
         self, verdicts: bytes, frame: Frame, partition: int, offset: int, rpc: RPC | None
     ) -> list[DecodedMessage]:
-        """Decode the BATCH_UPDATEs that our node publishes in a sent frame; only its own messages have verdicts there.
+        """Decode the BATCH_UPDATEs that our node publishes in a sent frame. In a sent frame, the bridge gives a verdict
+        only to our own messages.
 
-        A message that cannot be read is no fault: the frame has its bytes, and no peer is the cause.
+        A message that cannot be decoded is no fault, because no peer is the cause, and the table `frames` has the
+        bytes.
         """
         messages = list_messages(frame, rpc)
         if isinstance(messages, Rejected) or len(verdicts) > len(messages):
@@ -334,10 +338,8 @@ _Key = tuple[bytes, int, str, Origin, TopicTable]
 
 
 class _Verified(NamedTuple):
-    """Result that all copies of a message share, and the CPU that a copy costs.
-
-    `item`: without position, peer, time and bytes. `cost`: nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST).
-    """
+    """A decoded message without what its copies differ in: position, peer, time and bytes. `cost`: CPU time of one
+    copy, in nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST)."""
 
     item: DecodedMessage | RejectedMessage
     cost: int
@@ -350,7 +352,7 @@ _NO_ENVELOPE: Final = Message()  # the envelope in a frame would keep the whole 
 def _verify(
     message: Message, bridge_verdict: int, network: str, origin: Origin, table: TopicTable, config: DecodeConfig
 ) -> _Verified:
-    """Verify and read a message. `network`: the frame's."""
+    """Check the signature of a message, and decode its content. `network`: network of the frame."""
     name = resolve_topic(message, table)
     # no bridge gives this verdict: a window whose batches are published must not hold unverifiable messages
     unverifiable = bridge_verdict == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
@@ -405,9 +407,9 @@ def _reject_copy(copy: MessageCopy, stage: str, why: Rejected, author: str = "")
 
 
 def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) -> DecodedMessage | RejectedMessage:
-    """Decode a datagram of the BitTorrent DHT into the equivalent BATCH_UPDATE.
+    """Decode a datagram of the BitTorrent DHT into a BATCH_UPDATE.
 
-    The author is the peer id of the publisher's key; the seqno is the sequence number of the DHT item.
+    The author is the peer id of the publisher's key, and the seqno is the sequence number of the DHT item.
     """
     observed_at = frame.observed_at // 1000
     try:
@@ -445,8 +447,10 @@ def _decode_announcement(frame: Frame, ref: MessageRef, config: DecodeConfig) ->
 
 
 def check_signature(message: Message, topic: str, bridge_verdict: int, policy: Policy) -> Judgement:
-    """Return the verdict of the bridge if it has checked the signature, else our own. The reason is empty if the
-    message is accepted. A signature covers the topic's name, not the index that replaced it on the wire.
+    """Return the bridge's judgement of a signature if it has checked the signature, else check it here.
+
+    The signature covers the topic's name. If the sender has replaced the name by an index, `topic` is used in its
+    place. The reason of the judgement is empty if the message is accepted.
     """
     judgement = _BRIDGE_JUDGEMENTS.get(bridge_verdict)
     if judgement is not None:
@@ -462,10 +466,10 @@ def check_signature(message: Message, topic: str, bridge_verdict: int, policy: P
 
 
 def get_signer(message: Message, verdict: Verdict) -> str | None:
-    """Return the peer id of the signer, or None if the message is not signed, whatever `from` claims."""
+    """Return the peer id of the signer, or None if the message is not signed. The field `from` alone proves nothing."""
     return peer_text(getattr(message, "from")) if verdict is Verdict.VALID else None
 
 
 def build_frame_key(frame: Frame) -> bytes:
-    """Build the identity of a frame, as in `RejectedMessage`."""
+    """Build the identity of a frame: its connection, direction and sequence number."""
     return b"%b%d/%d" % (frame.connection, frame.direction, frame.sequence)

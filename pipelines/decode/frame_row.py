@@ -36,7 +36,7 @@ class FrameRow(NamedTuple):
 
 
 def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> FrameRow:
-    """Build the row of a frame. `stamp`: the broker's, µs."""
+    """Build the row of a frame. `stamp`: the broker's timestamp, µs."""
     protocol, payload = frame.protocol, frame.payload
     has_record = not payload and frame.HasField("dialled")  # the record of the connection
     return FrameRow(
@@ -65,12 +65,12 @@ def build_frame_row(partition: int, offset: int, stamp: int, frame: Frame) -> Fr
 
 
 def _format_peer(raw: bytes, protocol: str) -> str:
-    """Format a peer id as text. The only text form of a node id of the BitTorrent DHT is hex."""
+    """Format a peer id as text. A node id of the BitTorrent DHT (BEP 5) is written in hex."""
     return raw.hex() if protocol == BEP50 else peer_text(raw)
 
 
 def parse_frame_row(row: FrameRow) -> Frame:
-    """Build the Frame of a row, the reverse of `build_frame_row`, except that times are cut to µs."""
+    """Build the Frame of a row. It is the reverse of `build_frame_row`, but times have a resolution of 1 µs."""
     return Frame(
         network=row.network,
         connection=row.connection,

@@ -1,4 +1,4 @@
-"""Digests by which copies of a message, and copies of a fault, are recognised (decision 5)."""
+"""Digests by which deduplication recognises the copies of a message and repeats of a fault (decision 5)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from kiln.schemas.wire.message_id import CONTENT_PREFIXES
 
 
 def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, ...]:
-    """Compute the digests that identify copies of a message; copies agree in at least one of them.
+    """Compute the digests that identify the copies of a message. Copies share at least one digest.
 
-    Copies of a signed message, or of an unverifiable message with author and seqno, are identified as long as its
-    digest is stored. An unsigned message, and any message on a network with ids by content, is identified by its bytes.
-    The same bytes may legitimately be sent again (an unsigned QUERY is always the same), so the digests of such a
-    message include its span of time. There are two digests, because time is divided into spans of one horizon in two
-    ways, half a span apart. Copies less than half a span apart share at least one span; a repeat after a whole horizon
-    shares none.
+    A signed message, and a message that cannot be verified but has author and seqno, is identified by these for as long
+    as digests are stored. An unsigned message, and any message of a network whose message ids are hashes of the
+    content, is identified by its bytes, but only within a span of time, because the same bytes may be sent again on
+    purpose: an unsigned QUERY is always the same.
 
-    Args:
-        decoded: The message.
-        scope: Namespace of the digests.
-        horizon: Deduplication horizon of unsigned messages, µs.
+    Time is divided into spans of one `horizon` (µs) in two ways, half a span apart. So such a message has two digests.
+    Copies less than half a span apart share at least one of them, and a repeat after a whole horizon shares none.
+    Messages of different `scope` share no digest.
     """
     signed = decoded.verdict is Verdict.VALID
     return compute_column_identities(decoded.network, decoded.message_id, signed, decoded.observed_at, scope, horizon)
@@ -31,7 +28,8 @@ def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tup
 def compute_column_identities(
     network: str, message_id: str, signed: bool, observed_at: int, scope: str, horizon: int
 ) -> tuple[bytes, ...]:
-    """Compute the digests of `compute_identities` from columns of the table `messages`. `observed_at`: µs."""
+    """Compute the digests of `compute_identities` from columns of `messages`. `signed`: the signature is valid;
+    `observed_at` and `horizon`: µs."""
     start = f"{scope}\n{network}\n{message_id}"
     if is_lasting(message_id, signed):
         return (blake2b(start.encode(), digest_size=16).digest(),)
@@ -44,14 +42,15 @@ def compute_column_identities(
 
 
 def is_lasting(message_id: str, signed: bool) -> bool:
-    """Return true if copies of a message are identified while its digest is stored, not only within a horizon."""
+    """Return true if copies of a message are recognised for as long as digests are stored, and not only within a
+    horizon."""
     if signed:
         return not message_id.startswith(CONTENT_PREFIXES)
     return message_id.startswith(UNVERIFIED) and not message_id.startswith(CONTENT_PREFIXES, len(UNVERIFIED))
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:
-    """Compute the digest of a fault. Faults have no copies, so each is stored, but only once for a frame that was
-    written twice (docs/design/contracts.md, Frame)."""
+    """Compute the digest of a fault. A repeat has the same digest only if it comes from the same frame that was written
+    to Kafka twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Faults of Kiln itself while it processes one record: the record goes to quarantine, and the query continues."""
+"""Errors of Kiln's own code on a single record. Such a record goes to quarantine, and the query continues."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ PROCESSING_ERRORS: Final = (
     msgspec.MsgspecError,
     ProtobufError,
 )
-"""Errors that a pure function raises because of its record, so that a retry would fail again.
+"""Errors that a pure function raises because of its record, so that another try would fail again.
 
-Everything else fails the task, which Spark retries: OSError, sqlite3.Error, KafkaError and KilnError are faults of
-disk, store or broker, and MemoryError and RuntimeError do not depend on the record. Catch these around pure functions
-only, where no I/O can raise one of them.
+Catch them only around pure functions: I/O may raise some of them for other causes. Any other error fails the task, and
+Spark tries it again. OSError, sqlite3.Error, KafkaError and KilnError are faults of a disk, a store or a broker;
+MemoryError and RuntimeError do not depend on the record.
 """
 
 _MAX_TEXT: Final = 300  # characters of an error's text
 
 
 def describe(error: BaseException) -> str:
-    """Describe an error and the line that raised it, for `detail` in quarantine."""
+    """Describe an error, and the line of code that raised it, for the column `detail` of `quarantine`."""
     frames = extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}{where}: {str(error)[:_MAX_TEXT]}"

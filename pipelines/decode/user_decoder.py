@@ -1,7 +1,7 @@
-"""The user's own decoder of messages (`network.decoder`): a function from the bytes of a message to a dict.
+"""The user's own decoder of messages (setting `network.decoder`): a function from the bytes of a message to a dict.
 
-The dict becomes JSON in the column `decoded` of the table `messages`. Kiln knows nothing about the decoder's code, so a
-failure on one message affects only that message.
+The dict becomes JSON in the column `decoded` of the table `messages`. A decoder that fails on one message affects only
+that message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kiln.pipelines.decode.processing_errors import describe
 from kiln.schemas.reject import Rejected
 
 GROUP: Final = "kiln.decoders"
-"""Group of the entry points that name decoders."""
+"""Group of the Python entry points that name decoders"""
 
 STAGE: Final = "decoder"
 DECODER_FAILED: Final = "decoder_failed"
@@ -31,24 +31,29 @@ DECODER_OUTPUT: Final = "decoder_output"
 REASONS: Final = (DECODER_FAILED, DECODER_TOO_SLOW, DECODER_OUTPUT)
 
 MAX_DECODED: Final = 1 << 20
-"""Bytes of the JSON of one message."""
+"""Maximum size of the JSON of one message, in bytes"""
 
 _TIME_LIMIT: Final = 1.0  # s for one message
 _MAX_TIMEOUTS: Final = 5
-"""messages of one task on which the decoder may be too slow, before the task stops calling it"""
+"""number of messages in one task on which the decoder may exceed the time limit; after these, the task does not call
+it"""
 
 
 class DecoderError(KilnError):
-    """The decoder of the settings cannot be used."""
+    """The decoder in the settings cannot be loaded."""
 
 
 class _TimeLimitExceededError(BaseException):
-    """The decoder takes too long. No `except Exception` of the decoder catches it."""
+    """The decoder exceeds its time limit. It is a BaseException, which `except Exception` in the decoder does not
+    catch."""
 
 
 @cache
 def load_decoder(name: str) -> Callable[[bytes], object]:
-    """Load the function of an entry point.
+    """Load a decoder.
+
+    Args:
+        name: Name of an entry point in the group `kiln.decoders`.
 
     Raises:
         DecoderError: There is no such entry point, it cannot be imported, or it is not a function.
@@ -77,17 +82,17 @@ def load_decoder(name: str) -> Callable[[bytes], object]:
 
 
 class MessageDecoder:
-    """Calls the decoder for the messages of one task."""
+    """The user's decoder, with a time limit, for the messages of one task."""
 
     def __init__(self, name: str, time_limit: float = _TIME_LIMIT) -> None:
         """Load the decoder.
 
         Args:
-            name: Entry point of the decoder.
-            time_limit: Seconds for one message. Python code is interrupted then, but no call of native code.
+            name: Name of its entry point.
+            time_limit: Seconds for one message. After these, Python code is interrupted, but native code is not.
 
         Raises:
-            DecoderError: The decoder cannot be used.
+            DecoderError: The decoder cannot be loaded.
         """
         self._decode = load_decoder(name)
         # Python delivers signals to the main thread alone, in which Spark's workers run tasks.
@@ -95,7 +100,7 @@ class MessageDecoder:
         self._timeouts = 0
 
     def decode(self, data: bytes) -> str | Rejected:
-        """Decode the data of a message to JSON, or return the reason why there is none. Nothing is raised."""
+        """Decode the data of a message to JSON, or return the reason of the failure. It raises nothing."""
         if self._timeouts >= _MAX_TIMEOUTS:
             return Rejected(
                 DECODER_TOO_SLOW,
@@ -123,7 +128,8 @@ class MessageDecoder:
 
 
 def _describe_safely(error: BaseException) -> str:
-    """Describe an error whose own text may raise, or hold half a surrogate pair, which no table can store."""
+    """Describe an error of the user's code. Its text may raise another error, or contain characters that no table can
+    store."""
     try:
         text = describe(error)
     except Exception:  # noqa: BLE001 - the text of the error is the user's code too
@@ -133,7 +139,8 @@ def _describe_safely(error: BaseException) -> str:
 
 @contextmanager
 def _limit_time(seconds: float | None) -> Iterator[None]:
-    """Raise `_TimeLimitExceededError` in the main thread unless the body ends in time. `None`: no limit."""
+    """Raise `_TimeLimitExceededError` in the main thread after some seconds, unless the body ends before. None: no
+    limit."""
     if seconds is None:
         yield
         return

@@ -1,1 +1,1 @@
-"""The lake: Delta tables are opened, created, read and appended to here."""
+"""Delta tables of the lake: how Kiln opens, creates, reads and appends to them."""

@@ -21,20 +21,20 @@ _ARROW = {
     "array<string>": pa.list_(pa.string()),
 }
 
-# RowBuffer must be drained at these sizes, so that a frame of 100,000 messages never makes a batch of 100,000 rows.
+# RowBuffer is full at these sizes, so that a frame of 100,000 messages does not become one record batch.
 _ROWS = 5_000
 _BYTES = 16 << 20
 
 
 _CONVERSION_ERRORS = (*PROCESSING_ERRORS, pa.ArrowCapacityError)
-"""errors of Arrow for values that a column cannot store. Only rows can cause them here, as nothing does I/O."""
+"""Errors of Arrow for values that a column cannot store. No I/O happens here, so they have no other cause."""
 
 RejectRow = Callable[[Sequence[object], Exception], None]
-"""Receives a row that no record batch can store, and the error."""
+"""Function that receives a row that no record batch can store, and the error."""
 
 
 def build_arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa.Schema:
-    """Build the Arrow schema of table columns. `strict`: make required columns not nullable."""
+    """Build the Arrow schema of table columns. `strict`: if false, all columns are nullable."""
     return pa.schema(
         [
             pa.field(column.name, _ARROW[column.type.lower().replace(" ", "")], column.nullable or not strict)
@@ -44,12 +44,12 @@ def build_arrow_schema(columns: Iterable[Column], *, strict: bool = False) -> pa
 
 
 def build_ddl(columns: Iterable[Column]) -> str:
-    """Build Spark's schema of table columns as DDL, for `mapInArrow`."""
+    """Build the Spark schema of table columns as DDL, for `mapInArrow`."""
     return ", ".join(f"{column.name} {column.type}" for column in columns)
 
 
 def select_columns(table: Table, *names: str) -> tuple[Column, ...]:
-    """Select columns of a table by name, in the order of the names; with no names, all columns."""
+    """Select columns of a table by name, in the order of the names. Without names, select all columns."""
     if not names:
         return tuple(table.columns)
     by_name = {column.name: column for column in table.columns}
@@ -57,15 +57,16 @@ def select_columns(table: Table, *names: str) -> tuple[Column, ...]:
 
 
 class RowBuffer:
-    """Buffer of rows (tuples in the schema's order) for record batches of bounded size."""
+    """Buffer that collects rows, tuples in the order of a schema, and converts them to record batches of limited
+    size."""
 
     def __init__(self, schema: pa.Schema, rows: int = _ROWS, refuse: RejectRow | None = None) -> None:
         """Create an empty buffer.
 
         Args:
-            schema: Schema of the batches.
-            rows: Maximum number of rows in a batch.
-            refuse: Called with each row that cannot be converted; by default `drain` raises.
+            schema: Schema of the record batches.
+            rows: Maximum number of rows in a record batch.
+            refuse: Called with each row that cannot be converted. By default, `drain` raises the error.
         """
         self._schema = schema
         self._max_rows = rows
@@ -74,36 +75,33 @@ class RowBuffer:
         self._bytes = 0
 
     def add(self, row: Sequence[object], size: int = 0) -> bool:
-        """Add a row of about `size` bytes, and return true if the buffer must be drained."""
+        """Add a row of about `size` bytes. Returns true if the buffer is full: call `drain` then."""
         self._rows.append(row)
         self._bytes += size
         return len(self._rows) >= self._max_rows or self._bytes >= _BYTES
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows since the last `drain` as one batch, or none if there are no rows.
+        """Empty the buffer, and yield its rows as one record batch.
 
-        If the rows cannot be converted together, each half is converted separately, down to single rows.
+        If the rows cannot be converted together, halves of them are converted, down to single rows.
         """
-        rows, self._rows, self._bytes = self._rows, [], 0
-        yield from self._convert(rows)
-
-    def _convert(self, rows: list[Sequence[object]]) -> Iterator[pa.RecordBatch]:
-        if not rows:
-            return
-        try:
-            columns = [
-                pa.array(values, type=field.type)
-                for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)
-            ]
-            batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        except _CONVERSION_ERRORS as error:  # a value, or too many bytes in one column
-            if len(rows) > 1:
+        pending = [self._rows] if self._rows else []
+        self._rows, self._bytes = [], 0
+        while pending:
+            rows = pending.pop()
+            try:
+                columns = [
+                    pa.array(values, type=field.type)
+                    for values, field in zip(zip(*rows, strict=True), self._schema, strict=True)
+                ]
+                batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+            except _CONVERSION_ERRORS as error:  # a value, or too many bytes in one column
                 half = len(rows) // 2
-                yield from self._convert(rows[:half])
-                yield from self._convert(rows[half:])
-            elif self._refuse is None:
-                raise
+                if half:
+                    pending += (rows[half:], rows[:half])
+                elif self._refuse is None:
+                    raise
+                else:
+                    self._refuse(rows[0], error)
             else:
-                self._refuse(rows[0], error)
-            return
-        yield batch
+                yield batch

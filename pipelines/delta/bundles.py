@@ -1,7 +1,5 @@
-"""The table `bundles`: known topic bundles, including those that have left the settings (docs/design/contracts.md).
-
-It uses only delta-rs, without Spark.
-"""
+"""The table `bundles`: topic bundles that Kiln knows, including bundles that were removed from the settings
+(docs/design/contracts.md). It is read and written with delta-rs, without Spark."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ BUNDLES = select_columns(TABLES["bundles"])
 
 
 def read_bundles(lake: Lake) -> BundleSet:
-    """Read the bundles in the table, oldest first; none if the table does not exist.
+    """Read the bundles in the table, oldest first. Without the table, there are none.
 
     Raises:
-        BundleError: The rows contradict each other.
+        BundleError: Two rows contradict each other.
     """
     if not lake.has("bundles"):
         return BundleSet()
@@ -35,10 +33,13 @@ def read_bundles(lake: Lake) -> BundleSet:
 
 
 def save_bundles(lake: Lake, given: BundleSet, now: datetime) -> BundleSet:
-    """Add the bundles that the table lacks, and return all bundles, `given` first.
+    """Add the given bundles that the table lacks. `now`: value of `first_seen` in the new rows.
+
+    Returns:
+        All bundles: the given ones first, then the others in the table.
 
     Raises:
-        BundleError: A given bundle has the hash of a known bundle, but other topics. Nothing is added.
+        BundleError: A given bundle has the hash of a bundle in the table, but other topics. Nothing is added.
     """
     known = read_bundles(lake)
     merged = given.merge(known)

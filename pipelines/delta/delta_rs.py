@@ -1,4 +1,4 @@
-"""Commits by delta-rs. No JVM takes part, and on an object store a commit is a put-if-absent."""
+"""Commits with delta-rs, without a JVM. On an object store, a commit is a put-if-absent of its file in the log."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ from kiln.pipelines.delta.log_faults import adds_any
 from kiln.pipelines.delta.table_history import read_commit
 
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-"""By default delta-rs checks the whole log after each commit for entries to remove, which costs more than the commit.
-Here `kiln.pipelines.maintenance` removes old entries."""
+"""Steps after a commit: a checkpoint, but no removal of old log entries. By default, delta-rs searches the whole log
+for these after each commit, which costs more than the commit. Here table maintenance removes them."""
 
 
 class DeltaRsCommits:
-    """Writer of one query's commits. It reads each table once, then follows the log of the table. For one thread."""
+    """Writer of the commits of one query, for one thread. It keeps each table open, and reads only the new commits of
+    its log."""
 
     def __init__(self, lake: Lake, *, durable: bool = False) -> None:
-        """Create the committer. `durable`: sync each commit to disk before `commit` returns."""
+        """Create the writer. `durable`: sync each commit to disk before `commit` returns."""
         self._lake = lake
         self._durable = durable
         self._tables: dict[str, DeltaTable] = {}
         self._newest: dict[str, int | None] = {}
-        """newest transaction that this driver has seen or made, by application id"""
+        """newest transaction that this driver has read or committed, by application id"""
 
     def commit(
         self, table: str, files: Sequence[DataFile], write_id: WriteId, progress: BatchProgress | None = None
     ) -> bool:
-        """Append files to a table in one commit, which carries the progress of its query.
+        """Append files to a table in one commit, which also stores the progress of the query.
 
         Returns:
-            False if the `WriteId` was committed before; the files are then not part of the table.
+            False if the table already has this write. The files are then not added to the table.
 
         Raises:
-            SecondWriterError: Another driver commits under the same query.
+            SecondWriterError: Another driver runs the same query.
             LakeError: The table cannot be read.
             SchemaChangedError: Another program has changed the table's columns.
         """
@@ -86,7 +87,8 @@ class DeltaRsCommits:
         return True
 
     def _open(self, table: str, write_id: WriteId) -> DeltaTable:
-        """Return the table that this driver keeps open; reopen it if maintenance has removed its version's commit.
+        """Return the table that this driver keeps open. Open it again if maintenance has removed the commit of its
+        version.
 
         Raises:
             SecondWriterError: Another driver has committed for the same query since the table was read.
@@ -104,7 +106,7 @@ class DeltaRsCommits:
 
 
 _TRIES = 200
-"""retries of a replacement after concurrent commits"""
+"""Number of times that a replacement is tried, if other writers commit at the same time"""
 
 
 def commit_replacement(
@@ -114,10 +116,10 @@ def commit_replacement(
     actions: list[AddAction | RemoveAction],
     properties: CommitProperties,
 ) -> bool:
-    """Replace files of a table by one commit. Concurrent appends stay.
+    """Replace files of a table in one commit. Files that other writers append at the same time stay.
 
-    delta-rs would also accept a commit that removes files which another commit has just removed. So the properties must
-    forbid delta-rs to retry, and each retry checks the commits since.
+    delta-rs accepts a commit that removes files which another commit has just removed. So delta-rs must not retry, and
+    this function checks the new commits before it tries again.
 
     Args:
         lake: The lake.
@@ -127,8 +129,8 @@ def commit_replacement(
         properties: Properties of the commit, with `max_commit_retries` 0.
 
     Returns:
-        False if another writer removed one of the files, changed the table, or committed the same transaction. This
-        call then changes nothing.
+        False if another writer removed one of the files, changed the table, or committed the same transaction. The
+        table is then unchanged.
 
     Raises:
         LakeError: Other writers commit without pause.
@@ -152,7 +154,10 @@ def commit_replacement(
             continue
         opened.update_incremental()
         return True
-    raise LakeError(f"cannot commit to {table}: other writers committed first in each of {_TRIES} tries. Try again")
+    raise LakeError(
+        f"cannot commit to table {table} in {lake.path}: another writer committed first in each of {_TRIES} "
+        "tries. Try again when fewer writers commit"
+    )
 
 
 def _write_commit(
@@ -171,8 +176,8 @@ _Commit = Sequence[Mapping[str, Mapping[str, object]]]
 
 
 def _conflicts(commit: _Commit, removed: set[str], marks: set[str]) -> bool:
-    """Return true if a commit is unreadable, removes one of these files, carries one of these transactions, or changes
-    schema or features."""
+    """Return true if another writer's commit prevents ours: the commit cannot be read, it removes one of our files, has
+    one of our transactions (`marks`), or changes the schema or the features of the table."""
     changes_table = any("metaData" in action or "protocol" in action for action in commit)
     is_same = any(action["txn"]["appId"] in marks for action in commit if "txn" in action)
     return not commit or changes_table or is_same or bool(removed & _list_paths(commit, "remove"))

@@ -1,6 +1,7 @@
-"""File system for DuckDB over an object store: DuckDB's own Parquet reader, with the connections of delta-rs.
+"""File system by which DuckDB reads an object store, with the storage options and credentials of delta-rs.
 
-DuckDB's S3 extension has its own option names and credential chain, and is downloaded at the first query.
+DuckDB's own S3 extension is not used: its options and its credentials are other ones, and it is downloaded at the first
+query.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kiln.conf.process.location import STORE, Location, parse_location
 class SharedFile:
     """A file that several threads of DuckDB read at once.
 
-    Each thread has its own offset: DuckDB seeks in one call and reads in the next, and another thread may seek in
+    Each thread has its own offset, because DuckDB seeks in one call and reads in the next. Another thread may seek in
     between.
     """
 
@@ -47,13 +48,13 @@ class SharedFile:
 
 
 class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Read-only file system for DuckDB. Files of a lake never change, so the size of each is read once."""
+    """Read-only file system for DuckDB. Files of a lake never change, so the size of each file is read once."""
 
     protocol = STORE.removesuffix("://")
     cachable = False
 
     def __init__(self, root: Location) -> None:
-        """Create the file system. `root`: any location in the store."""
+        """Create the file system. `root`: any location in the object store."""
         super().__init__()
         self._options = root.options
         self._sizes: dict[str, int] = {}
@@ -75,14 +76,14 @@ class StoreFiles(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no typ
         return self._sizes[path]
 
     def modified(self, path: str) -> datetime:
-        """Return a constant time: a file never changes."""
+        """Return a constant time, because files of a lake never change."""
         return datetime(2000, 1, 1, tzinfo=UTC)
 
     def exists(self, path: str, **_: object) -> bool:
         return self._locate(path).exists()
 
     def glob(self, path: str, **_: object) -> Iterable[str]:
-        """Return the file itself: Kiln passes no patterns."""
+        """Return the path itself, because Kiln passes no patterns."""
         return [path]
 
     def _locate(self, path: str) -> Location:

@@ -1,9 +1,9 @@
 """Tables of the lake in DuckDB: each Delta table is a view over the Parquet files of one version.
 
-delta-rs lists the files, and DuckDB reads them. A pyarrow dataset would cost more than a second of imports and 1.5 ms
-for each file. It is used only for tables with partition columns, with types that `to_duckdb_type` does not convert,
-with Delta features beyond reader version 1, or with paths that DuckDB would read as patterns. Kiln's own tables can
-need it only because of their path.
+delta-rs lists the files, and DuckDB reads them. Only some tables are read with a pyarrow dataset, which costs more than
+a second of imports, and 1.5 ms per file. These are tables with partition columns, with types that `to_duckdb_type` does
+not convert, with Delta features beyond reader version 1, or with paths that DuckDB would read as patterns. A table that
+Kiln wrote is among them only because of its path.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def create_views(
         connection: The DuckDB connection.
         lake: The lake.
         tables: Open tables by name.
-        reads_rows: If false, the views serve only to list tables and columns. DuckDB then opens one file of each table,
-            and a query of rows fails on a table whose files have several schemas.
+        reads_rows: If false, the views are only for listing tables and columns. DuckDB then opens one file of each
+            table. A query of rows fails if the files of a table have different schemas.
 
     Raises:
         LakeError: A table cannot be read.
@@ -113,7 +113,7 @@ def create_views(
 
 
 def find_reading_faults(lake: Lake) -> list[str]:
-    """Find the tables that can be opened but not read; return an error message for each."""
+    """Return an error message for each table that can be opened but not read."""
     faults: list[str] = []
     with duckdb.connect() as connection:
         for name in lake.tables():
@@ -142,10 +142,10 @@ def _build_dataset(lake: Lake, name: str, table: DeltaTable) -> Dataset:
 
 
 def _build_local_file_system(location: Location) -> SubTreeFileSystem | None:
-    """Build a file system by which Arrow reads a folder without Python (reason: `kiln.pipelines.delta.lake`).
+    """Build a file system by which Arrow reads a folder without Python (reason: `kiln.pipelines.delta.lake.read_rows`).
 
     Returns:
-        None for a location in an object store.
+        None for an object store.
     """
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
@@ -156,21 +156,22 @@ def build_files_query(table: DeltaTable, paths: Sequence[str]) -> str:
     """Build a SELECT of a table's columns over some of its files.
 
     Raises:
-        LakeError: The table needs more than a read of its files.
+        LakeError: The table has partition columns, or Delta features that DuckDB cannot read.
     """
     columns = read_columns(table)
     if columns is None:
         raise LakeError(
-            f"cannot read the table {table.table_uri}: it has partitions or newer Delta features. Kiln did not write it"
+            f"cannot read table {table.table_uri}: it has partition columns, column types or Delta features that Kiln "
+            "does not write. Another program has changed it. Restore a version from before the change"
         )
     return build_columns_query(columns, paths)
 
 
 def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
-    """Read the columns of a table and their DuckDB types.
+    """Read the names and the DuckDB types of a table's columns.
 
     Raises:
-        LakeError: The table needs more than a read of its files, or one of its files is missing.
+        LakeError: DuckDB cannot read the table's files alone, or one of the files is missing.
     """
     columns = read_columns(table)
     if columns is None:
@@ -178,7 +179,8 @@ def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
             raise build_features_error(lake, name, features)
         raise LakeError(
             f"cannot read table {name} in {lake.path}: it has partition columns, or columns of types that Kiln does "
-            "not write. Another program has changed it"
+            "not write. Another program has changed it. Restore a version from before the change, or query it with "
+            "kiln sql --spark"
         )
     if missing := build_missing_files_error(lake, name, table):
         raise missing
@@ -186,8 +188,7 @@ def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
 
 
 def add_empty_tables(select: str, tables: Iterable[str], existing: Collection[str]) -> str:
-    """Extend a SELECT over `tables` (`kiln.schemas.delta.tables`) with an empty table for each table that does not
-    exist."""
+    """Extend a SELECT over tables of Kiln: a table that does not exist is read as an empty one."""
     empty = [f"{name} AS ({_build_empty_query(name)})" for name in tables if name not in existing]
     return f"WITH {', '.join(empty)} SELECT * FROM ({select})" if empty else select
 
@@ -198,7 +199,8 @@ def _build_empty_query(name: str) -> str:
 
 
 def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
-    """Restrict a connection irrevocably to these files: its queries cannot read other files, nor Python variables."""
+    """Restrict a connection to these files. Its queries can then read no other file and no Python variable. The
+    restriction cannot be lifted."""
     connection.execute("SET python_enable_replacements = false")
     connection.execute(f"SET allowed_paths = {_format_list(files)}")
     connection.execute("SET enable_external_access = false")
@@ -206,7 +208,7 @@ def allow_only(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> N
 
 
 def to_duckdb_type(delta_type: object) -> str | None:
-    """Convert a type of a Delta schema (PROTOCOL.md, Schema Serialization Format) to DuckDB's.
+    """Convert a type in a Delta schema (PROTOCOL.md, Schema Serialization Format) to a DuckDB type.
 
     Returns:
         None if the type is not supported.
@@ -237,10 +239,11 @@ def quote_text(text: str) -> str:
 
 
 def read_columns(table: DeltaTable) -> dict[str, str] | None:
-    """Read the columns of a table and their DuckDB types.
+    """Read the names and the DuckDB types of a table's columns.
 
     Returns:
-        None if the table needs more than a read of its files.
+        None if the files alone do not give the table's rows: it has partition columns, newer Delta features, or types
+        that are not supported.
     """
     if table.protocol().min_reader_version > 1 or table.metadata().partition_columns:
         return None
@@ -254,10 +257,10 @@ def read_columns(table: DeltaTable) -> dict[str, str] | None:
 
 
 def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
-    """List the paths of a table's files, which the log has as URIs relative to the folder (PROTOCOL.md, Add File).
+    """List the paths of a table's files. The log has them as URIs relative to `folder` (PROTOCOL.md, Add File).
 
     Returns:
-        None if a file is outside the folder, or DuckDB would read its path as a pattern.
+        None if a file is outside the folder, or if DuckDB would read its path as a pattern.
     """
     relative = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
     paths = [f"{folder}/{path}" for path in relative]
@@ -266,13 +269,13 @@ def _list_files(folder: str, table: DeltaTable) -> list[str] | None:
 
 
 _ROW_POSITION: Final[Mapping[str, str]] = {"filename": "VARCHAR", "file_row_number": "BIGINT"}
-"""DuckDB's columns with the position of a row."""
+"""Columns that DuckDB adds for the position of a row: its file, and its number in the file"""
 
 
 def build_columns_query(
     columns: Mapping[str, str], files: Sequence[str], *, union_by_name: bool = True, with_positions: bool = False
 ) -> str:
-    """Build a SELECT of columns over files. A column that a file lacks is null in the rows of the file.
+    """Build a SELECT of columns over files. Where a file lacks a column, the column is null.
 
     Args:
         columns: DuckDB types by name.

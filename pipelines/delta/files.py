@@ -1,25 +1,26 @@
-"""Parquet files of a table, written by the task that has the rows. A file becomes part of the table once a commit names
-the file (decision 18)."""
+"""Parquet files of a table, written by the task that has the rows. A file becomes part of the table when a commit adds
+it (decision 18)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kiln.conf.process.location import Location
+from kiln.conf.process.location import Location, Output
 from kiln.pipelines.delta.arrow_rows import RejectRow, RowBuffer, build_arrow_schema
 from kiln.pipelines.delta.lake import Lake, list_stats_columns
 from kiln.schemas.delta.tables import TABLES
+from kiln.schemas.kafka.topics import MAX_TOPIC
 
 FILE_BYTES = 128 << 20
-"""Size in bytes at which a file is closed, and the next one started."""
+"""Size in bytes at which a file is closed, and the next one begun."""
 
 _GROUP_ROWS = 20_000
 """Number of rows in a row group"""
@@ -31,14 +32,18 @@ _REPEATED = frozenset(
         *("verdict", "transport", "stage", "reason"),
     )
 )
-"""Columns whose values repeat over the messages of a frame or the tips of a batch. Arrow stores each value once."""
+"""Columns whose values repeat in many rows. Arrow stores each value of a row group once, in a dictionary."""
+
+_GREATEST_TEXT = "\U0010ffff" * (MAX_TOPIC + 1)
+"""Upper bound of all texts in the columns with statistics. None of them has more than MAX_TOPIC characters."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999  # years 1 to 9999
 
 
 class DataFile(msgspec.Struct, frozen=True, array_like=True):
-    """One Parquet file of a table. `stats`: JSON, as in the log (PROTOCOL.md, Per-file Statistics)."""
+    """One Parquet file of a table. `stats`: its statistics for Delta's log, as JSON (PROTOCOL.md, Per-file
+    Statistics)."""
 
     table: str
     name: str
@@ -48,35 +53,36 @@ class DataFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TableFiles:
-    """Writer of one table's rows into as few files as their size allows. For one task; not thread-safe."""
+    """Writer of one table's rows into as few files as the maximum size allows. For one task and one thread."""
 
     def __init__(
         self, lake: Lake, table: str, *, file_bytes: int | None = None, refuse: RejectRow | None = None
     ) -> None:
-        """Prepare the writer, which makes no file before the first row.
+        """Prepare the writer. It creates the first file with the first row.
 
         Args:
             lake: The lake of the table.
             table: Name of the table.
             file_bytes: Size in bytes at which a file is closed; `FILE_BYTES` by default.
-            refuse: Called with each row that the table cannot store; by default `add` or `close` raises.
+            refuse: Called with each row that the table cannot store. By default, `add` or `close` raises the error.
         """
         self._file_bytes = FILE_BYTES if file_bytes is None else file_bytes
         self._folder = lake.folder(table)
         self._table = table
         self._schema = _with_dictionaries(build_arrow_schema(TABLES[table].columns, strict=True))
+        self._stats_columns = list_stats_columns(TABLES[table])
         self._buffer = RowBuffer(self._schema, rows=_GROUP_ROWS, refuse=refuse)
         self._gathered: list[pa.RecordBatch] = []
         self._file: _OpenFile | None = None
         self._closed: list[DataFile] = []
 
     def add(self, row: Sequence[object], size: int = 0) -> None:
-        """Add a row in the table's columns, of about `size` bytes."""
+        """Add a row, with values in the order of the table's columns. `size`: its approximate size, bytes."""
         if self._buffer.add(row, size):
             self._drain()
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
-        """Add a record batch in the table's columns."""
+        """Add a record batch with the table's columns."""
         columns = [
             column if column.type == field.type else column.cast(field.type)
             for column, field in zip(batch.columns, self._schema, strict=True)
@@ -84,14 +90,14 @@ class TableFiles:
         self._write(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
     def gather(self, batch: pa.RecordBatch) -> None:
-        """Add a record batch in the table's columns. Small record batches are combined into one row group."""
+        """Add a record batch with the table's columns. Small record batches are combined into one row group."""
         if batch.num_rows:
             self._gathered.append(batch)
             if sum(gathered.num_rows for gathered in self._gathered) >= _GROUP_ROWS:
                 self._write_gathered()
 
     def close(self) -> list[DataFile]:
-        """Close and return all files, each complete and on disk; no file if there was no row."""
+        """Close the files, and return all that were written. Each is complete and on disk."""
         self._write_gathered()
         self._drain()
         self._close()
@@ -109,13 +115,19 @@ class TableFiles:
 
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._file is None:
-            self._file = _OpenFile(self._folder, self._table, self._schema)
-        if self._file.write(batch) >= self._file_bytes:
+            self._file = _open_file(self._folder, self._schema, self._stats_columns)
+        self._file.writer.write_batch(batch)
+        if self._file.out.tell() >= self._file_bytes:
             self._close()
 
     def _close(self) -> None:
         if self._file is not None:
-            self._closed.append(self._file.close())
+            name, out, writer = self._file
+            writer.close()
+            size, footer = out.tell(), writer.writer.metadata
+            out.close()
+            stats = _build_stats(footer, self._stats_columns)
+            self._closed.append(DataFile(self._table, name, size, footer.num_rows, stats))
             self._file = None
 
 
@@ -131,92 +143,69 @@ def _with_dictionaries(schema: pa.Schema) -> pa.Schema:
     )
 
 
-class _OpenFile:
-    def __init__(self, folder: Location, table: str, schema: pa.Schema) -> None:
-        self._table = table
-        self._name = f"part-{uuid4()}.snappy.parquet"
-        self._ranges = {name: _Range() for name in list_stats_columns(TABLES[table])}
-        self._rows = 0
-        self._out = (folder / self._name).create()
-        # Values of binary columns hardly repeat, so a dictionary would be wasted work.
-        repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
-        self._writer = pq.ParquetWriter(
-            self._out,
-            schema,
-            compression="snappy",
-            use_dictionary=repeating,
-            write_statistics=[name for name in self._ranges if name in schema.names],
-            store_schema=False,
-        )
-
-    def write(self, batch: pa.RecordBatch) -> int:
-        """Write rows, and return the size of the file so far."""
-        self._writer.write_batch(batch)
-        self._rows += batch.num_rows
-        for name, values in self._ranges.items():
-            values.widen(batch.column(name))
-        return self._out.tell()
-
-    def close(self) -> DataFile:
-        self._writer.close()
-        size = self._out.tell()
-        self._out.close()
-        return DataFile(self._table, self._name, size, self._rows, _build_stats(self._rows, self._ranges))
+class _OpenFile(NamedTuple):
+    name: str
+    out: Output
+    writer: pq.ParquetWriter
 
 
-class _Range:
-    """Least and greatest value of a column, and its number of nulls."""
-
-    def __init__(self) -> None:
-        self.least: object = None
-        self.greatest: object = None
-        self.nulls = 0
-
-    def widen(self, column: pa.Array) -> None:
-        self.nulls += column.null_count
-        if pa.types.is_dictionary(column.type):
-            column = column.dictionary
-        bounds = pc.min_max(column)
-        if not bounds["min"].is_valid:
-            return
-        # timestamps as numbers, because converting each to a Python datetime would dominate the cost
-        low, high = (bound.value if pa.types.is_timestamp(column.type) else bound.as_py() for bound in bounds.values())
-        self.least = low if self.least is None else min(self.least, low)
-        self.greatest = high if self.greatest is None else max(self.greatest, high)
-        self.times = pa.types.is_timestamp(column.type)
-
-
-def _build_stats(rows: int, ranges: dict[str, _Range]) -> str:
-    known = {name: limits for name, limits in ranges.items() if limits.least is not None}
-    least = {name: _format_stat(limits.least, limits.times) for name, limits in known.items()}
-    greatest = {name: _format_stat(limits.greatest, limits.times) for name, limits in known.items()}
-    return json.dumps(
-        {
-            "numRecords": rows,
-            "minValues": {name: value for name, value in least.items() if value is not None},
-            "maxValues": {name: value for name, value in greatest.items() if value is not None},
-            "nullCount": {name: limits.nulls for name, limits in ranges.items()},
-        },
-        ensure_ascii=False,
+def _open_file(folder: Location, schema: pa.Schema, stats_columns: Sequence[str]) -> _OpenFile:
+    name = f"part-{uuid4()}.snappy.parquet"
+    out = (folder / name).create()
+    # Values of binary columns hardly repeat, so a dictionary would be wasted work.
+    repeating = [field.name for field in schema if not pa.types.is_nested(field.type) and field.type != pa.binary()]
+    writer = pq.ParquetWriter(
+        out,
+        schema,
+        compression="snappy",
+        use_dictionary=repeating,
+        write_statistics=stats_columns,
+        store_schema=False,
     )
+    return _OpenFile(name, out, writer)
 
 
-def _format_stat(value: object, time: bool) -> object:
-    """Format a value for the log (PROTOCOL.md, Per-file Statistics): times in ISO 8601.
+def _build_stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
+    """Build the statistics of a file for Delta's log (PROTOCOL.md, Per-file Statistics), from those of its row groups.
 
-    Returns:
-        None for a time whose year does not have four digits, which no reader could parse. Readers then assume that the
-        file may hold any value.
+    A column has no bound if all its values are null, or if the bound is a time that no reader could parse, because its
+    year does not have four digits. Readers then assume that the file may have any value. Parquet has no bounds of more
+    than 4 KiB. For these, the widest possible bounds are used, because delta-rs finds no row of a text column without
+    bounds.
     """
-    if not time or not isinstance(value, int):
-        return value
-    if not _FIRST <= value <= _LAST:
-        return None
-    return (_EPOCH + timedelta(microseconds=value)).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
+    least: dict[str, object] = {}
+    greatest: dict[str, object] = {}
+    nulls: dict[str, int] = {}
+    for index in range(footer.num_columns):
+        column = footer.schema.column(index)
+        name = column.path
+        if name not in columns:
+            continue
+        groups = [footer.row_group(group).column(index).statistics for group in range(footer.num_row_groups)]
+        nulls[name] = sum(group.null_count for group in groups)
+        bounded = [group for group in groups if group.num_values]
+        if not bounded:
+            continue
+        if not all(group.has_min_max for group in bounded):  # a text of more than 4 KiB
+            least[name], greatest[name] = "", _GREATEST_TEXT
+        elif column.logical_type.type == "TIMESTAMP":
+            low, high = min(group.min_raw for group in bounded), max(group.max_raw for group in bounded)
+            if _FIRST <= low <= _LAST:
+                least[name] = _format_time(low)
+            if _FIRST <= high <= _LAST:
+                greatest[name] = _format_time(high)
+        else:
+            least[name], greatest[name] = min(group.min for group in bounded), max(group.max for group in bounded)
+    stats = {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+    return json.dumps(stats, ensure_ascii=False)
+
+
+def _format_time(at: int) -> str:
+    return (_EPOCH + timedelta(microseconds=at)).isoformat(timespec="microseconds").removesuffix("+00:00") + "Z"
 
 
 def delete_files(lake: Lake, files: Iterable[DataFile]) -> None:
-    """Delete files that no commit names."""
+    """Delete files that belong to no table, because no commit has added them."""
     for file in files:
         (lake.folder(file.table) / file.name).remove()
 

@@ -1,6 +1,7 @@
-"""Ranges of frames: a frame is identified by (connection, direction, sequence), and stored once (contracts, Frame).
+"""Ranges of sequence numbers, to recognise frames that are already stored. The connection, the direction and the
+sequence number identify a frame (docs/design/contracts.md, Frame).
 
-The ranges of the table `frames` are read with delta-rs: with Spark, each start would load all of Delta's classes.
+The ranges in the table `frames` are read with delta-rs. With Spark, each start would load all classes of Delta.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ from kiln.pipelines.delta.lake import Lake, LakeError, read_rows
 from kiln.schemas.kafka.frames import DIRECTIONS
 
 Ranges = list[tuple[int, int]]
-"""Sequence numbers as ascending closed ranges that are not adjacent: a connection without loss is one range."""
+"""Sequence numbers as closed ranges, in ascending order and with gaps between them. A connection without loss has one
+range."""
 
 FrameRanges = dict[bytes, Ranges]
-"""Ranges of sequence numbers by connection and direction; `build_range_key` builds the key."""
+"""Sequence numbers of frames, by connection and direction (`build_range_key`)"""
 
 _LAST = 2**63
 
 
-def build_range_key(connection: bytes, direction: int) -> bytes:
-    """Build the key of `FrameRanges` for one direction of one connection."""
-    return connection + bytes((direction,))
+def build_range_key(connection: bytes, direction: str) -> bytes:
+    """Build the key of `FrameRanges` for one direction of a connection. `direction`: "IN" or "OUT"."""
+    return connection + bytes((DIRECTIONS.index(direction),))
 
 
 def insert(ranges: Ranges, low: int, high: int) -> bool:
-    """Insert low…high into `ranges` in place. Return False if `ranges` already contains this whole range."""
+    """Add the numbers from `low` to `high` to `ranges`. Return false if `ranges` already had all of them."""
     if ranges and low == ranges[-1][1] + 1:  # nearly always
         ranges[-1] = (ranges[-1][0], high)
         return True
@@ -49,35 +51,13 @@ def insert(ranges: Ranges, low: int, high: int) -> bool:
 
 
 def contains(ranges: Ranges, sequence: int) -> bool:
-    """Return true if a sequence lies in one of the ranges."""
+    """Return true if a sequence number is in one of the ranges."""
     at = bisect_right(ranges, (sequence, _LAST)) - 1
     return at >= 0 and ranges[at][1] >= sequence
 
 
-class FrameRangeFilter:
-    """Filter that accepts each frame once, and no frame that is in `stored`."""
-
-    def __init__(self, stored: Mapping[bytes, Ranges]) -> None:
-        self._stored = stored
-        self.accepted: FrameRanges = {}
-
-    def accept(self, connection: bytes, direction: int, sequence: int) -> bool:
-        """Accept a frame. A second call for the same frame returns False."""
-        return self.accept_key(build_range_key(connection, direction), sequence)
-
-    def accept_key(self, key: bytes, sequence: int) -> bool:
-        """Accept a frame as `accept` does, by its key in `FrameRanges`."""
-        stored = self._stored.get(key)
-        if stored is not None and contains(stored, sequence):
-            return False
-        accepted = self.accepted.get(key)
-        if accepted is None:
-            accepted = self.accepted[key] = []
-        return insert(accepted, sequence, sequence)
-
-
 def merge(into: FrameRanges, added: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
-    """Add ranges to `into`, which is changed and returned."""
+    """Add the frames in `added` to `into`, which is changed and returned."""
     for key, ranges in added.items():
         merged = into.setdefault(key, [])
         for low, high in ranges:
@@ -86,7 +66,7 @@ def merge(into: FrameRanges, added: Mapping[bytes, Iterable[tuple[int, int]]]) -
 
 
 def overlap(stored: Mapping[bytes, Ranges], frames: Mapping[bytes, Iterable[tuple[int, int]]]) -> bool:
-    """Return true if one of the frames is stored."""
+    """Return true if at least one of the frames is in `stored`."""
     return any(
         _overlaps(stored[key], low, high) for key, ranges in frames.items() if key in stored for low, high in ranges
     )
@@ -98,21 +78,22 @@ def _overlaps(ranges: Ranges, low: int, high: int) -> bool:
 
 
 Span = tuple[int, int, int]
-"""Kafka partition, first and last offset."""
+"""Kafka partition, first and last offset"""
 
 _SIDE = ["connection", "direction"]
 _LAST_SEQUENCE = 2**63 - 1  # the greatest sequence, and the greatest number of SQLite
 
 
 class StoredFrameRanges:
-    """Frame ranges of all connections in the lake, in a temporary SQLite database on this machine's disk.
+    """Ranges of all frames in the lake, in a temporary SQLite database on this machine's disk.
 
-    Memory use and lookup time depend on the ranges looked up, not on the number of stored ranges. SQLite removes
-    the file when the process ends. Every method raises `LakeError` if the disk is full.
+    Memory use and lookup time depend on the ranges that are looked up, not on the number of stored ranges. SQLite
+    removes the file when the process ends. Every method raises `LakeError` if the disk is full.
     """
 
     def __init__(self) -> None:
-        """Create the database in the folder that SQLITE_TMPDIR or TMPDIR names, or in /var/tmp."""
+        """Create the database in the folder of the environment variable SQLITE_TMPDIR or TMPDIR, or else in
+        /var/tmp."""
         # Spark calls in several threads, but never in two at the same time.
         self._file = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._file.execute("PRAGMA journal_mode = OFF")  # each process has a new file
@@ -121,7 +102,7 @@ class StoredFrameRanges:
         )
 
     def find_near(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> FrameRanges:
-        """Return the stored ranges that overlap a range of `frame_ranges` or are adjacent to it."""
+        """Return the stored ranges that overlap or adjoin one of these ranges."""
         all_near: FrameRanges = {}
         with _wrap_errors():
             for key, ranges in frame_ranges.items():
@@ -135,7 +116,7 @@ class StoredFrameRanges:
         return all_near
 
     def add(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
-        """Add ranges of frames."""
+        """Add frames."""
         near = self.find_near(frame_ranges)
         replaced = [(key, low) for key, ranges in near.items() for low, _ in ranges]
         merged = merge(near, frame_ranges)
@@ -164,10 +145,14 @@ def _wrap_errors() -> Iterator[None]:
 
 
 def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameRanges:
-    """Read the frames in the table as ranges, without frames that came from the Kafka records in `excluded`.
+    """Read the ranges of the frames in the table `frames`.
+
+    Args:
+        lake: The lake.
+        excluded: Kafka records whose frames are left out.
 
     Raises:
-        LakeError: The table cannot be read, or there is no room on disk.
+        LakeError: The table cannot be read, or the disk is full.
     """
     skipped = [f"(kafka_partition = {at} AND kafka_offset BETWEEN {low} AND {high})" for at, low, high in excluded]
     others = f"NOT ({' OR '.join(skipped)})" if skipped else "true"
@@ -192,5 +177,5 @@ def _build_ranges(rows: pa.Table) -> FrameRanges:
             ranges = []
             for sequence in sorted(sides["sequence_list"][index].as_py()):
                 insert(ranges, sequence, sequence)
-        frame_ranges[build_range_key(connection, DIRECTIONS.index(direction))] = ranges
+        frame_ranges[build_range_key(connection, direction)] = ranges
     return frame_ranges

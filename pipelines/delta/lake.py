@@ -1,7 +1,7 @@
-"""The lake: the only class that locates, opens and creates the Delta tables, and errors for tables that cannot be read.
+"""The lake: where its Delta tables are, how they are opened and created, and the errors of tables that cannot be read.
 
-Everything here goes through delta-rs, so that no caller needs Java or Spark. delta-rs is imported only where a table is
-opened, because its import takes a tenth of the CPU time of a short query.
+All of this uses delta-rs, without Spark or Java. delta-rs is imported only where a table is opened, because its import
+takes a tenth of the CPU time of a short query.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ if TYPE_CHECKING:
 
 _LOG = "_delta_log"
 _VERSION = "kiln.version"
-"""property in the metadata of each table, which Delta readers ignore"""
+"""Property in the metadata of each table, with the version of its columns. Delta readers ignore it."""
 _COMMIT_ATTEMPTS = 5
 
 
 class LakeError(KilnError):
-    """A table of the lake cannot be read, or the index of its frames cannot be stored."""
+    """A table of the lake cannot be read or written, or the ranges of its frames cannot be stored."""
 
 
 class SchemaChangedError(LakeError):
-    """Another program has changed the columns of a table, so that Kiln's files would not fit it."""
+    """Another program has changed the columns of a table, so that Kiln cannot write to it."""
 
 
 @dataclass(frozen=True)
 class Lake:
-    """The folder of the Delta tables, with a folder for each table, on a disk or in an object store."""
+    """The folder of the Delta tables, on a disk or in an object store. Each table has a folder in it."""
 
     path: str
-    """path or URI"""
+    """path or URI of the folder"""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """delta-rs's storage options, which may contain secrets"""
+    """storage options of delta-rs, which may contain secrets"""
 
     @classmethod
     def from_location(cls, root: Location) -> Lake:
-        """Open the lake in this folder."""
+        """Create the `Lake` of a folder."""
         return cls(root.uri, root.options)
 
     @property
     def root(self) -> Location:
-        """The folder."""
+        """Folder of the lake."""
         return parse_location(self.path, self.options)
 
     def folder(self, name: str) -> Location:
-        """Return the folder of a table."""
+        """Return the folder of a table, which need not exist."""
         return self.root / name
 
     def table(self, name: str) -> str:
-        """Return the URI of a table, whether it exists or not, as delta-rs and DuckDB write it."""
+        """Return the URI of a table, as delta-rs and DuckDB take it. The table need not exist."""
         return self.folder(name).uri
 
     def locate_run(self, name: str) -> Lake:
@@ -69,7 +69,7 @@ class Lake:
         return Lake(f"{self.path}/backfill/{name}", self.options)
 
     def tables(self) -> tuple[str, ...]:
-        """List the names of the tables that exist, sorted."""
+        """List the names of the existing tables, sorted."""
         return tuple(sorted(name for name in self.root.folders() if (self.folder(name) / _LOG).exists()))
 
     def has(self, name: str) -> bool:
@@ -77,7 +77,7 @@ class Lake:
 
         Raises:
             LakeError: The storage does not answer.
-            ForkedProcessError: This process was forked after its parent had read a lake.
+            ForkedProcessError: This process is a fork of one that has read a lake.
         """
         refuse_fork()
         from deltalake import DeltaTable
@@ -86,14 +86,14 @@ class Lake:
         try:
             return DeltaTable.is_deltatable(self.table(name), self.storage_options)
         except (DeltaError, OSError) as error:
-            raise LakeError(f"cannot check if table {name} is in {self.path}: {shorten_error(error)}") from error
+            raise LakeError(f"cannot check if table {name} exists in {self.path}: {shorten_error(error)}") from error
 
     def open(self, name: str, version: int | None = None) -> DeltaTable:
         """Open a version of a table, by default the newest.
 
         Raises:
-            LakeError: The table cannot be read, or is a table of Kiln that an older or a newer Kiln wrote.
-            ForkedProcessError: This process was forked after its parent had read a lake.
+            LakeError: The table cannot be read, or an older or a newer Kiln wrote it.
+            ForkedProcessError: This process is a fork of one that has read a lake.
         """
         refuse_fork()
         from deltalake import DeltaTable
@@ -124,10 +124,12 @@ class Lake:
         return self.has(name) and bool(self.open(name).file_uris())
 
     def create(self, names: Iterable[str]) -> None:
-        """Create the named tables (`kiln.schemas.delta.tables`) that are missing, with column comments, and add missing
-        columns to the existing tables.
+        """Create the tables that are missing, and add missing columns to existing tables.
 
         delta-rs creates a table in milliseconds, Spark in a second. Both write the base reader and writer protocol.
+
+        Args:
+            names: Names of Kiln's tables (`kiln.schemas.delta.tables`).
 
         Raises:
             LakeError: An existing table cannot be read, or an older or a newer Kiln wrote it.
@@ -160,7 +162,8 @@ class Lake:
                 folder.sync()
 
     def _add_columns(self, name: str) -> None:
-        """Add the columns that an existing table lacks. All are nullable, because other changes raise the version."""
+        """Add the columns that an existing table lacks. They are nullable, because a change that adds other columns
+        raises the version of the tables."""
         from deltalake.exceptions import CommitFailedError
 
         for _ in range(_COMMIT_ATTEMPTS):
@@ -176,12 +179,12 @@ class Lake:
                 self.sync_commits(name, newest, newest)
                 return
         raise LakeError(
-            f"cannot add columns to table {name} in {self.path}: other processes keep committing to it. "
-            "Start Kiln again"
+            f"cannot add columns to table {name} in {self.path}: in each of {_COMMIT_ATTEMPTS} tries, another process "
+            "committed to it first. Start Kiln again"
         )
 
     def check_columns(self, name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> None:
-        """Check that Kiln's files fit a table. Columns that Kiln does not know are allowed if they are nullable.
+        """Check that Kiln can write to a table. Columns that Kiln does not know are allowed if they are nullable.
 
         Args:
             name: Name of the table.
@@ -190,7 +193,7 @@ class Lake:
             exact: If true, no unknown column may exist, because Kiln is about to rewrite rows without it.
 
         Raises:
-            SchemaChangedError: Kiln's files do not fit.
+            SchemaChangedError: Kiln cannot write to the table.
         """
         if fault := find_column_fault(name, schema, added_later=added_later, exact=exact):
             raise SchemaChangedError(
@@ -199,10 +202,8 @@ class Lake:
             )
 
     def sync_commits(self, name: str, first: int, last: int) -> None:
-        """Sync the commits `first` to `last` of a table to disk.
-
-        Neither delta-rs nor Spark syncs what it writes.
-        """
+        """Sync the commits `first` to `last` of a table to disk, because neither delta-rs nor Spark syncs what it
+        writes."""
         table = self.folder(name)
         for version in range(first, last + 1):
             locate_commit(table, version).sync()
@@ -219,12 +220,13 @@ class Lake:
 
     @property
     def storage_options(self) -> dict[str, str] | None:
-        """The options in the form that delta-rs takes."""
+        """The storage options as delta-rs takes them; None if there are none."""
         return dict(self.root.options) or None
 
 
 def _describe_log_fault(table: Location) -> str:
-    """Describe the files that are missing in the log of a table; empty if none is (PROTOCOL.md, Delta Log Entries)."""
+    """Describe the files that are missing in the log of a table (PROTOCOL.md, Delta Log Entries). If none is missing,
+    the result is empty."""
     log = locate_log(table)
     names = [file.name.split(".") for file in log.files()]
     commits = sorted(int(name[0]) for name in names if name[1:] == ["json"] and name[0].isdecimal())
@@ -246,16 +248,16 @@ def _describe_log_fault(table: Location) -> str:
 
 
 LAST_CHECKPOINT: Final = "_last_checkpoint"
-"""File of a log that names its newest checkpoint (PROTOCOL.md, Last Checkpoint File)."""
+"""File in the log that names its newest checkpoint (PROTOCOL.md, Last Checkpoint File)"""
 
 
 def locate_log(table: Location) -> Location:
-    """Return the folder of a table's log, in the table's folder."""
+    """Return the folder of the log of a table. `table`: folder of the table."""
     return table / _LOG
 
 
 def locate_commit(table: Location, version: int) -> Location:
-    """Return the file of a commit in a table's folder (PROTOCOL.md, Delta Log Entries)."""
+    """Return the file of a commit (PROTOCOL.md, Delta Log Entries). `table`: folder of the table."""
     return locate_log(table) / f"{version:020}.json"
 
 
@@ -269,9 +271,10 @@ _DELTA_TYPES: dict[str, str | dict[str, object]] = {
 
 
 def list_stats_columns(table: Table) -> list[str]:
-    """List the columns with min/max statistics per file, for data skipping.
+    """List the columns of a table for which each file has least and greatest values, so that readers can skip files.
 
-    Users filter by these columns. Delta's default, the first 32 columns, costs a third of the write of wide text rows.
+    These are the columns by which users filter. For the first 32 columns, Delta's default, the statistics would cost a
+    third of the time of writing wide rows of text.
     """
     filtered = {"network", "type", "stream", "cid", "batch_cid", "separator_value"}
     return [
@@ -282,13 +285,13 @@ def list_stats_columns(table: Table) -> list[str]:
 
 
 def list_delta_fields(table: Table) -> list[tuple[str, object]]:
-    """List the columns of a table as names and types of the Delta protocol."""
+    """List the columns of a table as the names and types of Delta's protocol."""
     return [(column.name, _DELTA_TYPES.get(column.type, column.type)) for column in table.columns]
 
 
 def find_column_fault(name: str, schema: str, *, added_later: bool = False, exact: bool = False) -> str:
-    """Find the first relevant difference between a table's schema and Kiln's columns; empty if there is no difference,
-    or if the table is not one of Kiln's. The arguments are those of `Lake.check_columns`."""
+    """Describe the first difference that prevents Kiln from writing to a table. Without such a difference, and for a
+    table that is not Kiln's, the result is empty. The arguments are those of `Lake.check_columns`."""
     if name not in TABLES:
         return ""
     fields = {field["name"]: field for field in json.loads(schema)["fields"]}
@@ -316,7 +319,7 @@ def find_column_fault(name: str, schema: str, *, added_later: bool = False, exac
 
 
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
-"""Name of a column in the files, in the metadata of a field (PROTOCOL.md, Column Mapping)."""
+"""Key in the metadata of a field for the name of its column in the files (PROTOCOL.md, Column Mapping)"""
 
 
 def _build_schema(fields: list[dict[str, object]]) -> Schema:
@@ -338,11 +341,12 @@ _BATCH_ROWS: Final = 65_536
 
 
 def read_rows(table: DeltaTable, columns: Sequence[str], where: str = "true") -> Iterator[pa.RecordBatch]:
-    """Read columns of the rows that match an SQL condition, at the open version. Text has type string_view.
+    """Read columns of the rows that match an SQL condition, at the open version of a table. Text has the type
+    string_view.
 
-    Unlike `DeltaTable.to_pyarrow_table`, this reads nothing through Python on Arrow's threads. If Python exits while
-    such a thread still closes a file, the process ends in SIGABRT ("terminate called without an active exception"),
-    although all work is done.
+    `DeltaTable.to_pyarrow_table` is not used, because it reads files through Python on Arrow's threads. If Python exits
+    while such a thread closes a file, the process ends with SIGABRT ("terminate called without an active exception"),
+    even if all work is done.
 
     Raises:
         LakeError: A file cannot be read.
@@ -364,14 +368,13 @@ _MODE: Final = "delta.columnMapping.mode"
 
 
 class MissingFilesError(LakeError):
-    """Another program has removed data files of a table."""
+    """Data files of a table are missing, because another program or table maintenance has removed them."""
 
 
 def list_reader_features(table: DeltaTable) -> list[str]:
-    """List the Delta features that a reader of a table needs.
+    """List the Delta features that a reader of a table needs (PROTOCOL.md, Table Features).
 
-    Reader version 3 names the features. Version 2 implies column mapping, if the table uses it (PROTOCOL.md, Table
-    Features).
+    A table with reader version 3 names them. With version 2, a table needs column mapping if it uses it.
     """
     protocol = table.protocol()
     if protocol.reader_features is not None:
@@ -389,7 +392,7 @@ def build_features_error(lake: Lake, name: str, features: list[str]) -> LakeErro
 
 
 def find_missing_files(lake: Lake, name: str, table: DeltaTable) -> list[str]:
-    """List the missing files of an open table, relative to the table's folder. Files elsewhere are not checked."""
+    """List the missing files of an open table, relative to its folder. Files outside the folder are not checked."""
     folder = lake.folder(name)
     listed = {file.name for file in folder.files()}
     paths = [unquote(str(path)) for path in table.get_add_actions(flatten=False)["path"].to_pylist()]
@@ -398,7 +401,7 @@ def find_missing_files(lake: Lake, name: str, table: DeltaTable) -> list[str]:
 
 
 def build_missing_files_error(lake: Lake, name: str, table: DeltaTable) -> MissingFilesError | None:
-    """Build the error for the missing files of an open table, or return `None` if no file is missing."""
+    """Build the error for missing files of an open table. Returns None if no file is missing."""
     missing = find_missing_files(lake, name, table)
     if not missing:
         return None

@@ -1,5 +1,7 @@
-"""Detection of commits that a power cut left empty or truncated, or whose files it lost. Only `restore_version`
-writes."""
+"""Search for damage by a power cut in the logs of tables: commits that are empty or truncated, or whose files are lost.
+
+Only `restore_version` changes a table.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,30 +18,29 @@ from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import LAST_CHECKPOINT, Lake
 from kiln.pipelines.delta.table_history import read_commit
 
-if TYPE_CHECKING:
-    pass
-
 _INSPECTED_COMMITS = 50
-"""number of newest commits that are inspected; older ones are certainly on the disk"""
+"""Number of newest commits that are inspected. Older ones were certainly on disk before the power cut."""
 
 
 @dataclass
 class TableLog:
-    """The newest commits of a table."""
+    """State of the newest commits of a table. A commit is torn if it cannot be read, or if a file that it adds is
+    missing or truncated."""
 
     newest: int = -1
     torn: list[int] = field(default_factory=list)
-    """torn commits at the end of the log, newest first: they cannot be read, or name missing files"""
+    """torn commits at the end of the log, newest first"""
     within: list[int] = field(default_factory=list)
-    """torn commits that are followed by intact ones"""
+    """torn commits with an intact commit after them"""
     files: list[str] = field(default_factory=list)
-    """missing or truncated files that the torn commits name"""
+    """missing or truncated files of the torn commits"""
     checkpoints: list[Path] = field(default_factory=list)
     """unreadable checkpoints that can be rebuilt from the rest of the log"""
 
 
 def inspect_log(lake: Lake, table: str) -> TableLog:
-    """Find damage in the newest commits of a table. An object store has none: its objects are complete or absent."""
+    """Find damage in the newest commits of a table. In an object store there is none, because an object is complete or
+    absent."""
     location = lake.folder(table)
     folder = location.folder
     if folder is None:
@@ -70,7 +70,7 @@ def adds_any(actions: Sequence[Mapping[str, Mapping[str, object]]], files: Seque
 
 
 def find_newest_write(lake: Lake, table: str, query_id: str, log: TableLog) -> int:
-    """Find the newest micro-batch of a query in the undamaged commits of a table; -1 if there is none."""
+    """Find the newest micro-batch of a query in the intact commits of a table; -1 if there is none."""
     location = lake.folder(table)
     if location.folder is not None:  # delta-rs cannot open a torn log
         last = log.newest - len(log.torn)
@@ -91,7 +91,7 @@ def _list_batches(actions: list[dict[str, dict[str, object]]], query_id: str, ta
 
 
 def restore_version(lake: Lake, table: str, version: int) -> None:
-    """Restore a table to a version, by a further commit."""
+    """Restore a table to a version, with a new commit."""
     opened = lake.open(table)
     if opened.version() == version:
         return
@@ -110,8 +110,8 @@ def _is_intact(folder: Path, add: dict[str, object]) -> bool:
 
 
 def _list_torn_checkpoints(log: Path, versions: list[int]) -> list[Path]:
-    """List the unreadable checkpoints that the log does not need, because the log is complete from the first commit on,
-    or from a checkpoint that can be read; also `_last_checkpoint` if it names one of them or none."""
+    """List the unreadable checkpoints that can be rebuilt, because the log is complete from its first commit, or from a
+    readable checkpoint. `_last_checkpoint` is listed too if it names one of them, or one that does not exist."""
     torn = [path for path in log.glob("*.checkpoint*.parquet") if not _is_readable(path)]
     if not _is_complete(versions, [path for path in log.glob("*.checkpoint.parquet") if path not in torn]):
         return []

@@ -1,7 +1,7 @@
-"""Commit times of a table, from its log.
+"""Commit times of a table, read from its log.
 
-delta-rs selects the version at a time by the modification times of the log's files, which change when a table is
-copied. Here a commit has the time that it states (PROTOCOL.md, In-Commit Timestamps and Commit Provenance Information).
+delta-rs finds the version at a time by the modification times of the log's files. These change when a table is copied.
+So the time that a commit itself states is used (PROTOCOL.md, In-Commit Timestamps and Commit Provenance Information).
 """
 
 from __future__ import annotations
@@ -14,19 +14,18 @@ from kiln.pipelines.delta.lake import locate_commit, locate_log
 
 
 class CommitTime(NamedTuple):
-    """A commit, and the time when it was made, in ms since the epoch."""
+    """A commit, and its time, ms since the epoch."""
 
     version: int
     at: int
 
 
 def find_commit_at(table: Location, at: int) -> CommitTime | None:
-    """Find the newest commit of a table as of a time, in ms.
+    """Find the newest commit of a table that was made at a time (ms since the epoch) or before. `table`: folder of the
+    table.
 
-    The log is read backwards from its newest commit. A commit that states no time has the time of the next commit.
-
-    Returns:
-        The commit, or `None` if the log has no commit at this time or before.
+    A commit that states no time counts as made at the time of the next commit. Returns None if the log has no commit as
+    old as this.
     """
     for version in reversed(list_commits(table)):
         time = get_commit_time(read_commit(table, version))
@@ -36,23 +35,24 @@ def find_commit_at(table: Location, at: int) -> CommitTime | None:
 
 
 def find_first_commit(table: Location) -> CommitTime | None:
-    """Find the oldest commit in the log of a table that states its time; maintenance may have removed older ones.
+    """Find the oldest commit that states its time in the log of a table. Maintenance may have removed older commits.
 
     Returns:
-        `None` if no commit states its time.
+        None if no commit states its time.
     """
     times = ((version, get_commit_time(read_commit(table, version))) for version in list_commits(table))
     return next((CommitTime(version, at) for version, at in times if at is not None), None)
 
 
 def list_commits(table: Location) -> list[int]:
-    """List the versions of the commits in the log of a table, in order."""
+    """List the versions of the commits in the log of a table, in ascending order. `table`: folder of the table."""
     names = (file.name.partition(".") for file in locate_log(table).files())
     return sorted(int(version) for version, _, kind in names if kind == "json" and version.isdecimal())
 
 
 def read_commit(table: Location, version: int) -> list[dict[str, dict[str, object]]]:
-    """Read the actions of a commit (PROTOCOL.md, Actions) in a table's folder; none if the file is damaged."""
+    """Read the actions of a commit (PROTOCOL.md, Actions). A damaged or missing commit has no actions. `table`: folder
+    of the table."""
     try:
         actions = [json.loads(line) for line in locate_commit(table, version).read().splitlines()]
     except (ValueError, FileNotFoundError):
@@ -61,7 +61,7 @@ def read_commit(table: Location, version: int) -> list[dict[str, dict[str, objec
 
 
 def get_commit_time(actions: list[dict[str, dict[str, object]]]) -> int | None:
-    """Return the time that a commit states, ms since the epoch."""
+    """Return the time that a commit states, ms since the epoch; None if it states none."""
     for action in actions:
         info = action.get("commitInfo", {})
         for name in ("inCommitTimestamp", "timestamp"):

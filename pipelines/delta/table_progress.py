@@ -1,4 +1,5 @@
-"""Newest micro-batch that all tables of a query have, by the progress in their commits (decision 19)."""
+"""Search for the newest micro-batch that all tables of a query have, by the progress of the query in their commits
+(decision 19)."""
 
 from __future__ import annotations
 
@@ -14,42 +15,41 @@ from kiln.pipelines.delta.lake import Lake, find_missing_files
 from kiln.pipelines.delta.table_history import list_commits, read_commit
 
 _Key = tuple[int, int]
-"""generation and micro-batch"""
+"""Generation of the query, and number of the micro-batch"""
 
 
 class RestoreError(KilnError):
-    """The tables do not show from which offsets their query can continue."""
+    """The tables do not show at which Kafka offsets their query can continue."""
 
 
 class RestorePoint(NamedTuple):
-    """A state of all tables of a query between two of its micro-batches."""
+    """Versions of all tables of a query, at which they have the same micro-batches, and the Kafka offsets of these."""
 
     offsets: Mapping[str, Mapping[int, int]]
-    """end offsets, by full topic name: the rows of all earlier records are in the tables"""
+    """end offsets, by full topic name: all tables have the rows of all records before these"""
     topics: Mapping[str, str]
-    """ids of the topics in `offsets`"""
+    """Kafka's ids of the topics in `offsets`, by full topic name"""
     versions: Mapping[str, int]
-    """version to restore, by table"""
+    """version to which a table must be restored, by table"""
     generation: int
-    """greatest generation in the logs"""
+    """greatest generation of the query in the logs"""
 
 
 @dataclass
 class _History:
-    """The commits of a table, except those that a later RESTORE has undone."""
+    """Commits of a table, without those that a later RESTORE has undone."""
 
     newest: int
     is_truncated: bool
-    """true if the log has lost older commits"""
+    """true if maintenance has removed older commits from the log"""
     writes: dict[_Key, dict[str, BatchProgress]] = field(default_factory=dict)
-    """progress by micro-batch, and then by write"""
+    """progress of the query, by micro-batch and by the name of the write"""
     versions: list[tuple[int, _Key | None]] = field(default_factory=list)
-    """each commit that adds or removes rows, newest first, and its micro-batch; None if the query did not make the
-    commit"""
+    """commits that add or remove rows, newest first, each with its micro-batch; None for another writer's commit"""
     generation: int = 0
 
     def has(self, lake: Lake, progress: BatchProgress, write: str) -> bool:
-        """Return true if the table has a write of a micro-batch."""
+        """Return true if the table has this write of the micro-batch."""
         key = _get_key(progress)
         if write in self.writes.get(key, {}):
             return True
@@ -63,14 +63,9 @@ class _History:
 
 
 def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None:
-    """Find the newest micro-batch that all tables have. An interrupted restore can be continued.
+    """Find the newest micro-batch that all tables of a query have. It can be called again after an interrupted restore.
 
-    Args:
-        lake: The lake.
-        tables: All tables of one query. Their logs have no torn commit.
-
-    Returns:
-        None if the tables have no row of the query.
+    The logs of the tables must have no torn commit. Returns None if the tables have no rows of the query.
 
     Raises:
         RestoreError: The logs do not go back far enough, files are missing, or another writer has changed a table.
@@ -85,8 +80,8 @@ def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None
         full = [table for table, history in histories.items() if history.newest and lake.has_rows(table)]
         if full:
             raise RestoreError(
-                f"no commit of the tables {', '.join(full)} in {lake.path} states up to which Kafka offsets the tables "
-                "have rows"
+                f"cannot find the Kafka offsets at which the query can continue: no commit of the tables "
+                f"{', '.join(full)} in {lake.path} has the progress of the query"
             )
         return None
     lacking = [
@@ -108,7 +103,7 @@ def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None
 
 
 def _find_version(lake: Lake, table: str, history: _History, end: _Key | None) -> int:
-    """Find the version of a table before the micro-batch `end`, or its newest version if `end` is None."""
+    """Find the version of a table before the micro-batch `end`. If `end` is None, return its newest version."""
     base, others = history.newest, False
     for version, key in history.versions:
         if key is None:
@@ -116,13 +111,13 @@ def _find_version(lake: Lake, table: str, history: _History, end: _Key | None) -
         elif end is not None and key >= end:
             if others:
                 raise RestoreError(
-                    f"cannot restore table {table} in {lake.path}: another writer has changed it since its version "
-                    f"{version}"
+                    f"cannot restore table {table} in {lake.path} to version {version - 1}: another writer has "
+                    "committed to it since, and its rows would be lost"
                 )
             base = version - 1
     failure = f"cannot restore table {table} in {lake.path} to version {base}"
     if base < history.newest and history.is_truncated and base < history.versions[-1][0]:
-        raise RestoreError(f"{failure}: the log of the table begins after that version")
+        raise RestoreError(f"{failure}: maintenance has removed that version from the log of the table")
     if missing := find_missing_files(lake, table, lake.open(table, base)):
         raise RestoreError(f"{failure}: its file {missing[0]} is missing")
     return base
@@ -159,7 +154,7 @@ def _read_history(lake: Lake, table: str) -> _History:
 
 
 def _read_restored_version(info: Mapping[str, object]) -> int | None:
-    """Read the version that a commit has restored; None if the commit is not a RESTORE to a version."""
+    """Read the version to which a commit has restored the table; None if the commit is no RESTORE."""
     parameters = info.get("operationParameters")
     version = str(parameters.get("version")) if isinstance(parameters, dict) else ""
     return int(version) if info.get("operation") == "RESTORE" and version.isdecimal() else None

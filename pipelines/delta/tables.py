@@ -1,4 +1,4 @@
-"""Tables of the lake as DataFrames."""
+"""Tables of the lake as Spark DataFrames."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def build_condition(times: TimeBounds) -> Column:
 def create_empty(spark: SparkSession, table: str) -> DataFrame:
     """Create an empty DataFrame with the columns of a table.
 
-    The constant filter shows Spark's optimizer that the DataFrame is empty, so that it drops unions and joins with the
-    DataFrame without a job.
+    Spark's optimizer sees by the constant filter that it is empty, and drops unions and joins with it.
     """
     return spark.createDataFrame([], build_ddl(TABLES[table].columns)).where(F.lit(False))
 
 
 def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
-    """Read a version of a table (by default the newest) with Delta's connector, which reads every kind of table."""
+    """Read a version of a table, by default the newest, with Delta's connector. It reads all tables, but is slower than
+    `read_rows`."""
     path = lake.folder(table).spark_uri
     if version is not None:
         return spark.read.format("delta").option("versionAsOf", str(version)).load(path)
@@ -57,9 +57,9 @@ def read_rows(
 ) -> DataFrame:
     """Read the rows of a table in a range of times.
 
-    delta-rs lists the files, and Spark reads the files that may have such rows, because Delta's connector takes a
-    second or two for each table. The connector is used only for tables with deletion vectors, column mapping, or
-    characters in paths that Spark would interpret.
+    delta-rs lists the files that may have such rows, and Spark reads these files, because Delta's connector takes a
+    second or two for each table. The connector is used only for a table with deletion vectors, with column mapping, or
+    with characters in its path that Spark would interpret as a pattern.
     """
     files = list_plain_files(lake, table, version, times)
     if files is None or _GLOB & set(lake.folder(table).spark_uri):
@@ -73,7 +73,7 @@ def read_rows(
 
 
 class PlainFile(NamedTuple):
-    """A Parquet file whose rows are those of its table."""
+    """A Parquet file, of which all rows belong to its table."""
 
     location: Location
     size: int
@@ -83,8 +83,12 @@ class PlainFile(NamedTuple):
 def list_plain_files(
     lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED
 ) -> list[PlainFile] | None:
-    """List the files of a table that may have a row in a range of times, or return `None` if a reader needs more than
-    the files: the table has deletion vectors or column mapping, or names that the log escapes."""
+    """List the files of a table that may have a row in a range of times.
+
+    Returns:
+        None if the files alone do not give the rows, because the table has deletion vectors or column mapping, or if a
+        path has characters that the log escapes.
+    """
     opened = lake.open(table, version)
     files = _list_files(opened, times)
     paths = files["path"].to_pylist()
@@ -95,7 +99,7 @@ def list_plain_files(
 
 
 def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[DataFile]) -> DataFrame:
-    """Read files of a table that no commit names yet."""
+    """Read files that no commit has added to their table yet."""
     if not files:
         return create_empty(spark, table)
     folder = lake.folder(table).spark_uri
@@ -103,8 +107,8 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:
-    """Count the rows in the files that `read_rows` reads, from the files' statistics: an upper bound of the number of
-    rows that `read_rows` returns.
+    """Return an upper bound of the number of rows that `read_rows` returns: the rows of the files that it reads, by
+    their statistics.
 
     If a file has no statistics, the result is `sys.maxsize`.
     """
@@ -118,13 +122,14 @@ def _list_files(table: deltalake.DeltaTable, times: TimeBounds) -> pa.Table:
 
 
 _GLOB: Final = frozenset("*?[]{}\\")
-"""characters of Spark's glob patterns"""
+"""Characters that Spark interprets as patterns in paths"""
 _NO_NAME: Final = _GLOB | frozenset("%:")
-"""Spark's glob characters, characters that the log escapes, and the colon of a URI"""
+"""Characters of Spark's patterns, characters that the log escapes, and the colon of a URI"""
 
 
 def write_files(rows: DataFrame, lake: Lake, table: str) -> list[DataFile]:
-    """Write rows, in the table's columns, into files on the executors. A commit makes them part of the table."""
+    """Write rows with the columns of a table into files, on the executors. The files belong to the table once a commit
+    adds them."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = TableFiles(lake, table)

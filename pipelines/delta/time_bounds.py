@@ -1,4 +1,4 @@
-"""Ranges of times, by which the statistics of a table's files exclude files. Needs neither Spark nor Java."""
+"""Ranges of times, by which a reader skips the files of a table. No Spark and no Java."""
 
 from __future__ import annotations
 
@@ -8,22 +8,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _STATISTICS_ROUNDING: Final = 1_000
-"""Time in µs by which the greatest time of a file may exceed its statistic, because Spark writes milliseconds
+"""Time in µs by which the greatest time of a file may exceed its statistic, because Spark writes statistics in ms
 (PROTOCOL.md, Per-file Statistics)."""
 
 
 class TimeBounds(NamedTuple):
-    """Half-open range [low, high) of a timestamp column, in µs; `None` means no bound."""
+    """Range of a timestamp column, µs: from `low` to before `high`. None means no bound."""
 
     column: str = "observed_at"
     low: int | None = None
     high: int | None = None
 
     def select_files(self, files: pa.Table) -> pa.ChunkedArray:
-        """Build a mask over `files`, as delta-rs lists them: true for a file that may have a row in the range.
-
-        A file without statistics may have such a row.
-        """
+        """Build a mask over files, as delta-rs lists them: true for a file that may have a row in the range. A file
+        without statistics may have such a row."""
         least, greatest = (_read_statistic(files, f"{of}.{self.column}") for of in ("min", "max"))
         mask = pa.chunked_array([pa.repeat(pa.scalar(True), files.num_rows)])
         if self.low is not None:

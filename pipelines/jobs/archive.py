@@ -1,4 +1,4 @@
-"""The query `archive` as a Spark application of its own: `spark-submit pipelines/jobs/archive.py`."""
+"""Spark application of the query `archive`: `spark-submit pipelines/jobs/archive.py`."""
 
 from kiln.pipelines.app.submit import main
 

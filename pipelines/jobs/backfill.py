@@ -1,4 +1,4 @@
-"""A backfill run as an application of its own: `spark-submit pipelines/jobs/backfill.py --from T --to T --run NAME`."""
+"""Spark application of a backfill run: `spark-submit pipelines/jobs/backfill.py --from TIME --to TIME --run NAME`."""
 
 from kiln.pipelines.app.backfill_run import main
 

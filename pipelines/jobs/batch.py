@@ -1,4 +1,4 @@
-"""The query `batch` as a Spark application of its own: `spark-submit pipelines/jobs/batch.py`."""
+"""Spark application of the query `batch`: `spark-submit pipelines/jobs/batch.py`."""
 
 from kiln.pipelines.app.submit import main
 

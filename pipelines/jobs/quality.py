@@ -1,4 +1,4 @@
-"""The checks of the tables as an application of its own: `spark-submit pipelines/jobs/quality.py`."""
+"""Spark application of the quality checks of the tables: `spark-submit pipelines/jobs/quality.py`."""
 
 from kiln.pipelines.quality.check import main
 

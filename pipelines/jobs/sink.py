@@ -1,4 +1,4 @@
-"""The query `sink` as a Spark application of its own: `spark-submit pipelines/jobs/sink.py`."""
+"""Spark application of the query `sink`: `spark-submit pipelines/jobs/sink.py`."""
 
 from kiln.pipelines.app.submit import main
 

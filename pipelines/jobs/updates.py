@@ -1,4 +1,4 @@
-"""The query `updates` as a Spark application of its own: `spark-submit pipelines/jobs/updates.py`."""
+"""Spark application of the query `updates`: `spark-submit pipelines/jobs/updates.py`."""
 
 from kiln.pipelines.app.submit import main
 

@@ -1,10 +1,8 @@
-"""Maintenance steps of a table, as pure functions of its files and its log (docs/design/24-table-maintenance.md).
+"""Planning of table maintenance, as pure functions of a Delta table's files and log. Times are µs, sizes bytes.
 
-Times are µs since the epoch, sizes bytes.
-
-Small files are compacted as in a log-structured merge tree. Sizes fall into tiers, each eight times the previous one. A
-file is rewritten only together with enough others of its tier, so a row is written only a few times, however often
-maintenance runs.
+Small files are compacted as in a log-structured merge tree: file sizes form tiers, each eight times as large as the
+previous one, and a file is rewritten only together with enough other files of its tier. So a row is rewritten only a
+few times, however often maintenance runs. Source: docs/design/24-table-maintenance.md.
 """
 
 from __future__ import annotations
@@ -23,19 +21,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SMALLEST_TIER = 64 << 10
 _TIER = 8
 _FILES_PER_REWRITE = 8
-"""number of files of a tier that are worth a rewrite while the period still gets new files"""
+"""number of files of one tier from which they are rewritten, in the current day or month"""
 _FILES_PER_REWRITE_AT_REST = 2
-"""number of files of a tier that are worth a rewrite in past periods"""
+"""number of files of one tier from which they are rewritten, in past days or months"""
 _FULL_FRACTION = 0.5
 """fraction of the target size from which a file is not rewritten; any two smaller files fit into one file"""
 
 _MIN_ENTRIES = 100
 """number of newest log entries that always stay: recovery after a power cut reads them (decision 19)"""
 _MAX_ENTRIES = 5_000
-"""maximum number of log entries, besides the entries that `MaintenancePolicy.readers` protects, because each commit
+"""number of log entries from which old ones are removed before `MaintenancePolicy.keep` is over, because each commit
 lists the whole log"""
 _MIN_TRIMMED_ENTRIES = 25
-"""number of removable log entries from which shortening the log is worthwhile"""
+"""minimum number of removable log entries for which the log is trimmed"""
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,13 @@ class MaintenancePolicy:
     """Maintenance policy of one table. Times are µs."""
 
     target: int
-    """size of a compacted file"""
+    """size of a compacted file, bytes"""
     keep: int
     """time for which a version stays readable after the next version was committed"""
     readers: int = _HOUR
-    """time for which a version stays readable if `keep` would make the log too long"""
+    """time for which a version stays readable if the log has too many entries"""
     unnamed: int = _DAY
-    """age from which a file that no commit names is garbage"""
+    """age from which a file that no commit contains is deleted"""
     retention: int | None = None
     """maximum age of a row, or `None` for no limit"""
     pinned: int | None = None
@@ -58,23 +56,23 @@ class MaintenancePolicy:
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file of the newest version.
-
-    `least` and `greatest` are the bounds of the age column, or `None` if they are not known. In a table without age
-    column, both equal `modified`, the time of the commit.
-    """
+    """A data file of a table's newest version."""
 
     path: str
     size: int
     rows: int
     modified: int
+    """time of the file's commit"""
     least: int | None = None
+    """oldest time in the column by which rows expire, or `None` if it is not known; `modified` if there is no such
+    column"""
     greatest: int | None = None
+    """newest time in that column, or `None` if it is not known; `modified` if there is no such column"""
 
 
 @dataclass(frozen=True)
 class LogEntry:
-    """A commit in the log, and its time."""
+    """A commit in a table's log, and its time (µs)."""
 
     version: int
     at: int
@@ -82,41 +80,32 @@ class LogEntry:
 
 @dataclass(frozen=True)
 class RemovedFiles:
-    """Files that log entries remove."""
+    """Data files that commits in a table's log remove from the table."""
 
     before_start: frozenset[str] = frozenset()
-    """files removed before the new start of the log"""
+    """files removed up to the version at which the trimmed log will begin; no readable version needs them"""
     after_start: frozenset[str] = frozenset()
-    """files removed later, which versions in the log still need"""
-
-
-@dataclass(frozen=True)
-class ExpireFiles:
-    """Files whose rows are all expired; one commit removes them."""
-
-    files: tuple[TableFile, ...]
-    before: int
+    """files removed later, which readable versions still need"""
 
 
 @dataclass(frozen=True)
 class RewriteFiles:
-    """Files to rewrite in one commit. If `before` is set, the rewrite drops rows older than this time."""
+    """Files to rewrite in one commit. If `before` (µs) is set, the rewrite drops older rows."""
 
     files: tuple[TableFile, ...]
     before: int | None = None
 
 
-def plan_expiry(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> ExpireFiles | None:
-    """Plan the removal of files whose rows are all expired; None if there are no such files."""
+def plan_expiry(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> tuple[TableFile, ...]:
+    """Select the files whose rows have all expired."""
     if rules.retention is None:
-        return None
+        return ()
     before = now - rules.retention
-    old = tuple(file for file in files if file.greatest is not None and file.greatest < before)
-    return ExpireFiles(old, before) if old else None
+    return tuple(file for file in files if file.greatest is not None and file.greatest < before)
 
 
 def plan_trims(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
-    """Plan the rewrite of files in which some rows expired at least a day ago."""
+    """Plan the rewrite of files that contain unexpired rows, and rows that expired at least a day ago."""
     if rules.retention is None:
         return []
     before = now - rules.retention
@@ -131,7 +120,10 @@ def plan_trims(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -
 
 
 def plan_compaction(files: Iterable[TableFile], rules: MaintenancePolicy, now: int) -> list[RewriteFiles]:
-    """Plan the compaction of small files, separately by period so that retention can still remove whole files."""
+    """Plan the compaction of small files.
+
+    Files of different days or months are not merged, so that retention can still remove whole files.
+    """
     periods: dict[int, list[TableFile]] = {}
     for file in files:
         if file.size < rules.target * _FULL_FRACTION:
@@ -151,9 +143,15 @@ def plan_compaction(files: Iterable[TableFile], rules: MaintenancePolicy, now: i
 def choose_log_start(
     entries: Sequence[LogEntry], checkpoints: Collection[int], rules: MaintenancePolicy, now: int
 ) -> int | None:
-    """Choose the checkpoint at which the log is to begin, or `None` if shortening is not worthwhile.
+    """Choose the version at which a table's log will begin after trimming. It and later versions stay readable.
 
-    `entries` are sorted by version. All versions from the checkpoint on stay readable.
+    Args:
+        entries: Commits in the log, sorted by version.
+        checkpoints: Versions with a checkpoint, one of which is chosen.
+        now: The time, µs.
+
+    Returns:
+        None if trimming would remove too few entries.
     """
     removable = 0
     for entry in entries[: max(0, len(entries) - _MIN_ENTRIES)]:
@@ -175,10 +173,11 @@ def choose_log_start(
 def select_abandoned(
     strays: Iterable[FileEntry], rules: MaintenancePolicy, newest_append: int | None, now: int
 ) -> list[FileEntry]:
-    """Select the untracked files that no task will commit any more: older than `rules.unnamed` at the newest append.
+    """Select data files that are in no version of the table, and that no task will commit any more.
 
-    A query commits its files before it begins further files. So a file that is yet to be committed is younger than the
-    last commit, however long the micro-batch takes or the machine sleeps.
+    Such a file is older than the newest append by `rules.unnamed` or more. A query commits its files before it begins
+    further files, so a file that it will still commit is newer than its last commit. This holds even if a micro-batch
+    takes long, or the machine sleeps.
     """
     if newest_append is None:
         return []
@@ -193,7 +192,7 @@ def select_garbage(
     newest_append: int | None,
     now: int,
 ) -> tuple[FileEntry, ...]:
-    """Select the files that no version in the log needs and no task can still commit."""
+    """Select the data files to delete: no readable version of the table needs them, and no task will commit them."""
     unneeded = [stray for stray in strays if stray.name not in removed.after_start]
     uncommitted = {stray.name for stray in select_abandoned(unneeded, rules, newest_append, now)}
     return tuple(stray for stray in unneeded if stray.name in removed.before_start or stray.name in uncommitted)
@@ -209,7 +208,10 @@ def _get_newest_time(file: TableFile) -> int:
 
 
 def _compute_period(at: int, rules: MaintenancePolicy) -> int:
-    """Return the compaction period of a time: a day if the table has retention, so that files expire; else a month."""
+    """Return the number of the day that contains a time if the table has retention, else of the month.
+
+    Only files of the same day or month are merged.
+    """
     if rules.retention is not None:
         return at // _DAY
     try:
@@ -227,9 +229,10 @@ def _compute_tier(size: int) -> int:
 
 
 def _select_worthwhile(files: Sequence[TableFile], minimum: int) -> list[TableFile]:
-    """Select the files of the highest tier that has at least `minimum` files, and of all lower tiers.
+    """Select the small files that are worth a rewrite.
 
-    The files of all lower tiers together count as one file of a tier if their total size is large enough for this tier.
+    Finds the highest tier with at least `minimum` files, and selects the files of this tier and of all lower tiers.
+    Files of lower tiers that are to be rewritten count as one more file of a tier if together they reach its size.
     """
     tiers = [_compute_tier(file.size) for file in files]
     highest = -1

@@ -1,4 +1,4 @@
-"""Reader of the state of a table and of the table's folder."""
+"""Reader of a Delta table's state for maintenance: its files, its log, and files in its folder that it does not use."""
 
 from __future__ import annotations
 
@@ -22,18 +22,22 @@ _DIGITS = 20
 
 @dataclass(frozen=True)
 class TableState:
-    """A table at its newest version. The untracked files were listed before that version was read."""
+    """A Delta table at its newest version, and the contents of its folder."""
 
     name: str
     opened: DeltaTable
     files: tuple[TableFile, ...]
+    """files of this version"""
     strays: tuple[FileEntry, ...]
+    """Parquet files in the folder that this version does not use, listed before the version was read"""
     entries: tuple[LogEntry, ...]
+    """commits in the log"""
     checkpoints: frozenset[int]
+    """versions with a checkpoint in the log"""
 
     @property
     def newest_append(self) -> int | None:
-        """Time of the newest append, µs."""
+        """Time of the newest file, µs; `None` if the table has no files."""
         return max((file.modified for file in self.files), default=None)
 
 
@@ -53,7 +57,7 @@ def read_state(lake: Lake, name: str) -> TableState:
 
 
 def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | None:
-    """Describe why Kiln must not write this table, or return `None` if it may."""
+    """Describe why Kiln must not change a table in maintenance, or return `None` if Kiln may change it."""
     table = TABLES.get(name)
     if table is None:
         return "it is not one of Kiln's tables"
@@ -69,7 +73,10 @@ def describe_unsupported(lake: Lake, name: str, opened: DeltaTable) -> str | Non
 
 
 def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
-    """List the files of a version with the bounds of the column `age`; if `age` is `None`, with their commit times."""
+    """List the files of a table version, with the least and greatest time in the column `age`.
+
+    If `age` is `None`, the time of the file's commit stands for both.
+    """
     adds = pa.table(opened.get_add_actions(flatten=True))
     unknown = [None] * adds.num_rows
     bounds = [
@@ -84,7 +91,7 @@ def list_files(opened: DeltaTable, age: str | None) -> Iterator[TableFile]:
 
 
 def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
-    """List the commits in the log, by version, and the versions that have a single-file checkpoint."""
+    """List the commits in a table's log, sorted by version, and the versions that have a single-file checkpoint."""
     entries: list[LogEntry] = []
     checkpoints: set[int] = set()
     for file in locate_log(table).files():
@@ -99,7 +106,13 @@ def read_log(table: Location) -> tuple[list[LogEntry], set[int]]:
 
 
 def read_removed_files(table: Location, entries: Iterable[LogEntry], log_start: int | None) -> RemovedFiles:
-    """Read the files that the entries remove, up to the version `log_start` and after it."""
+    """Read from the log which data files its commits remove.
+
+    Args:
+        table: Folder of the table.
+        entries: Commits in the log.
+        log_start: Version at which the log will begin after trimming; `None` if it is not trimmed.
+    """
     before_start: set[str] = set()
     after_start: set[str] = set()
     for entry in entries:
@@ -109,9 +122,8 @@ def read_removed_files(table: Location, entries: Iterable[LogEntry], log_start: 
 
 
 def _read_removals(entry: Location) -> set[str]:
-    """Read the files that a commit removes. Most commits remove no files, and need no parsing."""
     data = entry.read()
-    if b'"remove"' not in data:
+    if b'"remove"' not in data:  # as in most commits
         return set()
     actions = map(json.loads, data.splitlines())
     return {unquote(action["remove"]["path"]) for action in actions if "remove" in action}

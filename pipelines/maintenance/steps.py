@@ -1,8 +1,8 @@
-"""Execution of the steps of `kiln.pipelines.maintenance.plan`, while queries append and others read.
+"""Execution of table maintenance, which `kiln.pipelines.maintenance.plan` plans, while queries append to the table.
 
-Each change of a table is one commit directly on top of the version that was read, because delta-rs would also accept a
-commit that removes files which another commit has just removed. After a concurrent append, the commit is retried. A
-kill at any moment leaves the table as it was before or after a step.
+Each change of a table is one commit on top of the version that was read, and is tried again after a concurrent append.
+Kiln does not leave this to delta-rs, which would accept a removal of files that another commit has just removed. If the
+process is killed, the table is as before or after a step.
 """
 
 from __future__ import annotations
@@ -26,91 +26,92 @@ from kiln.pipelines.delta.delta_rs import commit_replacement
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake, locate_log
 from kiln.pipelines.maintenance import plan
-from kiln.pipelines.maintenance.plan import ExpireFiles, MaintenancePolicy, RewriteFiles, TableFile
+from kiln.pipelines.maintenance.plan import MaintenancePolicy, RewriteFiles, TableFile
 from kiln.pipelines.maintenance.state import TableState, describe_unsupported, read_removed_files, read_state
 from kiln.schemas.delta.layout import LAYOUTS, Layout
 from kiln.schemas.delta.tables import TABLES
 
 ReportStep = Callable[[str], None]
-"""callback that receives a line of text for each step"""
+"""callback that receives a line of text before each step"""
 
 _VERSION_DIGITS = 20
 
 
 class MaintenanceError(KilnError):
-    """Maintenance of a table failed. Steps that were committed before the failure stay."""
+    """Maintenance of a table failed. Steps that were committed earlier remain."""
 
 
 @dataclass(frozen=True)
 class MaintenancePlan:
-    """Steps that a table needs."""
+    """Maintenance steps that a table needs."""
 
-    expire: ExpireFiles | None = None
+    expired: tuple[TableFile, ...] = ()
+    """files whose rows have all expired, which one commit removes"""
     rewrites: tuple[RewriteFiles, ...] = ()
     log_start: int | None = None
-    """checkpoint at which the log is to begin; `None` if the log is not to be trimmed"""
+    """version at which the trimmed log will begin; `None` if the log is not trimmed"""
     garbage: tuple[FileEntry, ...] = ()
+    """files to delete from the disk"""
 
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """Result of the maintenance of a table, or the prediction of one."""
+    """Result of a table's maintenance, or its prediction."""
 
     table: str
     files: tuple[int, int] = (0, 0)
     """number of files, before and after"""
     size: tuple[int, int] = (0, 0)
-    """bytes of the rows, before and after"""
+    """bytes of these files, before and after"""
     entries: tuple[int, int] = (0, 0)
-    """commits in the log, before and after"""
+    """number of commits in the log, before and after"""
     rewritten: int = 0
-    """bytes that were rewritten"""
+    """bytes of the files that were rewritten"""
     expired_rows: int = 0
-    """rows removed by retention"""
+    """number of rows removed by retention"""
     garbage: tuple[int, int] = (0, 0)
-    """files removed from the disk, and their bytes"""
+    """number of files deleted from the disk, and their bytes"""
     left_alone: str = ""
     """reason why the table was skipped"""
     words: tuple[str, ...] = ()
     """description of each step"""
     seconds: float = 0.0
     error: str = ""
-    """empty if it completed"""
+    """reason why maintenance failed; empty if it did not"""
 
 
 def plan_table(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> tuple[TableState, MaintenancePlan]:
     """Read the state of a table, and plan its maintenance."""
     state = read_state(lake, table)
-    expire = plan.plan_expiry(state.files, rules, now)
+    expired = plan.plan_expiry(state.files, rules, now)
     rewrites = plan.plan_trims(state.files, rules, now)
-    planned = {file.path for step in (expire, *rewrites) if step is not None for file in step.files}
+    planned = {file.path for files in (expired, *(step.files for step in rewrites)) for file in files}
     rewrites += plan.plan_compaction((file for file in state.files if file.path not in planned), rules, now)
     log_start = plan.choose_log_start(state.entries, state.checkpoints, rules, now)
     garbage: tuple[FileEntry, ...] = ()
     if log_start is not None or plan.select_abandoned(state.strays, rules, state.newest_append, now):
         removed = read_removed_files(lake.folder(table), state.entries, log_start)
         garbage = plan.select_garbage(state.strays, removed, rules, state.newest_append, now)
-    return state, MaintenancePlan(expire, tuple(rewrites), log_start, garbage)
+    return state, MaintenancePlan(expired, tuple(rewrites), log_start, garbage)
 
 
 def predict_result(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -> MaintenanceResult:
-    """Predict the result of maintenance, without changes."""
+    """Predict the result of a table's maintenance, without changing the table."""
     reason = describe_unsupported(lake, table, lake.open(table))
     if reason is not None:
         return MaintenanceResult(table, left_alone=reason)
     state, steps = plan_table(lake, table, rules, now)
-    expired = steps.expire.files if steps.expire else ()
     rewritten = [file for step in steps.rewrites for file in step.files]
     files, size = len(state.files), plan.total_size(state.files)
     first = state.entries[0].version if state.entries else 0
     entries = len(state.entries) if steps.log_start is None else len(state.entries) - (steps.log_start - first)
     return MaintenanceResult(
         table,
-        (files, files - len(expired) - len(rewritten) + len(steps.rewrites)),
-        (size, size - plan.total_size(expired)),
+        (files, files - len(steps.expired) - len(rewritten) + len(steps.rewrites)),
+        (size, size - plan.total_size(steps.expired)),
         (len(state.entries), entries),
         plan.total_size(rewritten),
-        sum(file.rows for file in expired),
+        sum(file.rows for file in steps.expired),
         (len(steps.garbage), plan.total_size(steps.garbage)),
         words=tuple(_describe_steps(steps)),
     )
@@ -119,10 +120,12 @@ def predict_result(lake: Lake, table: str, rules: MaintenancePolicy, now: int) -
 def maintain_table(
     lake: Lake, table: str, rules: MaintenancePolicy, now: int, report: ReportStep, *, durable: bool = False
 ) -> MaintenanceResult:
-    """Execute the maintenance of a table.
+    """Execute the maintenance of a table: expire rows, compact files, vacuum, and trim the log.
 
     Args:
-        durable: Sync each commit to disk before the next step.
+        now: The time, µs.
+        report: Receives a line of text before each step.
+        durable: True to sync each commit to disk before the next step.
 
     Raises:
         LakeError: The table cannot be read.
@@ -135,12 +138,13 @@ def maintain_table(
     try:
         return _TableMaintenance(lake, state, rules, report, durable).execute(steps)
     except (DeltaError, pa.ArrowException, OSError) as error:
-        raise MaintenanceError(f"{table}: {str(error).splitlines()[0]}") from error
+        raise MaintenanceError(
+            f"maintenance of table {table} in {lake.path} failed: {str(error).splitlines()[0]}. Fix the cause, and run "
+            "kiln maintain again"
+        ) from error
 
 
 class _TableMaintenance:
-    """Maintenance of one table."""
-
     def __init__(
         self, lake: Lake, state: TableState, rules: MaintenancePolicy, report: ReportStep, durable: bool
     ) -> None:
@@ -155,17 +159,16 @@ class _TableMaintenance:
         name, opened = self._state.name, self._state.opened
         changed = False
         rewritten = expired = 0
-        if steps.expire is not None:
-            self._report(f"{name}: removing {_describe_count(steps.expire.files)} of expired rows")
-            if self._commit(
-                steps.expire.files, (), f"{_describe_count(steps.expire.files)} of expired rows", removes_rows=True
-            ):
+        if steps.expired:
+            description = f"{_describe_count(steps.expired)} of expired rows"
+            self._report(f"{name}: removing {description}")
+            if self._commit(steps.expired, (), description, removes_rows=True):
                 changed = True
-                expired = sum(file.rows for file in steps.expire.files)
+                expired = sum(file.rows for file in steps.expired)
         for number, step in enumerate(steps.rewrites, 1):
             size = plan.total_size(step.files)
             self._report(
-                f"{name}: rewriting {number} of {len(steps.rewrites)}, {_describe_count(step.files)} of {size:,} bytes"
+                f"{name}: rewrite {number} of {len(steps.rewrites)}: {_describe_count(step.files)}, {size:,} bytes"
             )
             removed_rows = self._rewrite(step)
             if removed_rows is not None:
@@ -179,7 +182,7 @@ class _TableMaintenance:
             self._sync_checkpoint(steps.log_start)
         removed = self._remove_files(steps.garbage)  # before the log entries that name these files are removed
         if steps.log_start is not None:
-            self._report(f"{name}: trimming the log of {len(self._state.entries)} entries")
+            self._report(f"{name}: trimming the table's log, which has {len(self._state.entries):,} commits")
             self._trim_log(steps.log_start)
         self._remove_partial_commits()
         after = read_state(self._lake, name)
@@ -196,7 +199,11 @@ class _TableMaintenance:
         )
 
     def _rewrite(self, step: RewriteFiles) -> int | None:
-        """Rewrite files; return the number of expired rows, or `None` if another writer removed one of the files."""
+        """Rewrite files in one commit.
+
+        Returns:
+            Number of expired rows that the rewrite dropped, or `None` if another writer has removed one of the files.
+        """
         paths = [file.path for file in step.files]
         try:
             files = rewrite_files(self._lake, self._state.name, paths, step.before, 2 * self._rules.target)
@@ -206,15 +213,16 @@ class _TableMaintenance:
             if active.issuperset(paths):
                 missing = next((path for path in paths if not (self._folder / path).exists()), "")
                 raise MaintenanceError(
-                    f"cannot compact {self._state.name}: its file {self._folder / missing} is missing. Run kiln recover"
+                    f"cannot compact table {self._state.name}: its file {self._folder / missing} is missing. Run kiln "
+                    "recover, which lists the repairs"
                 ) from error
             return None
         rows = sum(file.rows for file in step.files) - sum(file.rows for file in files)
         if rows and step.before is None and all(file.rows for file in step.files):
             delete_files(self._lake, files)
             raise MaintenanceError(
-                f"cannot compact {self._state.name}: the rewrite of {', '.join(paths[:3])} lost {rows:,} rows. The "
-                "table is unchanged. Please report this"
+                f"cannot compact table {self._state.name}: rewriting {', '.join(paths[:3])} would lose {rows:,} rows. "
+                "The table is unchanged. Report this as a bug in Kiln"
             )
         description = f"{_describe_count(step.files)} into {len(files)}"
         if self._commit(step.files, files, description, removes_rows=step.before is not None):
@@ -242,7 +250,7 @@ class _TableMaintenance:
         return count, size
 
     def _sync_checkpoint(self, version: int) -> None:
-        """Verify a checkpoint and sync it to disk.
+        """Check that the Delta checkpoint of a version is intact, and sync it to disk.
 
         Raises:
             ArrowInvalid: The checkpoint is not intact.
@@ -255,14 +263,13 @@ class _TableMaintenance:
         log.sync()
 
     def _trim_log(self, start: int) -> None:
-        """Remove log files before a checkpoint, oldest first."""
         log = locate_log(self._folder)
-        for version, name in sorted(_list_versioned_files(log)):
+        for version, name in sorted(_list_versioned_files(log)):  # the oldest ones first
             if version < start:
                 (log / name).remove()
 
     def _remove_partial_commits(self) -> None:
-        """Remove temporary files of commits during which delta-rs was killed."""
+        """Delete the temporary files of commits that were interrupted because the process was killed."""
         bound = (self._state.newest_append or 0) - self._rules.unnamed
         log = locate_log(self._folder)
         for file in log.files():
@@ -280,11 +287,14 @@ def replace_files(
     *,
     removes_rows: bool,
 ) -> bool:
-    """Replace files of a table by one commit.
+    """Replace data files of a table in one commit.
 
     Args:
-        opened: Version with the old files. Afterwards it is the version of the new commit.
-        removes_rows: True if the new files lack rows of the old files. Streaming readers then see a change of data.
+        opened: The table at a version with the old files. Afterwards, it is at the version of the new commit.
+        old: Files to remove from the table.
+        new: Files to add.
+        description: Description of the change, for the commit's `userMetadata`.
+        removes_rows: True if the new files lack rows of the old files. The commit then has `dataChange` set.
 
     Returns:
         False if another writer removed one of the files or changed the table. This call then changes nothing.
@@ -304,7 +314,7 @@ def replace_files(
 
 
 def _list_versioned_files(log: Location) -> Iterator[tuple[int, str]]:
-    """List the log files of single versions: commits, checkpoints and checksums."""
+    """List the files in a table's log that belong to one version: commits, checkpoints and checksums."""
     for file in log.files():
         version = file.name.removeprefix(".")[:_VERSION_DIGITS]
         if len(version) == _VERSION_DIGITS and version.isdigit():
@@ -312,15 +322,15 @@ def _list_versioned_files(log: Location) -> Iterator[tuple[int, str]]:
 
 
 def _describe_steps(steps: MaintenancePlan) -> Iterator[str]:
-    if steps.expire is not None:
-        yield f"remove {_describe_count(steps.expire.files)} whose rows are all expired"
+    if steps.expired:
+        yield f"remove {_describe_count(steps.expired)} whose rows have all expired"
     for step in steps.rewrites:
         action = "rewrite without expired rows" if step.before is not None else "compact"
         yield f"{action}: {_describe_count(step.files)}, {plan.total_size(step.files):,} bytes"
     if steps.garbage:
         yield f"vacuum {_describe_count(steps.garbage)}, {plan.total_size(steps.garbage):,} bytes"
     if steps.log_start is not None:
-        yield f"trim the log to version {steps.log_start}"
+        yield f"trim the table's log, so that it begins at version {steps.log_start}"
 
 
 def _describe_count(files: Sequence[TableFile | FileEntry]) -> str:
@@ -328,7 +338,7 @@ def _describe_count(files: Sequence[TableFile | FileEntry]) -> str:
 
 
 _SORTED_BYTES = 32 << 20
-"""bytes of rows in memory, however much is rewritten. So a file consists of several sorted runs, and a reader that
+"""bytes of rows that are sorted together, to limit memory. So a file consists of several sorted runs, and a reader that
 skips row groups reads one or two groups of each run."""
 _GROUP_ROWS = 20_000
 """rows of a row group, the unit that a reader can skip"""
@@ -336,11 +346,12 @@ _GROUP_BYTES = 16 << 20
 
 
 def rewrite_files(lake: Lake, table: str, names: Sequence[str], before: int | None, target: int) -> list[DataFile]:
-    """Rewrite files of a table into uncommitted files of about `target` bytes.
+    """Rewrite data files of a table into new, sorted files, which are not committed yet.
 
     Args:
         names: Files to rewrite.
-        before: Leave out rows older than this, µs.
+        before: Rows older than this time (µs) are dropped; `None` to drop none.
+        target: Approximate size of a new file, bytes.
 
     Raises:
         FileNotFoundError: Another process removed one of the files.
@@ -385,7 +396,7 @@ def _drop_expired(batches: Iterable[pa.RecordBatch], age: str | None, before: in
 
 
 def _gather_tables(batches: Iterable[pa.RecordBatch], size: int, rows: int | None) -> Iterator[pa.Table]:
-    """Gather record batches into tables of about `size` bytes and at most about `rows` rows."""
+    """Merge record batches into Arrow tables, each of about `size` bytes or `rows` rows, whichever is reached first."""
     waiting: list[pa.RecordBatch] = []
     gathered_size = gathered_rows = 0
     for batch in batches:

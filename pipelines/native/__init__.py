@@ -1,1 +1,1 @@
-"""Binding of the native core (native/src), which decodes the frames and updates that nearly all traffic consists of."""
+"""Python side of the native core (native/src), which decodes frames and updates in Rust."""

@@ -1,4 +1,4 @@
-"""Binding of the core's functions by ctypes, and record batches through Arrow's C data interface."""
+"""Calls of the native core by ctypes, with record batches passed through Arrow's C data interface."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from kiln.schemas.wire.message_id import AUTHOR_SEQNO
 from kiln.schemas.wire.topic_table import negotiate_table
 
 MIN_RECORDS: Final = 100
-"""Records of a task below which Python is as fast: the core takes some 3 ms more for each task"""
+"""Number of records from which the native core is faster for a task. It costs about 3 ms more per task than Python."""
 
 SAMPLE_ONE_IN = 1_000
-"""One record of so many is also decoded by Python"""
+"""One of so many records is also decoded in Python, to compare the results."""
 
 _RECORD_COLUMNS: Final = pa.schema(
     [
@@ -33,18 +33,19 @@ _RECORD_COLUMNS: Final = pa.schema(
         pa.field("value", pa.binary()),
     ]
 )
-"""Columns that the core reads. It takes their types for granted."""
+"""Columns of a Kafka record that the core reads. It does not check their types."""
 _ARRAY_BYTES, _SCHEMA_BYTES = 80, 72  # sizes of the structs of the C data interface
-_PANICKED = 1  # cause for which a record is left; else 0
-_MAX_TABLES: Final = 1_024  # topic tables that the core learns
-_LEFT_AT_ONCE: Final = 1_000  # records of a call that failed
-
+_PANICKED = 1  # in the column `cause` of a record that the core leaves to Python; else 0
+_MAX_TABLES: Final = 1_024  # topic tables that the core learns in one call
+_LEFT_AT_ONCE: Final = 1_000  # records that a result without tables leaves to Python
 
 _DEFAULTS: Final = DecodeConfig()
+_CoreFunction = Callable[[int, int, int, int, int], int]
+"""Function of the library. Arguments: the core, a record batch, index of the first record, and memory for results."""
 
 
 class RecordRow(NamedTuple):
-    """A record of a batch of RECORDS, with its row."""
+    """A Kafka record, and its index in a record batch."""
 
     row: int
     partition: int
@@ -54,35 +55,37 @@ class RecordRow(NamedTuple):
 
 
 class CoreRows(NamedTuple):
-    """Rows of some consecutive records, from row `first` to `end`."""
+    """Result of one call of the native core, for the records at the indexes from `first` to before `end`."""
 
     first: int
     end: int
     tables: Sequence[pa.RecordBatch]
-    """the record batches of the call; none if the core left all records"""
+    """tables that the core built from the records; empty if it left all records to Python"""
     left: Sequence[int]
-    """rows of the records that Python must decode"""
+    """indexes of the records that Python must decode"""
     samples: Sequence[int] = ()
-    """rows of records that Python also decodes"""
+    """indexes of the records that Python also decodes, to compare the results"""
 
 
 def can_decode(config: DecodeConfig, records: int) -> bool:
-    """Return true if the core decodes a task of so many records."""
+    """Return true if the native core can decode with this configuration, and is faster than Python for so many
+    records."""
     if not config.native_core or config.decoder or config.message_ids.text != AUTHOR_SEQNO:
         return False
     return is_worth_it(records)
 
 
 def is_worth_it(records: int) -> bool:
-    """Return true if there is a core, and it is faster than Python for a task of so many records."""
+    """Return true if there is a native core, and it is faster than Python for a task of so many records."""
     return records >= MIN_RECORDS and load_library() is not None
 
 
 class Core:
-    """Decoder of the records of one task."""
+    """A decoder of the native core, for the records of one task."""
 
     def __init__(self, config: DecodeConfig = _DEFAULTS) -> None:
-        """Create the decoder. `can_decode` must be true; for `batch`, which needs no configuration, `is_worth_it`."""
+        """Create the decoder. Check `can_decode` first. For `batch`, which needs no configuration, check
+        `is_worth_it`."""
         library = load_library()
         assert library is not None
         self._library, self._config = library, config
@@ -93,56 +96,78 @@ class Core:
         self._library.kiln_free(self._core)
 
     def archive(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode a batch of RECORDS for `archive`: TABLES_OF_CORE, keys of frames and identities of messages."""
-        return self._decode(self._library.kiln_archive, len(TABLES_OF_CORE) + 2, batch, self._prepare)
+        """Decode Kafka records of `kiln.frames` for `archive`.
+
+        The tables of each result are TABLES_OF_CORE, then the keys of frames, then the identities of messages.
+        """
+        return self._decode(self._library.kiln_archive, len(TABLES_OF_CORE) + 2, batch)
 
     def updates(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode a batch of RECORDS for `updates`: one table of messages."""
-        return self._decode(self._library.kiln_updates, 1, batch, self._prepare)
+        """Decode Kafka records of `kiln.frames` for `updates`. Each result has one table, of messages."""
+        return self._decode(self._library.kiln_updates, 1, batch)
 
     def batch(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode a batch of RECORDS of `kiln.updates` for `batch`: records, owners of their windows, and epochs."""
-        return self._decode(self._library.kiln_batch, 3, batch, None)
+        """Decode Kafka records of `kiln.updates` for `batch`.
+
+        The tables of each result have the records, the owners of their windows, and their epochs.
+        """
+        return self._decode(self._library.kiln_batch, 3, batch, are_frames=False)
 
     def _decode(
-        self, function: Callable[..., int], tables: int, batch: pa.RecordBatch, prepare: _Prepare | None
+        self, function: _CoreFunction, tables: int, batch: pa.RecordBatch, *, are_frames: bool = True
     ) -> Iterator[CoreRows]:
-        with _ExportedBatch(batch.select(_RECORD_COLUMNS.names).cast(_RECORD_COLUMNS)) as exported:
+        """Decode a record batch by as many calls of a function as it takes. `tables`: number of tables that the
+        function returns; `are_frames`: true for records of `kiln.frames`, which may have topic tables and unchecked
+        signatures."""
+        memory = ctypes.create_string_buffer(_ARRAY_BYTES + _SCHEMA_BYTES)
+        array = ctypes.addressof(memory)
+        batch.select(_RECORD_COLUMNS.names).cast(_RECORD_COLUMNS)._export_to_c(array, array + _ARRAY_BYTES)
+        try:
             first = 0
             while first < batch.num_rows:
-                if prepare is not None:
-                    prepare(batch, exported, first)
-                rows, causes = self._call(function, tables, exported, first)
-                for row, cause in zip(rows.left, causes, strict=True):
-                    if cause == _PANICKED:
-                        log_panic(batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py())
-                first = rows.end
-                yield rows
+                if are_frames:
+                    for row in self._find_unknown_tables(array, first):
+                        self._learn(batch.column("value")[row].as_py())
+                    self._check_signatures(array, first)
+                end, made = self._call(function, tables + 2, array, first)
+                if end < 0:  # the core panicked
+                    end = min(first + _LEFT_AT_ONCE, batch.num_rows)
+                    log_panic(batch.column("partition")[first].as_py(), batch.column("offset")[first].as_py())
+                    yield CoreRows(first, end, (), range(first, end))
+                else:
+                    *made, remaining, samples = made
+                    left, causes = (column.to_pylist() for column in remaining.columns)
+                    for row, cause in zip(left, causes, strict=True):
+                        if cause == _PANICKED:
+                            log_panic(batch.column("partition")[row].as_py(), batch.column("offset")[row].as_py())
+                    yield CoreRows(first, end, made, left, samples.column(0).to_pylist())
+                first = end
+        finally:
+            pa.RecordBatch._import_from_c(array, array + _ARRAY_BYTES)  # releases what the core has read
 
-    def _prepare(self, batch: pa.RecordBatch, exported: _ExportedBatch, first: int) -> None:
-        """Pass the core what it needs for the frames of its next call: topic tables, and checked signatures."""
+    def _call(self, function: _CoreFunction, tables: int, array: int, first: int) -> tuple[int, list[pa.RecordBatch]]:
+        """Call a function for the records from the index `first` on, as many as one call takes.
+
+        Returns:
+            The index after these records, and the tables that the core built. If the core panicked, a negative number
+            and no tables.
+        """
+        memory = ctypes.create_string_buffer(tables * (_ARRAY_BYTES + _SCHEMA_BYTES))
+        arrays = ctypes.addressof(memory)
+        schemas = arrays + tables * _ARRAY_BYTES
+        end = function(self._core, array, first, arrays, schemas)
+        places = [(arrays + at * _ARRAY_BYTES, schemas + at * _SCHEMA_BYTES) for at in range(tables)]
+        return end, [pa.RecordBatch._import_from_c(*place) for place in places] if end >= 0 else []
+
+    def _find_unknown_tables(self, array: int, first: int) -> list[int]:
+        """Return the indexes of frames, of those in the next call, whose topic tables the core does not know."""
         unknown = (ctypes.c_int32 * _MAX_TABLES)()
-        count = self._library.kiln_unknown_tables(self._core, exported.array, first, unknown, _MAX_TABLES)
-        for row in unknown[: max(count, 0)]:
-            self._learn(batch.column("value")[row].as_py())
-        self._check_signatures(exported, first)
-
-    def _call(
-        self, function: Callable[..., int], tables: int, exported: _ExportedBatch, first: int
-    ) -> tuple[CoreRows, list[int]]:
-        """Decode the records from `first` on, as many as one call takes."""
-        out = _ImportedBatches(tables + 2)
-        end = function(self._core, exported.array, first, out.arrays, out.schemas)
-        if end < 0:  # the core panicked
-            end = min(first + _LEFT_AT_ONCE, exported.rows)
-            left = list(range(first, end))
-            return CoreRows(first, end, (), left), [_PANICKED] + [0] * (len(left) - 1)
-        *made, remaining, samples = out.take()
-        left, causes = (column.to_pylist() for column in remaining.columns)
-        return CoreRows(first, end, made, left, samples.column(0).to_pylist()), causes
+        count: int = self._library.kiln_unknown_tables(self._core, array, first, unknown, _MAX_TABLES)
+        return list(unknown[: max(count, 0)])
 
     def _learn(self, value: bytes) -> None:
-        """Negotiate the topic table of a frame, and pass it to the core."""
+        """Pass to the core the topic table that the two sides of a connection have agreed on. `value`: a frame with
+        their hellos."""
         frame = read_frame(value)
         if isinstance(frame, Rejected):
             return
@@ -157,13 +182,13 @@ class Core:
             self._core, hello_in, len(hello_in), hello_out, len(hello_out), b"".join(topics), ends, count
         )
 
-    def _check_signatures(self, exported: _ExportedBatch, first: int) -> None:
-        """Check each signature that the bridge has not checked once, and pass the results to the core."""
-        out = _ImportedBatches(1)
-        if self._library.kiln_unchecked(self._core, exported.array, first, out.arrays, out.schemas) < 0:
+    def _check_signatures(self, array: int, first: int) -> None:
+        """Check the signatures that the bridge has not checked, and pass the verdicts to the core. A signature is
+        checked only once, however many copies the message has."""
+        end, made = self._call(self._library.kiln_unchecked, 1, array, first)
+        if end < 0:
             return  # the core panicked: Python decodes these records
-        (unchecked,) = out.take()
-        columns = (column.to_pylist() for column in unchecked.columns)
+        columns = (column.to_pylist() for column in made[0].columns)
         for key, envelope, network, origin, topic in zip(*columns, strict=True):
             policy = self._config.policy(network, origin, topic)
             try:
@@ -174,53 +199,15 @@ class Core:
 
 
 def take_records(batch: pa.RecordBatch, rows: Sequence[int]) -> Iterator[RecordRow]:
-    """Take records out of a batch of RECORDS."""
+    """Read the records at some indexes of a record batch."""
     if rows:
         taken = batch.select(_RECORD_COLUMNS.names).take(pa.array(rows, pa.int32()))
         for row, *record in zip(rows, *(column.to_pylist() for column in taken.columns), strict=True):
             yield RecordRow(row, *record)
 
 
-def leave_all(batch: pa.RecordBatch, first: int = 0, end: int | None = None) -> Iterator[CoreRows]:
-    """Leave records to Python, at most 1,000 in one result."""
-    end = batch.num_rows if end is None else end
-    for start in range(first, end, _LEFT_AT_ONCE):
-        stop = min(start + _LEFT_AT_ONCE, end)
-        yield CoreRows(start, stop, (), range(start, stop))
-
-
-class _ExportedBatch:
-    """A record batch as C structs, for as long as the context lasts."""
-
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
-        self._memory = ctypes.create_string_buffer(_ARRAY_BYTES + _SCHEMA_BYTES)
-        self.array = ctypes.addressof(self._memory)
-        self.rows: int = batch.num_rows
-
-    def __enter__(self) -> _ExportedBatch:
-        self._batch._export_to_c(self.array, self.array + _ARRAY_BYTES)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pa.RecordBatch._import_from_c(self.array, self.array + _ARRAY_BYTES)  # which releases it
-
-
-class _ImportedBatches:
-    """Memory for the C structs of record batches that the core builds."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._memory = ctypes.create_string_buffer(count * (_ARRAY_BYTES + _SCHEMA_BYTES))
-        self.arrays = ctypes.addressof(self._memory)
-        self.schemas = self.arrays + count * _ARRAY_BYTES
-
-    def take(self) -> list[pa.RecordBatch]:
-        """Take the record batches over, which then own their memory."""
-        return [
-            pa.RecordBatch._import_from_c(self.arrays + at * _ARRAY_BYTES, self.schemas + at * _SCHEMA_BYTES)
-            for at in range(self._count)
-        ]
-
-
-_Prepare = Callable[[pa.RecordBatch, _ExportedBatch, int], None]
+def leave_all(batch: pa.RecordBatch, first: int) -> Iterator[CoreRows]:
+    """Build results that leave the records from the index `first` on to Python, at most 1,000 in each."""
+    for start in range(first, batch.num_rows, _LEFT_AT_ONCE):
+        end = min(start + _LEFT_AT_ONCE, batch.num_rows)
+        yield CoreRows(start, end, (), range(start, end))

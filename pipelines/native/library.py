@@ -1,7 +1,7 @@
-"""Shared library of the native core: where it is, how it is built, and whether this process uses it.
+"""Shared library of the native core: its path, its build, and the decision whether this process uses it.
 
-Python defines what a record means. So a library is used only if it was built from the sources and for the columns of
-this checkout, and a worker that finds a difference between both stops using it.
+Python defines how a record is decoded, and the library must give the same rows. So the library is used only if it was
+built from the sources and for the columns of this checkout. A worker that finds a difference stops using the library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIBRARY: Final = Path(__file__).resolve().with_name("libkiln_core.so")
 SOURCES: Final = Path(__file__).resolve().parents[2] / "native" / "src"
 BUILD_COMMAND: Final = "make native"
 TABLES_OF_CORE: Final = ("frames", "copies", "messages", "subscriptions", "controls")
-"""Tables whose rows the core builds, in the order of its output"""
+"""Tables whose rows the native core builds, in the order in which it returns them"""
 
 _ABI: Final = 3
 _DIGEST_TEXT: Final = 64
@@ -33,19 +33,18 @@ _log = logging.getLogger("kiln.pipelines.native")
 
 
 class Engine(NamedTuple):
-    """Engine that decodes frames: the native core, or Python for a reason."""
+    """Decoder of frames in this process: the native core, or Python and the reason why there is no core."""
 
     is_native: bool
     reason: str = ""
 
     def describe(self) -> str:
-        """Describe the engine in a line."""
         return "native core" if self.is_native else f"Python: {self.reason}"
 
 
 def compute_sources_digest(sources: Path | None = None) -> str:
-    """Compute the digest of the core's sources and of the columns that it must fill. Without sources, as in a wheel,
-    only the columns count."""
+    """Compute the digest of the native core's sources and of the table columns that it fills. Where there are no
+    sources, as in a wheel, compute the digest of the columns."""
     digest = sha256()
     for path in sorted((sources or SOURCES).glob("*.rs")):
         digest.update(f"{path.name}\n".encode())
@@ -56,30 +55,30 @@ def compute_sources_digest(sources: Path | None = None) -> str:
 
 
 def find_engine() -> Engine:
-    """Find the engine of this process."""
+    """Return the decoder that this process uses."""
     if _turned_off:
         return Engine(False, _turned_off[0])
     return _open_library(LIBRARY)[1]
 
 
 def load_library() -> ctypes.CDLL | None:
-    """Load the library; `None` if Python decodes all records."""
+    """Load the library. Returns None if this process decodes in Python."""
     return None if _turned_off else _open_library(LIBRARY)[0]
 
 
 def turn_off(reason: str, partition: int, offset: int) -> None:
-    """Stop using the library in this process, and log the record at which it was found to be wrong."""
+    """Stop using the library in this process, and log the Kafka record at which it was wrong."""
     _turned_off.append(reason)
     log_event(_log, "native_core_off", logging.ERROR, reason=reason, partition=partition, offset=offset)
 
 
 def log_panic(partition: int, offset: int) -> None:
-    """Log a record at which the core has panicked. Python decodes it."""
+    """Log the Kafka record at which the native core panicked. Python then decodes this record."""
     log_event(_log, "native_core_panicked", logging.WARNING, partition=partition, offset=offset)
 
 
 _turned_off: list[str] = []
-"""the reason, once the library is not used any more"""
+"""The reason why this process no longer uses the library; empty while it does"""
 
 
 @lru_cache
@@ -126,20 +125,20 @@ def _declare_functions(library: ctypes.CDLL) -> None:
 
 
 def find_rustc() -> str | None:
-    """Find the compiler: the one that the variable RUSTC names, or the first on PATH."""
+    """Find the Rust compiler: the one that the environment variable RUSTC names, or the first on PATH."""
     return shutil.which(os.environ.get("RUSTC") or "rustc")
 
 
 def build_library(
     rustc: str, library: Path | None = None, sources: Path | None = None, more: Sequence[str] = ()
 ) -> None:
-    """Build the library by one call of rustc.
+    """Build the library with rustc.
 
     Args:
         rustc: The compiler, version 1.63 or later.
         library: File to write; by default the one that Kiln loads.
         sources: Folder of the sources.
-        more: More options of the compiler.
+        more: More options for the compiler.
 
     Raises:
         PrerequisiteError: The compiler fails.
@@ -160,7 +159,8 @@ def build_library(
         )
         if run.returncode != 0:
             raise PrerequisiteError(
-                f"{rustc} cannot build the native core. It needs rustc 1.63 or later:\n{run.stderr.strip()[-2000:]}"
+                f"{rustc} cannot build the native core. Install rustc 1.63 or later if this one is older. Its output:\n"
+                f"{run.stderr.strip()[-2000:]}"
             )
         unfinished.replace(library)  # a process that has loaded the old file keeps it
     finally:

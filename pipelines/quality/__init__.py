@@ -1,1 +1,1 @@
-"""Data quality: suites of expectations over the lake's tables, checked by Great Expectations and DuckDB."""
+"""Data quality checks of the Delta tables, run by Great Expectations and DuckDB."""

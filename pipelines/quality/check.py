@@ -1,7 +1,7 @@
-"""One check of a lake, as `kiln quality` runs it: suites, state, results, and rows of `quality_results`.
+"""Data quality check of a lake: run the checks of all suites, and store the results in the table `quality_results`.
 
-`main` repeats it as a separate application, for a cluster whose queries run as jobs of their own:
-`spark-submit pipelines/jobs/quality.py` and `python pipelines/jobs/quality.py` run it. No Spark session starts.
+`kiln quality` runs it once. `pipelines/jobs/quality.py` repeats it, for clusters whose queries run as separate
+applications. Neither starts a Spark session.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.expectations import RowValidator
 
 _CERAMIC_TABLES: Final = frozenset(QUERIES["sink"].tables) - {"quarantine"}
-"""Tables whose rows follow from updates and batches."""
+"""Tables that only fill up on a Ceramic network, because their rows come from updates and batches."""
 
 _MAX_STATUS_AGE = timedelta(seconds=10)
-"""age of a status above which its bridge counts as stopped"""
+"""Age of the bridge's status file above which the bridge counts as stopped."""
 
 
 def build_context(settings: Settings, now: datetime) -> CheckContext:
-    """Build the context of the checks from the settings and the bridge's status."""
+    """Build the settings and facts on which data quality checks depend."""
     status = read_status(settings.bridge_dir / "status.json")
     batch = settings.batch
     return CheckContext(
@@ -77,22 +77,22 @@ def check_lake(
     since: timedelta | None = None,
     recent: bool = False,
 ) -> list[CheckResult]:
-    """Run the checks of the suites, and append the results to `quality_results`.
+    """Run checks on a lake, and append their results to the table `quality_results`.
 
-    On a network that is not Ceramic's, checks that read tables which only a Ceramic network fills are left out.
+    If the network is not Ceramic's, checks that read a table of Ceramic's data are left out.
 
     Args:
         every: Checks of all suites.
-        tables: Run only the checks of these tables.
-        since: Check only the rows of this long before `now`, without state.
-        recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
-            fault.
+        tables: Names of tables, to run only the checks of these tables.
+        since: Check only the rows from this long before `now`, independently of earlier check runs.
+        recent: First compare new rows only with the rows of the last day, which is faster. Compare them with all rows
+            only if that finds faults.
 
     Raises:
         StateInUseError: Another check is running.
         OlderTableError: A table is older than the checkpoint of its query.
         LakeError: The results cannot be appended.
-        QualityError: A check failed to run.
+        QualityError: A check cannot run.
     """
     filled = [check for check in every if settings.is_ceramic or _CERAMIC_TABLES.isdisjoint(check.tables)]
     checks = [check for check in filled if not tables or check.table in tables]
@@ -133,16 +133,16 @@ def check_lake(
     return results
 
 
-_DEFAULT_PAUSE = 600.0  # s, if `quality.interval` is 0
+_DEFAULT_PAUSE = 600.0  # s between two checks of `main`, if `quality.interval` is 0
 
 
 def main() -> int:
-    """Check the tables every `quality.interval` until SIGTERM or SIGINT.
+    """Check the data quality of the tables at the interval `quality.interval`, until SIGTERM or SIGINT.
 
-    Each check prints a line of JSON with the number of expectations and the failed expectations.
+    After each check, print a line of JSON with the number of expectations and the failed expectations.
 
     Returns:
-        The exit status: 0 after a signal, or the status of an error in a suite, a setting or a table.
+        The exit status: 0 after a signal, otherwise that of the error that ended the loop.
     """
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -151,7 +151,7 @@ def main() -> int:
         settings = load_settings()
         claim_state_folder(settings.state)
         every = read_all_suites(settings.quality.suites)
-        from kiln.pipelines.quality.expectations import RowValidator  # slow: faults of a suite are reported before it
+        from kiln.pipelines.quality.expectations import RowValidator  # slow to import, so suites are validated first
 
         validator, lake = RowValidator(), Lake.from_location(settings.lake_root)
         while not stop.is_set():

@@ -1,7 +1,8 @@
-"""Expectations on the columns and single rows of a table.
+"""Checks of the columns and of single rows of a table.
 
-Great Expectations gets the new rows in chunks, as pandas frames: whole rows or, if an expectation concerns one column,
-each distinct value once. DuckDB checks the list of columns, and the conditions that are written in SQL."""
+Great Expectations gets the new rows in chunks, as pandas frames: rows or, for checks of a single column, each distinct
+value once. DuckDB evaluates conditions that are written in SQL.
+"""
 
 from __future__ import annotations
 
@@ -27,31 +28,34 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.expectations import ExpectationOutcome, RowValidator
 
 CHUNK: Final = 100_000
-"""rows in a chunk for Great Expectations"""
+"""Number of rows in a chunk for Great Expectations."""
 
 CHUNK_OF_VALUES: Final = 250_000
-"""values of one column in a chunk for Great Expectations"""
+"""Number of distinct values of a column in a chunk for Great Expectations."""
 
 _NESTED: Final = ")]"
-"""Last characters of the names of map and list types, whose values are not grouped."""
+"""Last characters of the names of map and list types in DuckDB. Distinct values of such columns are not computed."""
 _INDEX: Final = "kiln_index"
 _VALUE: Final = "kiln_value"
 
 _MAX_KEYS: Final = 1_000
-"""maximum number of faulty keys that are collected for a check"""
 
 
 class QualityError(KilnError):
-    """A check cannot run."""
+    """A data quality check cannot run, or its progress cannot be read."""
 
 
 def identity_columns(table: str) -> tuple[str, ...]:
-    """Return the columns that identify a row: the key of the table or, for `quarantine`, a key defined here."""
+    """Return the columns by which a result names a faulty row: the table's key, or substitutes if it has none."""
     return TABLES[table].key or ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason")
 
 
 def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckResult:
-    """Compare the columns of a table and their types with docs/TABLES.md."""
+    """Check that a table has the columns and types of docs/TABLES.md.
+
+    Args:
+        actual: DuckDB types of the table's columns, by name.
+    """
     expected = {column.name: DUCKDB_TYPES[column.type] for column in TABLES[check.table].columns}
     wrong = {
         name: f"the column is {actual.get(name, 'missing')}, but should be {column_type}"
@@ -65,7 +69,7 @@ def check_table_columns(check: SuiteCheck, actual: Mapping[str, str]) -> CheckRe
 
 
 class ColumnChecks:
-    """Checks of the new rows of one table, which are in the view `new_TABLE`."""
+    """Runs the checks of a table's new rows, which are in the view `new_TABLE`."""
 
     def __init__(
         self, db: duckdb.DuckDBPyConnection, validator: RowValidator, table: str, types: Mapping[str, str]
@@ -74,7 +78,7 @@ class ColumnChecks:
         self._key, self._types, self._source = identity_columns(table), types, f"new_{table} AS new"
 
     def run(self, checks: Sequence[SuiteCheck]) -> list[CheckResult]:
-        """Validate the new rows, and return the result of each check in order."""
+        """Run checks on the new rows. Return their results in the order of the checks."""
         value_checks: dict[str, list[SuiteCheck]] = {}
         row_checks: list[SuiteCheck] = []
         totals = {check.id: _RowTotals() for check in checks}
@@ -86,9 +90,9 @@ class ColumnChecks:
             else:
                 (value_checks.setdefault(column, []) if by_value else row_checks).append(check)
         for column, of_column in value_checks.items():
-            self._validate_values(self._db, self._source, column, of_column, self._key, totals)
+            self._validate_values(column, of_column, totals)
         if row_checks:
-            self._validate_rows(self._db, self._source, row_checks, self._key, totals)
+            self._validate_rows(row_checks, totals)
         return [totals[check.id].build_result(check) for check in checks]
 
     def _test_rule(self, check: SuiteCheck, totals: _RowTotals) -> None:
@@ -96,7 +100,7 @@ class ColumnChecks:
         try:
             counts = self._db.execute(f"SELECT count(*), count(*) FILTER ({rule}) FROM {self._source}").fetchall()
         except duckdb.Error as error:
-            raise QualityError(f"{check.location}: {check.name}: {error}") from error
+            raise QualityError(f"{check.location}: cannot run {check.name}: {error}") from error
         ((rows, failed),) = counts
         totals.count(rows, failed, not failed)
         if failed:
@@ -104,61 +108,49 @@ class ColumnChecks:
             found = self._db.execute(f"SELECT {names} FROM {self._source} WHERE {rule} LIMIT {SHOWN}").fetchall()
             totals.add_keys((dict(zip(self._key, row, strict=True)), "the rule is false") for row in found)
 
-    def _validate_values(
-        self,
-        cursor: duckdb.DuckDBPyConnection,
-        source: str,
-        column: str,
-        checks: list[SuiteCheck],
-        key: Sequence[str],
-        totals: Mapping[str, _RowTotals],
-    ) -> None:
-        """Validate each value once, and count the result for each row with this value."""
-        import pandas as pd  # slow to import: faults of a suite are reported before it
+    def _validate_values(self, column: str, checks: list[SuiteCheck], totals: Mapping[str, _RowTotals]) -> None:
+        """Validate each distinct value of a column once, and count its result for all rows with the value."""
+        import pandas as pd  # slow to import, so suites are validated first
 
         faulty_values: dict[str, list[pa.Array]] = {check.id: [] for check in checks}
-        # Kiln's own conditions read Arrow strings, which is faster than a Python object for each string.
+        # Arrow strings are faster than a Python object for each string, but only Kiln's own expectations read them.
         types_mapper = pd.ArrowDtype if all(not check.kind.is_stock for check in checks) else None
-        counted = cursor.sql(f"SELECT {quote_name(column)}, count(*) FROM {source} GROUP BY ALL")
+        counted = self._db.sql(f"SELECT {quote_name(column)}, count(*) FROM {self._source} GROUP BY ALL")
         for chunk in _rechunk(counted.to_arrow_reader(CHUNK_OF_VALUES), CHUNK_OF_VALUES):
             values, counts = chunk.column(0), chunk.column(1)
             frame = chunk.select([column]).to_pandas(types_mapper=types_mapper)
             frame[_INDEX] = range(len(frame))
             rows = pc.sum(counts).as_py()
             for check, outcome in self._run_expectations(checks, frame, [_INDEX]):
-                indexes = pa.array([key[_INDEX] for key in outcome.keys], pa.int64())
+                indexes = pa.array([failed_key[_INDEX] for failed_key in outcome.keys], pa.int64())
                 failed = pc.sum(counts.take(indexes)).as_py() or 0
                 totals[check.id].count(rows, failed, not failed)
                 if sum(map(len, faulty_values[check.id])) < _MAX_KEYS:
                     faulty_values[check.id] += values.take(indexes[:_MAX_KEYS]).chunks
-        names = ", ".join(map(quote_name, key))
+        names = ", ".join(map(quote_name, self._key))
         for check in checks:
             if totals[check.id].failed:
-                cursor.register("faulty", pa.table({_VALUE: pa.concat_arrays(faulty_values[check.id])}))
-                rows = cursor.sql(
-                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {source} SEMI JOIN faulty "
+                self._db.register("faulty", pa.table({_VALUE: pa.concat_arrays(faulty_values[check.id])}))
+                rows = self._db.sql(
+                    f"SELECT {names}, new.{quote_name(column)} AS {_VALUE} FROM {self._source} SEMI JOIN faulty "
                     f"ON faulty.{_VALUE} IS NOT DISTINCT FROM new.{quote_name(column)} LIMIT {_MAX_KEYS}"
                 ).to_arrow_table()
-                cursor.unregister("faulty")
-                totals[check.id].add_keys(({name: row[name] for name in key}, row[_VALUE]) for row in rows.to_pylist())
+                self._db.unregister("faulty")
+                totals[check.id].add_keys(
+                    ({name: row[name] for name in self._key}, row[_VALUE]) for row in rows.to_pylist()
+                )
 
-    def _validate_rows(
-        self,
-        cursor: duckdb.DuckDBPyConnection,
-        source: str,
-        checks: list[SuiteCheck],
-        key: Sequence[str],
-        totals: Mapping[str, _RowTotals],
-    ) -> None:
+    def _validate_rows(self, checks: list[SuiteCheck], totals: Mapping[str, _RowTotals]) -> None:
         argument_columns = [
             str(check.arguments[name])
             for check in checks
             for name in ("column", "column_A", "column_B")
             if name in check.arguments
         ]
-        columns = ", ".join(map(quote_name, dict.fromkeys((*key, *argument_columns))))
-        for chunk in _rechunk(cursor.sql(f"SELECT {columns} FROM {source}").to_arrow_reader(CHUNK), CHUNK):
-            for check, outcome in self._run_expectations(checks, chunk.to_pandas(), key):
+        columns = ", ".join(map(quote_name, dict.fromkeys((*self._key, *argument_columns))))
+        rows = self._db.sql(f"SELECT {columns} FROM {self._source}")
+        for chunk in _rechunk(rows.to_arrow_reader(CHUNK), CHUNK):
+            for check, outcome in self._run_expectations(checks, chunk.to_pandas(), self._key):
                 totals[check.id].count(outcome.rows, outcome.failed, outcome.success, outcome.observed)
                 values = [*outcome.values, *[""] * len(outcome.keys)]
                 totals[check.id].add_keys(zip(outcome.keys, values, strict=False))
@@ -166,15 +158,14 @@ class ColumnChecks:
     def _run_expectations(
         self, checks: list[SuiteCheck], frame: pd.DataFrame, key: Sequence[str]
     ) -> Iterator[tuple[SuiteCheck, ExpectationOutcome]]:
-        """Validate rows with Great Expectations, and yield the outcome of each check."""
         for check, outcome in zip(checks, self._validator.validate_rows(checks, frame, key), strict=True):
             if outcome.error:
-                raise QualityError(f"{check.location}: {check.name}: {outcome.error}")
+                raise QualityError(f"{check.location}: cannot run {check.name}: {outcome.error}")
             yield check, outcome
 
 
 class _RowTotals:
-    """Totals of a check of rows over the chunks of one run."""
+    """Totals of a check over all chunks of the new rows."""
 
     def __init__(self) -> None:
         self.rows = self.failed = 0
@@ -183,13 +174,13 @@ class _RowTotals:
         self.keys: list[tuple[str, str]] = []
 
     def count(self, rows: int, failed: int | None, success: bool, observed: object = None) -> None:
-        """Add a chunk's outcome.
+        """Add the outcome of a chunk.
 
         Args:
-            rows: Rows of the chunk.
-            failed: Rows that fail; `None` if the expectation is on the rows as a whole.
+            rows: Number of rows in the chunk.
+            failed: Number of rows that fail; `None` if the expectation is about the chunk as a whole, such as a mean.
             success: True if the chunk meets the expectation.
-            observed: Observed value of an expectation on the rows as a whole.
+            observed: Observed value, if the expectation is about the chunk as a whole.
         """
         self.rows += rows
         self.success = self.success and success
@@ -199,13 +190,13 @@ class _RowTotals:
             self.failed += failed
 
     def add_keys(self, rows: Iterable[tuple[Mapping[str, object], object]]) -> None:
-        """Add faulty keys and their values, up to `_MAX_KEYS`."""
+        """Add keys of faulty rows and their faulty values, up to `_MAX_KEYS` in total."""
         for key, value in islice(rows, _MAX_KEYS - len(self.keys)):
             key_json = json.dumps({name: to_json_value(cell) for name, cell in key.items()})
             self.keys.append((key_json, str(value)[:200]))
 
     def build_result(self, check: SuiteCheck) -> CheckResult:
-        """Build the result. With `mostly`, a share of the rows may fail."""
+        """Build the result of the check. Its argument `mostly` is the share of rows that must not fail."""
         mostly = check.arguments.get("mostly")
         if isinstance(mostly, int | float):
             self.success = self.failed <= self.rows * (1 - mostly)
@@ -217,7 +208,7 @@ class _RowTotals:
 
 
 def _rechunk(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table]:
-    """Combine record batches into tables of at least `least` rows: DuckDB ends a batch at each row group."""
+    """Combine record batches into tables of at least `least` rows, because DuckDB's batches end at each row group."""
     chunk, rows = list[pa.RecordBatch](), 0
     for batch in batches:
         chunk.append(batch)
@@ -230,11 +221,11 @@ def _rechunk(batches: Iterable[pa.RecordBatch], least: int) -> Iterator[pa.Table
 
 
 def to_json_value(value: object) -> object:
-    """Convert a pandas value for JSON: bytes to hex, times to ISO 8601."""
+    """Convert a value of a row to a JSON value: bytes to hex, times to ISO 8601, NaN to `None`."""
     if isinstance(value, bytes | bytearray):
         return value.hex()
     if isinstance(value, datetime):
         return value.isoformat().replace("+00:00", "Z")
-    item = getattr(value, "item", None)  # of numpy
+    item = getattr(value, "item", None)  # a numpy scalar
     plain = item() if callable(item) else value
     return None if plain != plain or plain is None else plain if isinstance(plain, bool | int | float) else str(plain)

@@ -1,7 +1,7 @@
-"""Data Docs: results as HTML, one page for each table, by Great Expectations' own renderers.
+"""Results of data quality checks as HTML (Data Docs), one page for each table, rendered by Great Expectations.
 
-Great Expectations' pages would fetch styles and scripts from eleven servers. These pages fetch nothing: each has Kiln's
-own style inline, and its content security policy forbids the browser to load anything.
+Great Expectations' own pages load styles and scripts from eleven servers. These pages load nothing: each contains
+Kiln's style, and a content security policy by which browsers load nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kiln.pipelines.quality.results import CheckResult
 from kiln.schemas.printable import printable
 
 _BY_DUCKDB: Final[tuple[str, dict[str, object]]] = ("unexpected_rows_expectation", {"unexpected_rows_query": "{batch}"})
-"""Great Expectations' type for checks in SQL, under which the pages show the checks that DuckDB ran"""
+"""Type and arguments under which the pages show the checks that DuckDB ran: Great Expectations' type for SQL."""
 _STYLE: Final = Path(__file__).with_suffix(".css")
 _POLICY: Final = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
@@ -31,7 +31,7 @@ _FETCHES: Final = re.compile(r"<script\b.*?</script>|<link\b[^>]*>|<img\b[^>]*>"
 
 
 def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
-    """Write `index.html` and a page for each table into a folder, and return the index."""
+    """Write a page for each table, and `index.html`, into a folder. Return the path of `index.html`."""
     folder.mkdir(parents=True, exist_ok=True)
     links: list[str] = []
     for table, of_table in groupby(
@@ -43,7 +43,7 @@ def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
         html = DefaultJinjaPageView().render(document)  # type: ignore[no-untyped-call]  # the library has no types here
         (folder / f"{table}.html").write_text(_make_self_contained(html), encoding="utf-8")
         total = len(table_results)
-        summary = f"{failed} of {total} expectations are not met" if failed else f"{total} expectations are met"
+        summary = f"{failed} of {total} expectations are not met" if failed else f"all {total} expectations are met"
         links.append(f'<li><a href="{escape(table)}.html">{escape(table)}</a>: {summary}</li>')
     index = folder / "index.html"
     index.write_text(
@@ -57,7 +57,7 @@ def write_docs(results: Sequence[CheckResult], folder: Path) -> Path:
 
 
 def _make_self_contained(html: str) -> str:
-    """Remove all that a page would fetch or run, and insert the style."""
+    """Remove everything that a page would load or run, and insert Kiln's style."""
     style = f"{_POLICY}<style>{_STYLE.read_text(encoding='utf-8')}</style></head>"
     return _FETCHES.sub("", html).replace("</head>", style, 1)
 

@@ -1,14 +1,13 @@
-"""Kiln's expectations as classes of Great Expectations, which finds them by name once this module is imported, and the
-validator that runs Great Expectations on rows.
+"""Runs Great Expectations on pandas frames, and defines Kiln's own expectations as classes of Great Expectations.
 
-Great Expectations runs without telemetry, progress bars and files: in an ephemeral context, over pandas frames.
+Importing this module registers the classes. Great Expectations runs without telemetry, progress bars and files.
 """
 
 from __future__ import annotations
 
 import os
 
-# Great Expectations reads these variables at import. Without them some of its versions send usage statistics.
+# Great Expectations reads these variables when it is imported. Without them, some versions send usage statistics.
 os.environ["GX_ANALYTICS_ENABLED"] = "False"
 os.environ["GX_CLOUD_MODE"] = "False"
 
@@ -23,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if "pyspark" not in sys.modules:
-    # Great Expectations imports much of PySpark if it is installed, for an engine that these checks do not use. With
-    # None as the module, this import fails. The entry is removed after the imports below.
+    # Great Expectations imports PySpark if it can, which is slow and not needed here. An entry of None makes the import
+    # fail. It is removed below.
     sys.modules["pyspark"] = None  # type: ignore[assignment]  # as the import system marks it
 if "rfc3987_syntax" not in sys.modules:
-    # jsonschema, which Great Expectations imports, would build a parser of each rule of RFC 3987 with it: 3 s of CPU.
+    # jsonschema, which Great Expectations imports, would use it to build parsers for RFC 3987, for 3 s of CPU.
     sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as the import system marks it
 
 import great_expectations as gx
@@ -64,9 +63,9 @@ for _unused in ("pyspark", "rfc3987_syntax"):
     if sys.modules[_unused] is None:
         del sys.modules[_unused]
 
-_NODE_ID: Final = 40  # hex digits of a node id of the BitTorrent DHT
+_NODE_ID: Final = 40  # number of hex digits of a node id of the BitTorrent DHT
 
-# Great Expectations hashes each frame up to this size twice and never uses the hash: a quarter of the time.
+# Great Expectations hashes each frame up to this size twice, and never uses the hash: a quarter of its time.
 pandas_execution_engine.HASH_THRESHOLD = 0
 
 
@@ -108,12 +107,10 @@ def _is_of_block(cid: object, block: object) -> bool:
 
 
 def _test_values(values: pd.Series, is_valid: Callable[[object], bool], usual: str = "") -> pd.Series:
-    """Test values; each distinct value is tested only once.
+    """Test each distinct value once. Return a mask that is true for valid values.
 
     Args:
-        values: The values.
-        is_valid: The test.
-        usual: A regular expression of valid texts. For Arrow strings, `is_valid` is not called for values that match.
+        usual: A regular expression that only valid texts match. Arrow strings that match need no test.
     """
     array = pa.Array.from_pandas(values)
     if not usual or not isinstance(values.dtype, pd.ArrowDtype) or not pa.types.is_string(array.type):
@@ -168,28 +165,28 @@ class _Blocks(ColumnPairMapMetricProvider):
 
 
 class ExpectColumnValuesToBeCids(ColumnMapExpectation):
-    """Each value is a CID in its usual form."""
+    """Expectation: each value of a column is a CID in its usual form."""
 
     map_metric = _Cids.condition_metric_name
     success_keys = ("mostly",)
 
 
 class ExpectColumnValuesToBeStreamIds(ColumnMapExpectation):
-    """Each value is a StreamID in its usual form."""
+    """Expectation: each value of a column is a StreamID in its usual form."""
 
     map_metric = _Streams.condition_metric_name
     success_keys = ("mostly",)
 
 
 class ExpectColumnValuesToBePeerIds(ColumnMapExpectation):
-    """Each value is a peer id, a node id of the BitTorrent DHT in hex, or empty."""
+    """Expectation: each value of a column is a peer id, a node id of the BitTorrent DHT in hex, or empty."""
 
     map_metric = _Peers.condition_metric_name
     success_keys = ("mostly",)
 
 
 class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
-    """The CID in `column_A` is the CID of the block in `column_B`."""
+    """Expectation: the CID in `column_A` is that of the block in `column_B`."""
 
     ignore_row_if: Literal["either_value_is_missing"] = "either_value_is_missing"
 
@@ -199,20 +196,24 @@ class ExpectColumnPairCidToBeOfBlock(ColumnPairMapExpectation):
 
 @dataclass(frozen=True)
 class ExpectationOutcome:
-    """Outcome of one expectation on one chunk of rows."""
+    """Outcome of an expectation on a chunk of rows."""
 
     success: bool
     rows: int
     failed: int | None
-    """number of rows that fail; `None` if the expectation is on the chunk as a whole"""
+    """number of rows that fail; `None` if the expectation is about the chunk as a whole"""
     keys: Sequence[Mapping[str, object]]
+    """key (values by column) of each failed row"""
     values: Sequence[object]
+    """faulty values of the first failed rows"""
     observed: object
+    """observed value, if the expectation is about the chunk as a whole"""
     error: str = ""
+    """message of the exception with which the expectation failed to run, or empty"""
 
 
 class RowValidator:
-    """Great Expectations in an ephemeral context, over pandas frames."""
+    """Runs expectations of Great Expectations on pandas frames, in an ephemeral context."""
 
     def __init__(self) -> None:
         logging.getLogger("great_expectations").setLevel(logging.ERROR)
@@ -225,7 +226,11 @@ class RowValidator:
     def validate_rows(
         self, checks: Sequence[SuiteCheck], rows: pd.DataFrame, key: Sequence[str]
     ) -> list[ExpectationOutcome]:
-        """Validate rows, and return the outcome of each check in order."""
+        """Run checks on rows. Return their outcomes in the order of the checks.
+
+        Args:
+            key: Columns by which an outcome names failed rows.
+        """
         suite = ExpectationSuite(
             "rows",
             expectations=[
@@ -259,7 +264,6 @@ class RowValidator:
 
 
 def _get_configuration(result: ExpectationValidationResult) -> ExpectationConfiguration:
-    """Return the configuration of the check that a result belongs to."""
     configuration = result.expectation_config
     assert configuration is not None
     return configuration

@@ -1,4 +1,4 @@
-"""Results of expectations: as JSON, as rows of the table `quality_results`, and as SQL that shows the faulty keys."""
+"""Results of data quality checks, as JSON, as rows of the table `quality_results`, and as SQL for the faulty rows."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.schemas.delta.tables import TABLES
 
 SHOWN: Final = 20
-"""maximum number of keys in a result"""
+"""Maximum number of faulty keys in a result."""
 ANY_RANGE: Final = "--from TIME --to TIME"
-"""Range for the commands in a hint, if no key has a time."""
+"""Placeholder for the time range in the commands of a hint, if the faulty keys have no times."""
 _MARGIN: Final = timedelta(minutes=1)
 
 Key = Mapping[str, object]
@@ -22,25 +22,25 @@ Key = Mapping[str, object]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check."""
+    """Result of a data quality check."""
 
     check: SuiteCheck
     success: bool
     observed: str
     count: int = 0
-    """number of faulty keys"""
+    """number of faults"""
     keys: Sequence[Key] = ()
-    """up to `SHOWN` faulty keys"""
+    """keys (values by column) of the first `SHOWN` faults"""
     words: Sequence[str] = ()
-    """description of each key's fault"""
+    """description of each of these faults"""
     pending: int = 0
-    """number of rows that are not checked yet, because rows to which they refer may still arrive"""
+    """number of new rows that are not checked yet, because rows that belong to them may still arrive"""
     span: tuple[datetime | None, datetime | None] = (None, None)
-    """times of the first and the last faulty key, if keys have times"""
+    """times of the first and the last fault, if the faults have times"""
 
     @property
     def hint(self) -> str:
-        """Advice, with the range of the faulty keys in its commands."""
+        """The check's hint. Its commands get the time range of the faults, with a minute of margin."""
         first, last = self.span
         if first is None or last is None:
             return fill_range(self.check.hint)
@@ -50,16 +50,16 @@ class CheckResult:
 
     @property
     def is_error(self) -> bool:
-        """True if an expectation of level error has failed."""
+        """True if the check failed and its level is `error`."""
         return not self.success and self.check.level == "error"
 
     @property
     def sql(self) -> str:
-        """Query for `kiln sql` that shows the faulty rows; empty if there are none."""
+        """SQL for `kiln sql` that selects faulty rows; empty if there are no faults."""
         return _build_sql(self.check, self.keys) if self.keys else ""
 
     def as_json(self) -> dict[str, object]:
-        """Convert to an object as `kiln quality --json` prints it (docs/design/contracts.md, Commands)."""
+        """Convert the result to JSON, as `kiln quality --json` prints it (docs/design/contracts.md, Commands)."""
         check = self.check
         return {
             "table": check.table,
@@ -80,12 +80,12 @@ class CheckResult:
 
 
 def fill_range(hint: str, text: str = ANY_RANGE) -> str:
-    """Fill the range into the commands of a hint."""
+    """Replace `{range}` in the commands of a hint by the options for a time range."""
     return hint.replace("{range}", text)
 
 
 def build_rows(results: Sequence[CheckResult], run: str, at: datetime) -> list[dict[str, object]]:
-    """Build rows of the table `quality_results`."""
+    """Build the rows of the table `quality_results` for a check run."""
     return [
         {
             "run_id": run,

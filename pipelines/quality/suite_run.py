@@ -1,9 +1,10 @@
-"""Run of the checks over a lake. Each check covers the commits since its last success, except the newest, from which
-queries may still derive rows.
+"""Run of data quality checks over a lake. Each check covers the rows of the commits since its last success.
 
-The state is one JSON file: for each check, the version up to which it has covered each table. A check that fails at
-level `error` covers the same commits again until the table is repaired; a check that warns covers them again for a day.
-If rows were removed from a table, the checks that read this table begin again.
+The newest commits are left for the next run, because queries may still derive rows from them.
+
+A JSON file stores, for each check, the version of each table up to which the check has covered it. A failed check of
+level `error` covers the same commits again until the table is repaired, and a failed check of level `warn` for a day.
+If rows were removed from a table, the checks that read the table cover all rows again.
 """
 
 from __future__ import annotations
@@ -33,21 +34,21 @@ if TYPE_CHECKING:
     from kiln.pipelines.quality.expectations import RowValidator
 
 MEMORY: Final = "2GiB"
-"""memory of DuckDB in a check; beyond it, DuckDB uses the disk"""
+"""Maximum memory of DuckDB in a check run. If it needs more, it writes to disk."""
 
 _WARNING: Final = timedelta(days=1)
-"""time for which a check that warns covers the same rows again"""
+"""Time for which a failed check of level `warn` covers the same rows again."""
 
 
 class CheckPosition(msgspec.Struct):
-    """Versions of the tables up to which a check has covered them, and the time of that check, s since the epoch."""
+    """Versions up to which a check has covered each table, and the time of the check run in s since the epoch."""
 
     versions: dict[str, int]
     at: float
 
 
 class SuiteRun:
-    """One run over the tables, each read as of the start of the run."""
+    """A run of checks. It reads the tables in the versions that they have at its start."""
 
     def __init__(
         self,
@@ -60,20 +61,19 @@ class SuiteRun:
         limits: Mapping[str, int] | None = None,
         recent: bool = False,
     ) -> None:
-        """Open the tables and the state.
+        """Open the tables, and read the progress of the checks.
 
         Args:
-            lake: The lake to check.
-            context: Settings and time of the checks.
-            validator: Great Expectations.
-            state_file: State of the checks. Without it, the checks cover all rows and store no state.
+            state_file: File with the progress of each check (`CheckPosition`). Without it, the checks cover all rows,
+                and store no progress.
             since: Cover only rows from this time on, by the table's time column.
-            limits: By table, the newest version whose rows all queries have processed; by default the newest one.
-            recent: Compare new rows with the rows of the last day, and with all rows only if the new rows seem to be at
-                fault.
+            limits: By table name, the newest version whose rows all queries have processed; by default the table's
+                newest version.
+            recent: First compare new rows only with the rows of the last day, which is faster. Compare them with all
+                rows only if that finds faults.
 
         Raises:
-            QualityError: The state cannot be read.
+            QualityError: The state file cannot be read.
         """
         self._context, self._lake, self._validator = context, lake, validator
         self._state_file, self._since, self._recent = state_file, since, recent
@@ -108,9 +108,9 @@ class SuiteRun:
         self._db.close()
 
     def run_checks(self, checks: Sequence[SuiteCheck]) -> list[CheckResult]:
-        """Run the checks whose table exists, and return their results in order.
+        """Run the checks of tables that exist. Return the results in the order of the checks.
 
-        For a table that cannot be read, one result fails, and the other checks of the table have no result.
+        If a table cannot be read, one of its checks fails and gives the reason. Its other checks have no result.
 
         Raises:
             QualityError: A check cannot run.
@@ -137,20 +137,20 @@ class SuiteRun:
         return [results[check.id] for check in runnable if check.id in results]
 
     def save(self, checks: Iterable[SuiteCheck]) -> None:
-        """Save the positions of these checks, and forget the positions of all other checks."""
+        """Save the progress of these checks. All other checks begin again in their next run."""
         if self._state_file is not None:
             known = {check.id for check in checks}
             kept = {check_id: position for check_id, position in self._positions.items() if check_id in known}
             parse_location(self._state_file).write([msgspec.json.encode(kept)])
 
     def _describe_obstacle(self, check: SuiteCheck) -> str:
-        """Describe the first table of the check that cannot be read, with the reason; empty if all can be read."""
+        """Return the reason why a table that the check reads cannot be read; empty if all can be read."""
         names = (check.table, *sorted(check.tables))
         return next((self._unreadable[name] for name in names if name in self._unreadable), "")
 
     def _select_unjudged(self, checks: Iterable[SuiteCheck], judged: Collection[str]) -> Iterable[SuiteCheck]:
-        """Select the checks that report unreadable tables: for each such table its first check, of level error if it
-        has one, and the checks of other tables that read it."""
+        """Select the checks that report unreadable tables: for each such table one of its checks, of level `error` if
+        there is one, and all checks of other tables that read it."""
         reported: set[str] = set()
         for check in sorted(checks, key=lambda check: check.level != "error"):
             if check.id not in judged and check.table not in reported:
@@ -172,13 +172,11 @@ class SuiteRun:
         results = {
             check.id: check_table_columns(check, self._columns[table]) for check in checks if check not in on_rows
         }
-        results |= {checked.check.id: checked for checked in self._run_column_checks(table, on_rows)}
+        columns = ColumnChecks(self._db, self._validator, table, self._columns[table])
+        results |= {checked.check.id: checked for checked in columns.run(on_rows)}
         for check in checks:
             self._advance(results[check.id], {table: opened.version()})
         return [results[check.id] for check in checks]
-
-    def _run_column_checks(self, table: str, checks: list[SuiteCheck]) -> list[CheckResult]:
-        return ColumnChecks(self._db, self._validator, table, self._columns[table]).run(checks)
 
     # ---------------------------------------------------------------- whole tables
 
@@ -186,7 +184,7 @@ class SuiteRun:
         try:
             return self._run_sql(check)
         except duckdb.Error as error:
-            raise QualityError(f"{check.location}: {error}") from error
+            raise QualityError(f"{check.location}: cannot run this check: {error}") from error
 
     def _run_sql(self, check: SuiteCheck) -> CheckResult:
         names = sorted(name for name in check.tables if name in self._tables)
@@ -210,13 +208,13 @@ class SuiteRun:
         return result
 
     def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
-        """Return the version after which a table's rows are new: the older of `since` and `passed`."""
-        if since is None or since > self._tables[name].version():  # the table was created again
+        """Return the version after which the rows of a table count as new: the older of `since` and `passed`."""
+        if since is None or since > self._tables[name].version():  # the table was re-created
             return since
         return min(since, passed.version())
 
     def _find_settled(self, check: SuiteCheck, name: str) -> DeltaTable:
-        """Return the table at the newest version that the check covers."""
+        """Open a table at the newest version that the check covers: all its commits are older than `check.after`."""
         table = self._passed[name]
         if not check.after or name not in check.new_tables:
             return table
@@ -229,7 +227,7 @@ class SuiteRun:
     def _find_faults(
         self, check: SuiteCheck, new: Mapping[str, NewFiles], passed: Mapping[str, DeltaTable], *, recent: bool
     ) -> tuple[int, datetime | None, datetime | None, list[dict[str, object]], list[str]]:
-        """Run the check, and return the number of faults, the first and the last time, and keys with descriptions."""
+        """Run a check in SQL. Return number of faults, times of the first and the last, and keys and descriptions."""
         context = self._context
         self._db.execute(
             f"CREATE OR REPLACE VIEW context AS SELECT TIMESTAMPTZ '{context.now.isoformat()}' AS now, "
@@ -251,7 +249,8 @@ class SuiteRun:
         conditions += ["seen_at >= ?"] * bool(expiry)
         times = [at for at in (self._since, expiry) if at]
         self._db.execute(f"CREATE OR REPLACE TEMP TABLE faults AS FROM ({check.sql})")
-        if "seen_at" not in (names := self._list_columns("faults")):
+        names = [str(row[0]) for row in self._db.execute("DESCRIBE faults").fetchall()]
+        if "seen_at" not in names:
             self._db.execute("ALTER TABLE faults ADD COLUMN seen_at TIMESTAMPTZ")
         where = " WHERE " + " AND ".join(f"({condition})" for condition in conditions) if conditions else ""
         ((count, first, last),) = self._db.execute(
@@ -266,11 +265,8 @@ class SuiteRun:
         words = [str(row["words"]) if "words" in names else check.grain for row in rows]
         return count, first, last, keys, words
 
-    def _list_columns(self, name: str) -> list[str]:
-        return [str(row[0]) for row in self._db.execute(f"DESCRIBE {name}").fetchall()]
-
     def _list_rows(self, name: str, oldest: int) -> Mapping[str, int]:
-        """List the files of a table with rows that were committed since a time, ms."""
+        """List the files of a table that were committed since a time in ms, with the time of the commit in ms."""
         if name not in self._tables:
             return {}
         files = list_all_files(self._lake, name, self._tables[name]).files
@@ -280,12 +276,12 @@ class SuiteRun:
         time = TIMES.get(name)
         since = f" WHERE {time} >= TIMESTAMPTZ '{self._since.isoformat()}'" if new and time and self._since else ""
         query = f"FROM ({build_columns_query(self._columns[name], list(files))}){since}"
-        if self._views.get(view) != query:  # each new view opens the files
+        if self._views.get(view) != query:  # DuckDB opens the files for each new view
             self._db.execute(f"CREATE OR REPLACE VIEW {view} AS {query}")
             self._views[view] = query
 
     def _count_waiting(self, check: SuiteCheck, passed: Mapping[str, DeltaTable]) -> int:
-        """Count the rows of the check's table that are not checked yet, because not all queries have processed them."""
+        """Count the newest rows of the check's table that this run leaves out."""
         newest, judged = self._tables[check.table], passed.get(check.table)
         if judged is None or judged.version() == newest.version():
             return 0
@@ -303,16 +299,19 @@ class SuiteRun:
             return msgspec.json.decode(self._state_file.read_bytes(), type=dict[str, CheckPosition])
         except (OSError, msgspec.DecodeError) as error:
             raise QualityError(
-                f"cannot read the state of the checks {self._state_file} ({error}). Delete the file: the next check "
-                "covers all rows again"
+                f"cannot read the progress of the quality checks in {self._state_file} ({error}). Delete the file: the "
+                "next check then covers all rows again"
             ) from error
 
     def _get_versions(self, check: SuiteCheck) -> Mapping[str, int]:
-        """Return the versions up to which a check has covered the tables; none before the first check."""
+        """Return the version up to which a check has covered each table. It is empty before the first check run."""
         return self._positions[check.id].versions if check.id in self._positions else {}
 
     def _advance(self, result: CheckResult, versions: dict[str, int]) -> None:
-        """Advance a check, unless it must report its faults again. A check of a share or mean always advances."""
+        """Store the versions that a check has covered, unless the next run must report its faults again.
+
+        Checks of a share or mean of the rows always advance, because only the new rows count for them.
+        """
         check, now = result.check, self._context.now.timestamp()
         of_newest = not check.sql and (result.count == 0 or "mostly" in check.arguments)
         known = self._positions.get(check.id)
@@ -325,17 +324,22 @@ class SuiteRun:
 
 
 class NewFiles(NamedTuple):
-    """Files of rows, and the time of each file's commit, ms since the epoch."""
+    """Data files of a table, with the time of each file's commit in ms since the epoch."""
 
     files: Mapping[str, int]
     is_all: bool = False
-    """true if these are all files: for a first check, or because rows were removed"""
+    """true if these are all files of the table, for a first check or because rows were removed"""
 
 
 def find_new_files(lake: Lake, name: str, table: DeltaTable, since: int | None) -> NewFiles:
-    """Find the files that an open table has and its version `since` lacks, or all files if `since` is `None`.
+    """Find the data files with rows that were added to a table after its version `since`.
 
-    Files of a commit that only rearranges rows (OPTIMIZE) are not new. After a commit that removed rows, all files are.
+    Files of commits that only rearrange rows (OPTIMIZE) are left out. All files of the table are returned if `since` is
+    `None`, if a commit after it has removed rows, or if its successors are no longer in the log.
+
+    Args:
+        table: The table, opened at the last version to include.
+        since: Version whose rows are not new.
     """
     if since is None or since > table.version():
         return list_all_files(lake, name, table)
@@ -359,7 +363,7 @@ def find_new_files(lake: Lake, name: str, table: DeltaTable, since: int | None) 
 
 
 def list_all_files(lake: Lake, name: str, table: DeltaTable) -> NewFiles:
-    """List all files of an open table."""
+    """List all data files of a table at its opened version."""
     adds = table.get_add_actions(flatten=False)
     paths, times = adds["path"].to_pylist(), adds["modification_time"].to_pylist()
     files = {f"{lake.table(name)}/{unquote(path)}": _to_millis(at) for path, at in zip(paths, times, strict=True)}

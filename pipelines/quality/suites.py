@@ -1,9 +1,9 @@
-"""Checks and their validation: suites in YAML on columns, and one SQL file for each check of whole tables.
+"""Reader and validation of the data quality checks: YAML suites check columns and rows, SQL files check whole tables.
 
-A check in SQL is a file `TABLE.NAME.sql` or `TABLE.NAME.SUBJECT.sql`: comments, of which some are settings
-(`-- level: error`), and one SELECT of DuckDB's SQL with a row for each fault. Errors name the file and the line.
+A check in SQL is a file `TABLE.NAME.sql` or `TABLE.NAME.SUBJECT.sql`. It has comments, of which some are settings
+(`-- level: error`), and a SELECT in DuckDB's SQL that returns a row for each fault. Errors name the file and the line.
 
-`python -m kiln.pipelines.quality.suites docs/quality.md` writes the lists of that page.
+`python -m kiln.pipelines.quality.suites docs/quality.md` writes the lists in that page.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ from kiln.conf.settings.keys import suggest_key
 from kiln.schemas.delta.tables import TABLES
 
 Kind = Literal["column", "number", "switch", "text", "list"]
-"""Type of an argument. `column`: a column of the suite's table."""
+"""Type of an argument of an expectation. `column` is the name of a column of the suite's table."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """An expectation that a suite may name, Great Expectations' own or Kiln's.
+    """An expectation that suites may use: one of Great Expectations' own, or one of Kiln's.
 
-    Nothing here imports Great Expectations, because that takes seconds. A test compares the arguments with the classes
-    of Great Expectations.
+    A test compares the arguments with the classes of Great Expectations, which this module does not import, because
+    that takes seconds.
     """
 
     name: str
     arguments: Mapping[str, Kind]
+    """type of each argument by name"""
     required: frozenset[str] = field(default_factory=frozenset)
+    """names of the arguments that a suite must give"""
     description: str = ""
     rows: bool = True
-    """true if Great Expectations reads each new row; else DuckDB does"""
+    """true if Great Expectations checks the new rows; false if DuckDB does"""
     is_stock: bool = True
     """true if the expectation is Great Expectations' own"""
 
     @property
     def by_value(self) -> bool:
-        """True if the expectation depends on the value of a single column."""
+        """True if the expectation is about single values of one column, so that checking distinct values is enough."""
         return self.rows and {"column", "mostly"} <= self.arguments.keys()
 
 
@@ -105,24 +107,30 @@ _STOCK: Final = (
 )
 
 _KILN: Final = (
-    _define_own("expect_column_values_to_be_cids", "Each value is a CID in its usual form.", _MAP, "column", rows=True),
+    _define_own(
+        "expect_column_values_to_be_cids",
+        "Each value of the column is a CID in its usual form.",
+        _MAP,
+        "column",
+        rows=True,
+    ),
     _define_own(
         "expect_column_values_to_be_stream_ids",
-        "Each value is a StreamID in its usual form.",
+        "Each value of the column is a StreamID in its usual form.",
         _MAP,
         "column",
         rows=True,
     ),
     _define_own(
         "expect_column_values_to_be_peer_ids",
-        "Each value is a peer id or empty. Empty is allowed because the files of some programs do not name peers.",
+        "Each value of the column is a peer id or a DHT node id, or is empty, as in rows from files without peer ids.",
         _MAP,
         "column",
         rows=True,
     ),
     _define_own(
         "expect_column_pair_cid_to_be_of_block",
-        "`column_A` is the CID of the block in `column_B`, that is, its hash matches the bytes of the block.",
+        "`column_A` is the CID of the block in `column_B`: the hash in it matches the bytes of the block.",
         _PAIR,
         "column_A",
         "column_B",
@@ -130,7 +138,7 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_rows_to_hold",
-        "`rule`, a condition in DuckDB's SQL over the columns of the table, is not false for any row.",
+        "The condition `rule`, in DuckDB's SQL over the columns of the table, is false for no row.",
         {"rule": "text"},
         "rule",
     ),
@@ -138,11 +146,11 @@ _KILN: Final = (
 )
 
 EXPECTATIONS: Final[Mapping[str, Expectation]] = {expectation.name: expectation for expectation in (*_STOCK, *_KILN)}
-"""Expectations by the name that suites use."""
+"""Expectations by name."""
 
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "conf" / "quality"
-"""The suites that come with Kiln."""
+"""Folder with Kiln's own suites."""
 
 Level = Literal["warn", "error"]
 LEVELS: Final = ("warn", "error")
@@ -150,14 +158,14 @@ _SUITE_KEYS: Final = ("table", "owner", "expectations")
 _EXPECTATION_KEYS: Final = ("expect", "level", "owner", "hint")
 
 _HEADER: Final = ("grain", "level", "owner", "hint", "expires", "after", "history", "show")
-"""settings in the comments of a check in SQL"""
+"""Names of the settings in the comments of a check in SQL."""
 
 _TABLES: Final = tuple(name for name in TABLES if name != "quality_results")
 
 
 @dataclass(frozen=True)
 class SuiteCheck:
-    """An expectation of a suite on a table, with its arguments."""
+    """A data quality check: an expectation with its arguments, for a table."""
 
     table: str
     expectation: str
@@ -166,44 +174,44 @@ class SuiteCheck:
     owner: str
     hint: str
     location: str
-    """file:line"""
+    """place of the definition, as FILE:LINE; FILE for a check in SQL"""
     sql: str = ""
-    """a SELECT of faults over the tables and over `new_TABLE`, the new rows of each; empty for an entry of a suite"""
+    """a SELECT of faults from the tables and from `new_TABLE`, the new rows of each; empty for a check in YAML"""
     grain: str = ""
-    """meaning of a row that `sql` returns"""
+    """meaning of a row that `sql` returns, such as "a batch without a receipt\""""
     expires: tuple[str, ...] = ()
-    """tables from which `lake.retention` may have removed the row that seems to be missing"""
+    """tables from which `lake.retention` may have removed a row that the check would report as missing"""
     after: timedelta = timedelta()
-    """least age of the commits that `sql` checks, because rows that follow from a commit may come that much later"""
+    """minimum age of the commits that the check covers, because rows that belong to them may arrive that much later"""
     history: timedelta = timedelta(days=1)
-    """greatest age of the rows with which the loop of a run compares new rows"""
+    """maximum age of the rows with which `kiln run` first compares new rows"""
     show: str = ""
-    """query that shows a fault; names in braces stand for the values of the fault's key"""
+    """SQL that shows a fault. Names of columns in braces stand for their values in the fault"""
 
     @property
     def kind(self) -> Expectation:
-        """Entry of the expectation in the catalogue."""
+        """Definition of the expectation that a check in YAML uses."""
         return EXPECTATIONS[self.expectation]
 
     @property
     def id(self) -> str:
-        """Hash of what is checked, without the level: 12 hex digits."""
+        """Identity of the check as 12 hex digits: a hash of table, expectation, arguments and SQL."""
         identity = json.dumps([self.table, self.expectation, self.arguments, self.sql], sort_keys=True, default=str)
         return blake2b(identity.encode(), digest_size=6).hexdigest()
 
     @property
     def tables(self) -> frozenset[str]:
-        """Tables that the check reads."""
+        """Names of the tables that the check reads."""
         return frozenset({self.table, *find_tables(self.sql)})
 
     @property
     def new_tables(self) -> frozenset[str]:
-        """Tables of which the check reads the new rows."""
+        """Names of the tables whose new rows the check reads."""
         return frozenset(name for name in TABLES if re.search(rf"\bnew_{name}\b", self.sql))
 
     @property
     def name(self) -> str:
-        """The expectation and its subject: `expect_keys_to_be_unique(network, message_id)`."""
+        """Name of the check: the expectation and what it is about, such as `expect_column_values_to_be_cids(tip)`."""
         values = [
             self.arguments[name]
             for name in ("subject", "column", "column_A", "column_B", "rule")
@@ -213,7 +221,7 @@ class SuiteCheck:
 
 
 def find_tables(sql: str) -> frozenset[str]:
-    """Find the tables that a check in SQL reads, in full or new rows only. The table `windows` counts as `updates`."""
+    """Find the names of the tables that a check in SQL reads. `new_TABLE` means TABLE; `windows` means `updates`."""
     words = set(re.findall(r"\w+", sql))
     return frozenset(
         name for name in TABLES if words & {name, f"new_{name}"} or (name == "updates" and "windows" in words)
@@ -221,15 +229,15 @@ def find_tables(sql: str) -> frozenset[str]:
 
 
 def read_all_suites(user_paths: Iterable[str]) -> list[SuiteCheck]:
-    """Read the checks of Kiln's suites and of the user's files and folders, as `read_suites` does."""
+    """Read Kiln's own checks and those in the user's files and folders. Errors are those of `read_suites`."""
     return read_suites([FOLDER, *map(Path, user_paths)])
 
 
 def read_suites(paths: Iterable[Path]) -> list[SuiteCheck]:
-    """Read the checks in these paths: files, or folders with `*.yaml` and `*.sql` files.
+    """Read the checks in files, or in the `*.yaml` and `*.sql` files of folders.
 
     Raises:
-        SettingsError: A suite is invalid. The error names every fault.
+        SettingsError: A check is invalid. The error names all invalid checks.
     """
     checks: list[SuiteCheck] = []
     faults: list[str] = []
@@ -239,7 +247,7 @@ def read_suites(paths: Iterable[Path]) -> list[SuiteCheck]:
             if isinstance(check, str):
                 faults.append(check)
             elif check.id in seen:
-                faults.append(f"{check.location}: {check.name} is also in {seen[check.id]}")
+                faults.append(f"{check.location}: {check.name} is also in {seen[check.id]}: remove one of them")
             else:
                 seen[check.id] = check.location
                 checks.append(check)
@@ -255,11 +263,11 @@ def _list_files(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
         elif path.is_file():
             yield path
         else:
-            faults.append(f"{path}: there is no such suite")
+            faults.append(f"{path}: there is no such file or folder. Correct quality.suites")
 
 
 def _read_sql(file: Path) -> Iterator[SuiteCheck | str]:
-    """Read the check of a file, or descriptions of its faults."""
+    """Read the check in an SQL file. Yield it or, if it is invalid, descriptions of its faults."""
     try:
         text = read_small_file(file).decode("utf-8-sig")
     except (OSError, ValueError) as error:
@@ -270,11 +278,11 @@ def _read_sql(file: Path) -> Iterator[SuiteCheck | str]:
     lines = [line[2:].strip() for line in text.splitlines() if line.startswith("--")]
     header = dict(line.split(": ", 1) for line in lines if line.split(":")[0] in _HEADER and ": " in line)
     sql = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("--")).strip().rstrip(";")
-    faults = [f"-- {key}: is missing" for key in ("grain", "level", "hint") if not header.get(key)]
+    faults = [f"the comment `-- {key}: …` is missing" for key in ("grain", "level", "hint") if not header.get(key)]
     if table not in _TABLES:
         faults.append(f"table {table}: there is no such table{suggest_key(table, _TABLES)}")
     if not name:
-        faults.append("the file's name is not TABLE.NAME.sql")
+        faults.append("the file's name must be TABLE.NAME.sql or TABLE.NAME.SUBJECT.sql")
     if header.get("level", "error") not in LEVELS:
         faults.append(f"level {header['level']}: expected warn or error")
     expires = tuple(table.strip() for table in header.get("expires", "").split(",") if table.strip())
@@ -309,7 +317,7 @@ def _read_sql(file: Path) -> Iterator[SuiteCheck | str]:
 
 
 def _find_sql_faults(sql: str) -> Iterator[str]:
-    """Describe what is wrong with the SQL of a check, without running it."""
+    """Parse the SQL of a check without running it. Yield a description if it is invalid."""
     import duckdb
 
     try:
@@ -318,11 +326,11 @@ def _find_sql_faults(sql: str) -> Iterator[str]:
         yield str(error).splitlines()[0]
         return
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        yield "expected one SELECT"
+        yield "expected exactly one SELECT"
 
 
 def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
-    """Read the checks of a file, or descriptions of the file's faults with their lines."""
+    """Read a YAML suite. Yield its checks and, for invalid parts, descriptions of the faults with their lines."""
     try:
         suite = YAML().load(read_small_file(file).decode("utf-8-sig"))
     except MarkedYAMLError as error:
@@ -330,10 +338,10 @@ def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
         yield f"{file}:{mark.line + 1 if mark else 1}: {error.problem or error.context}"
         return
     except OSError as error:
-        yield f"{file}: {error.strerror}"
+        yield f"{file}: cannot be read: {error.strerror}"
         return
     except RecursionError:
-        yield f"{file}: nested too deeply"
+        yield f"{file}: the YAML is nested too deeply"
         return
     except (ValueError, YAMLError) as error:  # not UTF-8, or characters or numbers that YAML does not allow
         yield f"{file}: not YAML: {error}"
@@ -397,7 +405,6 @@ def _find_faults(file: Path, line: int, table: str, suite: CommentedMap, item: C
 
 
 def _find_value_faults(kind: Kind, value: object, table: str) -> Iterator[str]:
-    """Describe the faults of an argument's value."""
     columns = [column.name for column in TABLES[table].columns]
     match kind:
         case "column" if value not in columns:
@@ -425,7 +432,7 @@ def _get_line(mapping: CommentedMap, key: object, otherwise: int = 1) -> int:
 
 
 def _to_plain(value: object) -> object:
-    """Convert from ruamel's classes, so that a check's id does not depend on the style of the YAML."""
+    """Convert a value from ruamel's classes, so that the id of a check does not depend on the style of the YAML."""
     if isinstance(value, CommentedSeq):
         return [_to_plain(item) for item in value]
     if isinstance(value, bool | int | float | str) or value is None:
@@ -441,7 +448,7 @@ _END: Final = "<!-- End of what is made. -->"
 
 
 def render_lists() -> str:
-    """Render the lists as Markdown."""
+    """Render the lists of expectations and checks as Markdown, for docs/quality.md."""
     lines = ["### Kiln's own expectations", "", "| expectation | arguments | description |", "| --- | --- | --- |"]
     for expectation in EXPECTATIONS.values():
         if not expectation.is_stock:
@@ -475,7 +482,7 @@ def _render_check(check: SuiteCheck) -> str:
 
 
 def insert_lists(page: str) -> str:
-    """Replace the lists in a page.
+    """Replace the lists of expectations and checks in the text of docs/quality.md.
 
     Raises:
         ValueError: The page has no markers for the lists.
@@ -483,7 +490,7 @@ def insert_lists(page: str) -> str:
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"the page lacks the markers of the lists. Add these two lines: {_BEGIN} and {_END}")
+        raise ValueError(f"the page lacks the markers around its lists. Add these two lines: {_BEGIN} and {_END}")
     return f"{before}{_BEGIN}\n\n{render_lists()}\n{_END}{after}"
 
 

@@ -1,5 +1,7 @@
-"""Windows that follow from the updates by the rule of decision 1, computed independently of the code that builds the
-batches; and the context of the checks: settings and time."""
+"""A second computation of the batches' windows, to check the table `batches`; and the context of all checks.
+
+The windows follow from the table `updates` by the rule of decision 1, without the code of the query `batch`.
+"""
 
 from __future__ import annotations
 
@@ -16,51 +18,59 @@ from kiln.schemas.wire.batch_block import encode_stream_key, write_leaves
 from kiln.schemas.wire.cid import cid_bytes
 
 _REPEATS: Final = timedelta(days=2)
-"""maximum age of an update or a message to which a new row may refer: more than `dedupe.signed_ttl`"""
+"""Maximum time between a row and an older row to which it refers: more than `dedupe.signed_ttl`."""
 
 
 @dataclass(frozen=True)
 class CheckContext:
-    """Settings and time of a check."""
+    """Settings on which checks depend, and the time of the check run."""
 
     now: datetime
     running: bool = False
-    """true if the status of the bridge is recent"""
+    """true if a bridge runs"""
     window: int = 1_000_000
+    """`batch.window` in µs"""
     grace: int = 0
+    """`batch.grace` in µs"""
     block_limit: int = 1_000_000
+    """`batch.max_block_bytes`"""
     authors: frozenset[str] | None = None
+    """peer ids in `batch.authors`; `None` for all authors"""
     only_verified: bool = False
     retention: Mapping[str, timedelta] = field(default_factory=dict)
-    """age from which maintenance removes rows, by table"""
+    """age at which maintenance removes rows, by table name"""
 
     def find_expiry(self, tables: Sequence[str]) -> datetime | None:
-        """Find the time of the newest rows whose counterpart in one of the tables may have expired."""
+        """Return the time before which rows cannot be checked, or `None` if the tables keep all rows.
+
+        Retention may have removed rows of `tables` to which these older rows refer.
+        """
         ages = [self.retention[table] for table in tables if table in self.retention]
         return self.now - min(ages) + _REPEATS if ages else None
 
 
 Owner = tuple[str, str, str, str]
-"""network, origin, separator key, separator value"""
+"""Network, origin, separator key and separator value, to which a window belongs."""
 
 _PAGE: Final = 50_000
-"""rows of `updates` in a page"""
+"""Number of rows that are processed at a time."""
 _COLUMNS: Final = ("network", "origin", "separator_key", "separator_value", "opened_at", "batch_cid", "is_closed")
 _WARM_UP: Final = 60_000_000
-"""minimum log time, µs, that is read before the first new update, to find the start of a window"""
+"""Minimum length of log time, in µs, that is read before the first new update, to find where its window starts."""
 
 
 class BatchedUpdate(NamedTuple):
-    """A row of `updates` that goes into a batch; times in µs."""
+    """A row of `updates` that belongs in a batch. Times are in µs since the epoch."""
 
     owner: Owner
     leaf: bytes
+    """stream and tip, as for `kiln.schemas.wire.batch_block.write_leaves`"""
     observed_at: int
     log_time: int
 
 
 class ModelWindow(msgspec.Struct):
-    """An open window: event time and log time of its first update, and its tips."""
+    """A window: event time and log time of its first update, in µs, and the leaves of its updates."""
 
     opened_at: int
     log_time: int
@@ -70,7 +80,14 @@ class ModelWindow(msgspec.Struct):
 def close_windows(
     updates: Iterable[BatchedUpdate], open_: dict[Owner, ModelWindow], length: int, grace: int
 ) -> Iterator[tuple[Owner, ModelWindow]]:
-    """Yield the windows that later updates close, in the order of log time, and update the open windows."""
+    """Sort updates into windows. Yield each window with its owner when a later update closes it.
+
+    Args:
+        updates: Updates in the order of log time.
+        open_: The open windows, which are updated. Windows that no update closes stay in it.
+        length: Length T of a window in µs.
+        grace: Grace G in µs.
+    """
     for owner, leaf, observed_at, log_time in updates:
         event_time = min(observed_at, log_time)
         window = open_.get(owner)
@@ -83,12 +100,12 @@ def close_windows(
 
 
 def create_windows(db: duckdb.DuckDBPyConnection, context: CheckContext, *, all_new: bool) -> None:
-    """Create the table `windows` of the windows that are open at the first new update, and of all later windows.
+    """Create the table `windows`, with the windows that are open at the first new update and all later windows.
 
     Args:
         db: A connection with the views `updates`, `new_updates` and `batches`.
-        context: Settings of the windows.
-        all_new: True if all updates are new, so that the first update of each separator opens a window.
+        context: Settings on which windows depend.
+        all_new: True if all updates are new. Then the first update of each separator opens a window.
     """
     span = context.window + context.grace
     ((first, newest),) = db.execute(
@@ -130,7 +147,7 @@ def _insert(db: duckdb.DuckDBPyConnection, rows: list[tuple[object, ...]]) -> No
 
 
 def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, start: int) -> Iterator[BatchedUpdate]:
-    """Read the updates that go into batches, in the order of log time from `start` on, page by page."""
+    """Read the updates that belong in batches, in the order of log time, from the log time `start` (µs) on."""
     authors = ", ".join("'" + author.replace("'", "''") + "'" for author in sorted(context.authors or ())) or "NULL"
     where = (
         f"separator_key IS NOT NULL AND epoch_us(log_time) >= {start}"
@@ -155,8 +172,8 @@ def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, star
 def _skip_unknown(
     reader: duckdb.DuckDBPyConnection, updates: Iterator[BatchedUpdate], start: int, span: int
 ) -> Iterator[BatchedUpdate]:
-    """Skip the updates of each separator before the first one that certainly opens a window: it follows a pause that
-    ends every window, or a stored batch begins with it."""
+    """Skip the first updates of each separator, up to one that certainly opens a window: because no window outlasts
+    the pause before it, or because a stored batch has its event time as t0."""
     stored = {
         (*owner, opened_at)
         for *owner, opened_at in reader.execute(

@@ -1,1 +1,1 @@
-"""Runtime on Spark and Kafka: session, source, table commits, deduplication, checkpoints, progress."""
+"""Code that the streaming queries share: Spark session, Kafka source, deduplication, checkpoints, progress."""

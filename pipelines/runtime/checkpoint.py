@@ -1,5 +1,8 @@
-"""Spark's files in a query's checkpoint: reading them, writing a new checkpoint, detecting files that a power cut left
-empty or truncated, and syncing files to disk, because Spark syncs none. This module needs no Spark."""
+"""The checkpoint folder of a streaming query, as files: no Spark is needed.
+
+This module reads a checkpoint and writes a new one, detects files that a power cut left empty or truncated, and syncs
+files to disk, because Spark does not.
+"""
 
 from __future__ import annotations
 
@@ -29,32 +32,33 @@ from kiln.schemas.kafka.records import Epoch
 _NONE = -1
 
 FIRST_OFFSETS_FILE = "sources/0/0"
-"""file of the offsets at which the first micro-batch begins, with the name and format of Spark's own Kafka source
-(KafkaSourceInitialOffsetWriter)"""
+"""file in a checkpoint with the offsets at which the first micro-batch begins. It has the name and format of Spark's
+own Kafka source (KafkaSourceInitialOffsetWriter)."""
 
 _FIRST_OFFSETS_HEAD = "\0v1\n"
 
 REPLACED_EPOCH_FILE = "replaced-epoch"
-"""Kiln's file in a checkpoint: the epoch that the first micro-batch replaces, as JSON"""
-
+"""Kiln's JSON file in a checkpoint that `kiln recover` made, with the value of `Checkpoint.replaced_epoch`"""
 
 GENERATION_FILE = "generation"
 """Kiln's file in a checkpoint: how often `kiln recover` has replaced the checkpoint of the query"""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint file does not have Spark's format; the message names the file."""
+    """A checkpoint file does not have Spark's format."""
 
 
 def parse_offsets(text: str) -> log.Offsets:
-    """Parse a file of Spark's offset log, version 1: header, metadata, then one line per source ("-": no offsets).
+    """Parse a file of Spark's offset log, version 1.
+
+    The file has a header, a line of metadata, and then a line of JSON for each source ("-" if it has no offsets).
 
     Raises:
-        CheckpointError: The version is not 1, or a line holds no Kafka offsets.
+        CheckpointError: The version is not 1, or a line does not contain Kafka offsets.
     """
     header, *lines = text.splitlines() or [""]
     if header != "v1":
-        raise CheckpointError(f"version {header!r} of Spark's offset log is not supported, only 'v1' is")
+        raise CheckpointError(f"Spark's offset log has the version {header!r}, and Kiln supports only 'v1'")
     merged: dict[str, dict[int, int]] = {}
     for line in lines[1:]:
         if line.strip() in ("", "-"):
@@ -63,18 +67,23 @@ def parse_offsets(text: str) -> log.Offsets:
             for topic, partitions in json.loads(line).items():
                 merged.setdefault(topic, {}).update({int(part): int(offset) for part, offset in partitions.items()})
         except (ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"not Kafka offsets: {line[:80]}") from error
+            raise CheckpointError(f"a line does not contain Kafka offsets: {line[:80]}") from error
     return merged
 
 
 def format_first_offsets(offsets: Mapping[str, Mapping[int, int]] | Mapping[str, Mapping[str, int]]) -> str:
-    """Format the text of FIRST_OFFSETS_FILE."""
+    """Format the file with the offsets at which a query's first micro-batch begins."""
     return f"{_FIRST_OFFSETS_HEAD}{json.dumps(offsets)}"
 
 
 def write_checkpoint(folder: Path, begin: log.Offsets, others: Mapping[str, str]) -> None:
-    """Write and sync a checkpoint with a new query id, from which the query begins at the offsets `begin`. `others`:
-    text of additional files, by name."""
+    """Write a new checkpoint with a new query id, and sync it to disk. An existing folder is replaced.
+
+    Args:
+        folder: Folder of the checkpoint.
+        begin: Offsets at which the query begins.
+        others: Text of additional files, by name.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     files = {"metadata": json.dumps({"id": str(uuid4())}), FIRST_OFFSETS_FILE: format_first_offsets(begin), **others}
     for name, text in files.items():
@@ -87,21 +96,25 @@ def write_checkpoint(folder: Path, begin: log.Offsets, others: Mapping[str, str]
 
 
 def describe_deleted_records(query: str, deleted: Mapping[str, int]) -> str:
-    """Describe the records in `deleted` (`Checkpoint.deleted_records`); empty if there are none."""
+    """Describe records that Kafka had deleted before a query first ran; empty if there are none.
+
+    Args:
+        deleted: Number of such records, by topic.
+    """
     topics = " and ".join(f"the first {count:,} records of {topic}" for topic, count in sorted(deleted.items()))
-    return topics and f"Kafka had deleted {topics} before {query} first ran: they are missing in its tables"
+    return topics and f"Kafka had deleted {topics} before the query {query} first ran, so the tables lack these records"
 
 
 DELETED_ADVICE = (
-    "run the queries before kafka.retention or the size limits of topics delete records, or raise these limits; "
-    "records that a capture still has can be added with kiln replay"
+    "start the queries before Kafka deletes records, or raise kafka.retention and the size limits of the topics. If a "
+    "capture file has the deleted records, add them with kiln replay"
 )
-"""Advice for records that `describe_deleted_records` describes."""
+"""Advice that follows the result of `describe_deleted_records`."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder with `metadata`, `offsets/` and `commits/`, as Structured Streaming writes them."""
+    """A checkpoint of a query: a folder with `metadata`, `offsets/` and `commits/`, written by Structured Streaming."""
 
     path: Location
 
@@ -111,39 +124,42 @@ class Checkpoint:
 
     @property
     def query_id(self) -> str:
-        """The id of the query, which never changes within a checkpoint."""
+        """Spark's id of the query, which never changes within a checkpoint."""
         return str(json.loads((self.path / "metadata").read())["id"])
 
     @property
     def planned(self) -> int:
-        """The newest micro-batch that was begun; -1 if none was begun."""
+        """Number of the newest micro-batch that Spark has begun; -1 if there is none."""
         return self._find_newest("offsets")
 
     @property
     def committed(self) -> int:
-        """The newest micro-batch that was finished; -1 if none was finished."""
+        """Number of the newest micro-batch that Spark has finished; -1 if there is none."""
         return self._find_newest("commits")
 
     @property
     def watermark(self) -> int:
-        """Time before which rows are late, in µs; 0 if no row is late."""
+        """Spark's watermark in the newest micro-batch, in µs; 0 if there is none."""
         return int(self._read_metadata(self.planned)["batchWatermarkMs"]) * 1000 if self.planned != _NONE else 0
 
     def newest_time(self, retention: int) -> int:
-        """Return the newest time that a query with this retention has used (`MicroBatchClock`), µs; 0 if it has
-        used none."""
+        """Return the newest time (µs) that the query's `MicroBatchClock` has given; 0 if there is none.
+
+        Args:
+            retention: The query's retention of deduplication state, µs.
+        """
         watermark = self.watermark
         return max(watermark and watermark + retention, read_dedup_state(self.path.folder).at)
 
     @property
     def conf(self) -> dict[str, str]:
-        """Spark settings that are fixed in the checkpoint, once a micro-batch was begun."""
+        """Spark settings that the checkpoint fixes. They exist once a micro-batch was begun."""
         values: dict[str, str] = json.loads(self._read_lines(self.planned)[1])["conf"]
         return values
 
     @property
     def first_offsets(self) -> log.Offsets | None:
-        """The offsets at which the first micro-batch begins; None if they are not in the checkpoint."""
+        """Offsets at which the first micro-batch begins; `None` if the checkpoint does not contain them."""
         path = self.path / FIRST_OFFSETS_FILE
         if not path.exists():
             return None
@@ -152,7 +168,7 @@ class Checkpoint:
 
     @property
     def deleted_records(self) -> dict[str, int]:
-        """Count the records that Kafka had deleted before the query first ran, by full topic name."""
+        """Number of records that Kafka had deleted before the query first ran, by topic name with prefix."""
         if self.replaced_epoch is not None or self.generation:  # `kiln recover` chose the first offsets
             return {}
         counts = {topic: sum(parts.values()) for topic, parts in (self.first_offsets or {}).items()}
@@ -160,23 +176,26 @@ class Checkpoint:
 
     @property
     def generation(self) -> int:
-        """The number of times that `kiln recover` has replaced the checkpoint of the query."""
+        """Number of times that `kiln recover` has replaced the query's checkpoint."""
         path = self.path / GENERATION_FILE
         return int(path.read()) if path.exists() else 0
 
     @property
     def replaced_epoch(self) -> Epoch | None:
-        """The epoch that the first micro-batch replaces, if `kiln recover` made this checkpoint (decision 19). That
-        micro-batch writes nothing: the output of its records was written under the older checkpoint."""
+        """Query id and micro-batch of the lost checkpoint's last output, if `kiln recover` made this checkpoint.
+
+        The first micro-batch of this checkpoint reads old records again, only to fill the deduplication state. It
+        writes nothing, because their output was written under the lost checkpoint (decision 19).
+        """
         path = self.path / REPLACED_EPOCH_FILE
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
 
     def behind_since(self, time: int) -> int | None:
-        """Find since when the driver's clock has been behind `time`.
+        """Find the time (µs by the driver's clock) since which this clock has been behind `time`.
 
         Returns:
-            Begin (µs) of the earliest micro-batch that Spark still keeps and that, like all later ones, began before
-            `time` (`is_trailing`); None if the newest one did not.
+            Start of the first micro-batch that, like all micro-batches after it, began before `time`; None if the
+                newest micro-batch began at `time` or later. Files of old micro-batches may be deleted already.
         """
         since = None
         for batch_id in sorted(self._list_numbers("offsets"), reverse=True):
@@ -187,8 +206,7 @@ class Checkpoint:
         return since
 
     def ends(self, batch_id: int) -> log.Offsets:
-        """Return the end offsets of a micro-batch, by full topic name and partition; empty for -1, the
-        micro-batch before the first.
+        """Return the end offsets of a micro-batch, by topic name with prefix and by partition; empty for -1.
 
         Raises:
             CheckpointError: The file does not have Spark's format.
@@ -203,19 +221,19 @@ class Checkpoint:
             raise CheckpointError(f"{path}: {error}") from error
 
     def starts(self, batch_id: int) -> log.Offsets:
-        """Return the offsets at which a micro-batch begins. A partition that is new in the micro-batch is missing."""
+        """Return the offsets at which a micro-batch begins, without partitions that no earlier micro-batch has."""
         return self.ends(batch_id - 1) if batch_id > 0 else self.first_offsets or {}
 
     def list_planned(self) -> list[int]:
-        """List the micro-batches that were begun and that Spark still keeps, in order."""
+        """List the numbers of the micro-batches that Spark has begun and whose files still exist, in order."""
         return sorted(self._list_numbers("offsets"))
 
     def get_planned_at(self, batch_id: int) -> int:
-        """Return when a micro-batch was planned, by the driver's clock, ms."""
+        """Return the time at which Spark planned a micro-batch, in ms by the driver's clock."""
         return int(self._read_metadata(batch_id)["batchTimestampMs"])
 
     def count_records(self, batch_id: int) -> int | None:
-        """Count the records of a micro-batch; None if the first offset of a partition is not known."""
+        """Count the Kafka records of a micro-batch; `None` if it has a partition whose first offset is not known."""
         before = self.starts(batch_id)
         starts = {(topic, part): at for topic, parts in before.items() for part, at in parts.items()}
         ends = {(topic, part): at for topic, parts in self.ends(batch_id).items() for part, at in parts.items()}
@@ -241,21 +259,21 @@ _HEAD = struct.Struct(">4sI")  # header of Hadoop's checksum files: "crc\0", and
 
 @dataclass(frozen=True, order=True)
 class LastIntactMicroBatch:
-    """The newest intact micro-batch of a checkpoint."""
+    """The newest micro-batch of a checkpoint whose files are intact."""
 
     batch_id: int
     """number of the micro-batch; -1 if none was begun"""
     done: bool
-    """true if Spark has recorded it as done"""
+    """true if it is finished, false if Spark will repeat it"""
 
     @property
     def next(self) -> int:
-        """The micro-batch that the query runs next."""
+        """Number of the micro-batch that the query runs next."""
         return self.batch_id + 1 if self.done else self.batch_id
 
 
 def is_whole(path: Path) -> bool:
-    """Return true if a file exists, holds bytes, and agrees with the checksums that Hadoop keeps next to it."""
+    """Return true if a file exists, is not empty, and matches Hadoop's checksum file next to it, if there is one."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -272,7 +290,11 @@ def is_whole(path: Path) -> bool:
 
 
 def find_sound_end(checkpoint: Path) -> LastIntactMicroBatch | None:
-    """Find the newest micro-batch with intact files, which is done or can be repeated; None if there is none."""
+    """Find the newest micro-batch of a checkpoint whose files are intact: it is finished, or Spark can repeat it.
+
+    Returns:
+        None if no micro-batch is intact. The number -1 if there are no micro-batches.
+    """
     batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)
     for batch_id in batches:
         previous = checkpoint / "commits" / str(batch_id - 1)
@@ -289,7 +311,12 @@ def find_sound_end(checkpoint: Path) -> LastIntactMicroBatch | None:
 
 
 def list_torn_files(checkpoint: Path, end: LastIntactMicroBatch | None) -> list[Path]:
-    """List the damaged files of the newest micro-batches, for messages. `end`: the result of `find_sound_end`."""
+    """List the damaged files of a checkpoint's newest micro-batches, for messages.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        end: The newest intact micro-batch. Files of earlier ones are not checked; `None` to check all files.
+    """
     least = -1 if end is None else end.batch_id
     logs = [
         checkpoint / folder / str(n) for folder in ("offsets", "commits") for n in _list_numbers(checkpoint / folder)
@@ -300,7 +327,7 @@ def list_torn_files(checkpoint: Path, end: LastIntactMicroBatch | None) -> list[
 
 
 def list_files_after(checkpoint: Path, end: LastIntactMicroBatch) -> list[Path]:
-    """List the files after `end`. Without these files, Spark continues at `end`."""
+    """List the files of a checkpoint to remove so that Spark continues with the micro-batch `end.next`."""
     version_to_keep = end.batch_id + 1 if end.done else end.batch_id
     files = [checkpoint / "offsets" / str(n) for n in _list_numbers(checkpoint / "offsets") if n > end.batch_id]
     files += [checkpoint / "commits" / str(n) for n in _list_numbers(checkpoint / "commits") if n >= end.next]
@@ -310,7 +337,7 @@ def list_files_after(checkpoint: Path, end: LastIntactMicroBatch) -> list[Path]:
 
 
 def _offsets_are_whole(path: Path) -> bool:
-    """Return true if a file of offsets is intact: version, metadata, and the offsets of the query's one source."""
+    """Return true if a file of the offset log is intact, and has a version, metadata, and offsets of a source."""
     if not is_whole(path):
         return False
     try:
@@ -321,7 +348,7 @@ def _offsets_are_whole(path: Path) -> bool:
 
 
 def _state_is_whole(checkpoint: Path, version: int) -> bool:
-    """Return true if each partition of the state can be read as of a version: a snapshot, and the changes since it."""
+    """Return true if each partition of the state store has an intact snapshot and change logs up to a version."""
     return all(_partition_is_whole(folder, version) for folder in _list_partitions(checkpoint))
 
 
@@ -366,17 +393,16 @@ _UNFINISHED = ".tmp"
 
 
 class DurableCheckpoint:
-    """Syncs new files of a checkpoint. For one thread."""
+    """A checkpoint whose new files are synced to disk, because Spark does not sync them. For one thread."""
 
     def __init__(self, path: Path) -> None:
-        """Create the synchronizer. `path`: folder of the query's checkpoint."""
         self._path = path
         self._synced: set[_FileVersion] = set()
         self._folders: set[str] = set()
         """folders whose entries in their parents are on disk"""
 
     def sync(self) -> None:
-        """Sync every new file in the checkpoint, and the folder entry that names it."""
+        """Sync every new file of the checkpoint to disk, and its folder."""
         if not self._synced:  # sync the folders above, once
             for folder in (self._path.parent.parent, self._path.parent):
                 to_disk(folder)
@@ -412,17 +438,17 @@ def _list_files(folder: str) -> Iterator[_FileVersion]:
 
 
 TOPICS_FILE: Final = "topics.json"
-"""Kiln's file in a checkpoint: topic ids by full topic name"""
+"""Kiln's file in a checkpoint: Kafka's topic ids, by topic name with prefix"""
 
 
 def read_topic_ids(checkpoint: Location) -> dict[str, str]:
-    """Read the topic ids saved in a checkpoint, by full topic name; empty if no ids are saved."""
+    """Read Kafka's topic ids from a checkpoint, by topic name with prefix; empty if none are saved."""
     path = checkpoint / TOPICS_FILE
     return msgspec.json.decode(path.read(), type=dict[str, str]) if path.exists() else {}
 
 
 def save_topic_ids(checkpoint: Location, ids: Mapping[str, str]) -> None:
-    """Save topic ids in a checkpoint, in addition to the ids already saved there."""
+    """Save Kafka's topic ids in a checkpoint, by topic name. Ids of other topics stay."""
     saved = read_topic_ids(checkpoint)
     merged = saved | {topic: identity for topic, identity in ids.items() if identity}
     if merged != saved:

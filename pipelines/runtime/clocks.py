@@ -1,10 +1,11 @@
-"""The clock by which a query expires its deduplication state (decision 10), and detection of clocks that are behind
-stored times.
+"""The clock by which a query expires its deduplication state (decision 10), and detection of wrong clocks.
 
-The driver passes its time to the tasks of a micro-batch. This time never goes back: with Spark's own
-`current_timestamp`, the deduplicating operators would silently drop every row as late after a wrong clock is set back.
-While the query runs, this time also never advances by more than the elapsed time: otherwise a clock that is set ahead
-by days would expire digests that are a second old.
+The driver passes its time to the tasks of each micro-batch. This time differs from the machine's clock in two ways:
+
+- It never goes back. Otherwise, after a correction of a clock that was ahead, Spark's deduplication would silently drop
+  every row as late.
+- While the query runs, it advances by the elapsed time at most. Otherwise a clock that jumps ahead by days would expire
+  digests that are a second old.
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ _PROPERTY = "kiln.seenAt"
 
 
 class MicroBatchClock:
-    """Passes the time to the tasks of each micro-batch. Not thread-safe: for the thread that runs the micro-batches."""
+    """Clock that the driver passes to the tasks of each micro-batch. For the thread that runs the micro-batches."""
 
     def __init__(self, now: Callable[[], int], uptime: Callable[[], int], least: int) -> None:
         """Start the clock.
 
         Args:
-            now: Returns the time, in µs.
-            uptime: Returns the time of a clock that is never set, in µs.
-            least: The newest time that the query has used before, in µs.
+            now: Returns the time by the machine's clock, in µs.
+            uptime: Returns the time since the machine's start, in µs.
+            least: The newest time that this clock gave before the query was restarted, in µs; 0 if there is none.
         """
         self._now, self._uptime = now, uptime
         self._at = least
         self._set_at_uptime: int | None = None  # time of `uptime` then, in µs
 
     def set_time(self, context: SparkContext) -> None:
-        """Set the time of a micro-batch, before its first job. The first micro-batch after a start uses the machine's
-        time."""
+        """Set the time of a micro-batch, before its first Spark job.
+
+        In the first micro-batch after a start, the time is that of the machine, or `least` if that is later.
+        """
         now, uptime = self._now(), self._uptime()
         if self._set_at_uptime is not None:
             now = min(now, self._at + uptime - self._set_at_uptime)
@@ -47,7 +50,7 @@ class MicroBatchClock:
 
 
 def get_batch_time() -> int:
-    """Return the time of this task's micro-batch, µs.
+    """Return the time that the driver has set for this task's micro-batch, in µs.
 
     Raises:
         RuntimeError: The driver has set no time.
@@ -56,41 +59,46 @@ def get_batch_time() -> int:
 
 
 def get_task_property(name: str, meaning: str) -> str:
-    """Return a local property that the driver has set for the tasks of a micro-batch. `meaning`: text for errors.
+    """Return a local property of Spark that the driver has set for the tasks of a micro-batch.
+
+    Args:
+        meaning: Description of the property, for the error.
 
     Raises:
-        RuntimeError: The driver has set no such property.
+        RuntimeError: The driver has not set the property.
     """
     from pyspark import TaskContext  # `kiln status` reads the clocks without Spark
 
     context = TaskContext.get()
     text = context.getLocalProperty(name) if context is not None else None
     if text is None:
-        raise RuntimeError(f"the driver did not set {meaning}")
+        raise RuntimeError(f"cannot run this Spark task: its driver did not set {meaning}")
     return text
 
 
 def with_dedup_watermark(rows: DataFrame, retention: int) -> DataFrame:
-    """Set the watermark on `seen_at`: later operators expire rows after `retention` µs."""
+    """Set the watermark of the column `seen_at`, so that Spark's deduplication expires rows after `retention` µs."""
     return rows.withWatermark("seen_at", f"{retention // 1000} milliseconds")
 
 
 _TOLERANCE = 1_000_000
-"""difference that clocks of one cluster may have, in µs"""
+"""difference between two clocks, in µs, up to which neither counts as wrong"""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
 class TrailingClock:
-    """Comparison of a clock with the newest time that was recorded."""
+    """Comparison of a clock with the newest time that was recorded. Times are µs."""
 
     since: int | None = None
-    """time, by that clock, at which the clock was first seen to be behind; `None` if it is not behind"""
+    """time, by that clock, since which the clock has been behind; `None` if it is not behind"""
     now: int = 0
+    """time by the clock in the last comparison"""
     newest: int = 0
+    """newest recorded time in the last comparison"""
 
     def observe(self, now: int, newest: int) -> None:
-        """Compare the clock with the newest time that was recorded."""
+        """Compare the clock's time `now` with the newest recorded time, and store both. Both are µs."""
         self.now, self.newest = now, newest
         if not is_trailing(now, newest):
             self.since = None
@@ -99,27 +107,38 @@ class TrailingClock:
 
 
 def is_trailing(now: int, newest: int) -> bool:
-    """Return true if `now` trails `newest` by more than the tolerance."""
+    """Return true if `now` is more than a second behind `newest`. Both are µs."""
     return newest - now > _TOLERANCE
 
 
 def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> str:
-    """Describe the consequence, and what to do, if the broker's stamps trail log time (decision 1)."""
+    """Describe what happens, and what to do, if the broker's clock is behind the newest timestamp of a topic.
+
+    Args:
+        now: The broker's time, µs.
+        newest: The newest timestamp in the topic, µs.
+        since: Time since which the clock has been behind, µs; `None` if that is not known.
+    """
     return (
         f"the broker's clock is {_format_seconds(newest - now)} behind the newest timestamp in {topic}"
-        f"{_format_since(since)}: the clock was ahead when it gave that timestamp. Windows wait for log time, so "
-        f"batches are late until the broker's clock has passed {_format_time(newest)}. Nothing is lost. If the "
-        "broker's clock is wrong, correct it; else wait"
+        f"{_format_since(since)}: the clock was ahead when that record was written. Until the clock reaches "
+        f"{_format_time(newest)}, windows stay open and batches are late. Nothing is lost. If the broker's clock is "
+        "wrong now, correct it; else wait"
     )
 
 
 def describe_watermark_lag(queries: Iterable[str], now: int, newest: int, since: int | None) -> str:
-    """Describe the consequence, and what to do, if this machine's clock trails the time a query has used (decision
-    5)."""
+    """Describe what happens, and what to do, if this machine's clock is behind the watermark of queries.
+
+    Args:
+        now: The machine's time, µs.
+        newest: The newest time that a query has used, µs.
+        since: Time since which the clock has been behind, µs; `None` if that is not known.
+    """
     return (
         f"the clock of this machine is {_format_seconds(newest - now)} behind the watermark of {', '.join(queries)}"
-        f"{_format_since(since)}: the clock was ahead before. Nothing is lost: until the clock has passed "
-        f"{_format_time(newest)}, deduplication state is kept longer. If this clock is wrong, correct it; else wait"
+        f"{_format_since(since)}: the clock was ahead before. Until it reaches {_format_time(newest)}, the queries "
+        "keep deduplication state longer. Nothing is lost. If this machine's clock is wrong now, correct it; else wait"
     )
 
 

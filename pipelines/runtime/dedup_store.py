@@ -1,8 +1,9 @@
-"""Deduplication store of a query, on the disk next to the query's checkpoint (decision 10).
+"""Deduplication store of a query: an SQLite file of digests in the query's checkpoint folder (decision 10).
 
-Each digest is stored with the Kafka position of the one copy that passed. When that copy is read again, it passes
-again. So a micro-batch that is repeated after a crash has the same rows, even if Spark splits it into other tasks. The
-file may therefore be newer than the checkpoint, but never older.
+A message arrives in several copies, one of which is accepted. The store keeps a digest of the message with the Kafka
+position of the accepted copy. If that copy is read again, it is accepted again. So a micro-batch that is repeated after
+a crash has the same rows, even if Spark splits it into other tasks. The file may therefore be newer than the
+checkpoint, but never older.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from kiln.schemas.kafka.records import Epoch
 FILE_NAME: Final = "dedup.sqlite"
 
 CHUNK_ROWS: Final = 1_000
-"""Maximum number of copies in a transaction"""
+"""Maximum number of copies that one SQLite transaction looks up"""
 CHUNK_BYTES: Final = 16 << 20
-"""Maximum bytes that the copies of a transaction keep in memory"""
+"""Number of bytes of copies in memory at which a transaction ends"""
 
 _PATIENCE_S: Final = 60.0  # seconds for another task to put its rows into the file
 _SWEPT_PER_ROW: Final = 8  # old rows checked for each new one, so that the file is at most an eighth larger than needed
@@ -38,21 +39,22 @@ _MAX_LOOKUP: Final = 999  # digests in one SELECT: every SQLite takes as many pa
 
 @dataclass(frozen=True)
 class DedupStoreConfig:
-    """Options with which a task opens the file. `span`: retention of a digest, in µs. `durable`: true if the file must
-    survive a power cut."""
+    """Options with which a task opens the deduplication file."""
 
     path: str
     span: int
+    """retention of a digest, in µs"""
     durable: bool = False
+    """true if the file must survive a power cut"""
 
 
 class DedupStoreError(KilnError):
-    """The file cannot be read or written, because the disk is full or the file has another format."""
+    """The deduplication file cannot be read or written, for example because the disk is full or the file is damaged."""
 
 
 @contextmanager
 def _lock_folder(folder: Path) -> Iterator[None]:
-    """Prevent other tasks on this machine from creating the file inside the block."""
+    """Lock the folder, so that only one task at a time creates the deduplication file in it."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -62,19 +64,21 @@ def _lock_folder(folder: Path) -> Iterator[None]:
 
 
 class StoredDigest(NamedTuple):
-    """State of a digest."""
+    """State that the store keeps for a digest."""
 
     position: str = ""
-    """position of the copy that passed; empty if no copy did, or if the position is not known"""
+    """Kafka position of the accepted copy; empty if there is none, or if the position is not known"""
     tip: bytes = b""
-    """digest of a tip, if the rule of the query stores tips"""
+    """digest of a stream's tip, if the query's `DedupRule` stores tips"""
     at: int = 0
-    """a time that the rule stores, in µs"""
+    """a time that the query's `DedupRule` stores, in µs"""
 
 
 class DedupCopy(Protocol):
-    """One of several copies, of which one passes. `identities`: its digests; `position`: unique to this copy; `size`:
-    bytes."""
+    """A copy of a message or row, of which the store accepts only one.
+
+    `identities` has one or two digests, which equal copies share. `position` is unique to the copy. `size` is in bytes.
+    """
 
     @property
     def identities(self) -> tuple[bytes, ...]: ...
@@ -88,7 +92,7 @@ _Copy = TypeVar("_Copy", bound=DedupCopy)
 
 
 class CopyColumns(NamedTuple):
-    """Copies by column: the digest that is checked first, the second digest if a copy has one, and the position."""
+    """Copies of messages as columns: first digest, second digest or `None`, and Kafka position."""
 
     first: Sequence[bytes]
     second: Sequence[bytes | None]
@@ -106,23 +110,22 @@ def _split_identities(copies: Collection[DedupCopy]) -> tuple[list[bytes], list[
 
 
 class DedupRule(NamedTuple, Generic[_Copy]):
-    """A rule by which copies pass."""
+    """A query's own rule for accepting copies, instead of accepting the first copy of each digest."""
 
     keys: Callable[[_Copy], tuple[bytes, ...]]
-    """lists the digests whose state the rule needs for a copy"""
+    """lists the digests whose stored state the rule needs for a copy"""
     select: Callable[[Collection[_Copy], Mapping[bytes, StoredDigest]], tuple[list[_Copy], dict[bytes, StoredDigest]]]
-    """returns the copies that pass, and the changed state"""
+    """returns the accepted copies and the changed state, given copies and the stored state of their digests"""
 
 
 class DedupStore:
-    """Digests, and the copies that passed, in an SQLite file. Several tasks may have the file open.
+    """SQLite file with digests of the messages or rows that a query has accepted. Several tasks may have it open.
 
-    A digest takes some 40 bytes of disk. Memory use and lookup time do not depend on the number of digests. Every
+    A digest takes about 40 bytes of disk. Memory use and lookup time do not depend on the number of digests. Every
     method raises `DedupStoreError` if the file cannot be read or written.
     """
 
     def __init__(self, config: DedupStoreConfig) -> None:
-        """Open the file, or create it if it does not exist."""
         self._span = config.span
         self._path = Path(config.path)
         with self._wrap_errors():
@@ -141,20 +144,23 @@ class DedupStore:
         self._file.close()
 
     def is_in_place(self) -> bool:
-        """Return true if the open file is still the one at its path."""
+        """Return true if the file at the path is still the file that this object has open."""
         return self._path.exists() and self._path.stat().st_ino == self._inode
 
     def filter_new(self, copies: Collection[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass: one per digest, and another one after the digest has expired. `now`: in µs.
+        """Return the accepted copies: one for each digest, and another one after the digest has expired.
 
-        The digests of a copy are checked one after the other, as by two consecutive operators of Spark: a copy that
-        the second operator drops still counts as seen by the first.
+        If a copy has two digests, they are checked one after the other, as by two consecutive deduplication operators
+        of Spark. So a copy that is rejected because of its second digest still counts as seen for its first digest.
+
+        Args:
+            now: Time of the micro-batch, µs.
         """
         columns = CopyColumns(*_split_identities(copies), [copy.position for copy in copies])
         return list(compress(copies, self.select_new(columns, now)))
 
     def select_new(self, copies: CopyColumns, now: int) -> list[bool]:
-        """Return for each copy whether it passes, as in `filter_new`."""
+        """Return, for each copy, true if it is accepted. The rule and `now` are those of `filter_new`."""
         second = [None if digest is None else digest + _SECOND_TURN for digest in copies.second]
         with self._transaction():
             keys = set(copies.first).union(digest for digest in second if digest is not None)
@@ -177,7 +183,7 @@ class DedupStore:
         return passed
 
     def filter_by(self, rule: DedupRule[_Copy], copies: Collection[_Copy], now: int) -> list[_Copy]:
-        """Return the copies that pass by a rule of the query. `now`: in µs."""
+        """Return the copies that a query's own rule accepts, and store the state that it changes. `now`: in µs."""
         with self._transaction():
             stored, expired = self._find_stored(set(chain.from_iterable(map(rule.keys, copies))), now - self._span)
             passed, changed = rule.select(copies, stored)
@@ -186,10 +192,10 @@ class DedupStore:
         return passed
 
     def _find_stored(self, keys: set[bytes], expired_at: int) -> tuple[dict[bytes, StoredDigest], set[bytes]]:
-        """Look up digests.
+        """Look up the stored state of digests.
 
         Returns:
-            The stored state by digest, and the digests that have expired.
+            The state by digest, and the digests that were stored at `expired_at` (µs) or earlier and so have expired.
         """
         stored: dict[bytes, StoredDigest] = {}
         expired: set[bytes] = set()
@@ -205,12 +211,12 @@ class DedupStore:
         return stored, expired
 
     def mark(self, epoch: Epoch, now: int) -> None:
-        """Record that the file contains all copies that one task of a micro-batch read. `now` as in `filter_new`."""
+        """Record that a task has stored all digests of its part of a micro-batch. `now`: the micro-batch's time, µs."""
         with self._transaction():
             self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 
     def add_known(self, identities: Iterable[tuple[bytes, ...]], now: int) -> None:
-        """Add the digests of copies that passed earlier, at positions that are no longer known. `now`: in µs."""
+        """Add the digests of copies that were accepted at Kafka positions that are not known. `now`: in µs."""
         with self._transaction():
             added = 0
             for digests in identities:
@@ -219,8 +225,10 @@ class DedupStore:
             self._file.execute(_ADD_COUNT, (added,))
 
     def _forget(self, now: int, added: int) -> None:
-        """Check some digests, different ones at each call, and delete the expired ones. `added`: number of new
-        digests."""
+        """Check a part of the digests, and delete the expired ones. Each call continues where the previous call ended.
+
+        `added` is the number of new digests. Eight times as many are checked, so the file stays small.
+        """
         (first,) = self._file.execute(_SELECT_SWEPT).fetchone()
         last = self._file.execute(_SELECT_LAST, (first, _SWEPT_PER_ROW * added + _MIN_SWEPT)).fetchone()
         if last is None:  # fewer digests are left
@@ -246,7 +254,7 @@ class DedupStore:
         try:
             yield
         except sqlite3.Error as error:
-            raise DedupStoreError(f"{self._path}: {error}") from error
+            raise DedupStoreError(f"cannot use the deduplication file {self._path}: {error}") from error
 
 
 _TABLES = """
@@ -276,7 +284,6 @@ _SECOND_TURN: Final = b"\1"
 
 
 def _build_keys(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
-    """Build the keys of the digests of a copy."""
     if len(digests) == 1:  # most copies
         return digests
     first, second = digests
@@ -284,7 +291,7 @@ def _build_keys(digests: tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 
 def chunk_copies(copies: Iterable[_Copy]) -> Iterator[list[_Copy]]:
-    """Split the copies of a task into chunks for `filter_new_copies`."""
+    """Split the copies of a task into lists, one for each SQLite transaction. The last list may be empty."""
     chunk: list[_Copy] = []
     size = 0
     for copy in copies:
@@ -303,14 +310,14 @@ def filter_new_copies(
     epoch: Epoch,
     rule: DedupRule[_Copy] | None = None,
 ) -> Iterator[list[_Copy]]:
-    """Yield the copies of a task that pass, in their order.
+    """Yield the accepted copies of a task, in their order.
 
     Args:
-        chunks: The copies, one list per transaction.
-        config: How to open the file.
-        now: The time of the micro-batch, in µs.
+        chunks: The copies, one list per SQLite transaction.
+        config: Options of the deduplication file.
+        now: Time of the micro-batch, µs.
         epoch: Query id and number of the micro-batch.
-        rule: Rule by which copies pass; None for the first copy of each digest.
+        rule: The query's own rule; `None` to accept the first copy of each digest.
     """
     store = open_dedup_store(config)
     for chunk in chunks:
@@ -319,7 +326,7 @@ def filter_new_copies(
 
 
 def open_dedup_store(config: DedupStoreConfig) -> DedupStore:
-    """Open the store, which the tasks of a worker share."""
+    """Open a query's deduplication file. All tasks of a Python worker share the open file."""
     store = _open_store(config)
     if not store.is_in_place():  # the state folder was replaced
         _open_store.cache_clear()
@@ -329,16 +336,19 @@ def open_dedup_store(config: DedupStoreConfig) -> DedupStore:
 
 @lru_cache(maxsize=4)
 def _open_store(config: DedupStoreConfig) -> DedupStore:
-    """Open the store once per process: a worker serves many tasks."""
     return DedupStore(config)
 
 
 def build_dedup_store(
     config: DedupStoreConfig, identities: Iterable[tuple[bytes, ...]], epoch: Epoch, now: int
 ) -> None:
-    """Create the file of a query from the digests of the copies that passed earlier, and sync it.
+    """Create a query's deduplication file from the digests of rows that its tables have, and sync the file to disk.
 
-    `epoch`: the micro-batch that is wholly in the file. `now`: time of storage, in µs, from which digests age.
+    Args:
+        config: Options of the file.
+        identities: Digests of each row.
+        epoch: Query id, and number of the newest micro-batch whose rows are in the file.
+        now: Time from which the digests age, µs.
     """
     with DedupStore(config) as store:
         rest = iter(identities)
@@ -351,16 +361,24 @@ def build_dedup_store(
 
 
 class DedupStoreState(NamedTuple):
-    """Number of digests, size in bytes, and the newest time that the query has used, µs."""
+    """State of a deduplication file, for metrics and status. All values are 0 if there is no file."""
 
     rows: int = 0
+    """number of digests"""
     size: int = 0
+    """size of the file, bytes"""
     at: int = 0
+    """newest micro-batch time that the query has stored, µs"""
 
 
 def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
-    """Read the state of the file next to a checkpoint; all 0 if there is no file or it cannot be read. The query itself
-    reports an unreadable file."""
+    """Read the state of the deduplication file in a checkpoint's folder.
+
+    If the file is missing or cannot be read, all values are 0: the query itself reports an unreadable file.
+
+    Args:
+        checkpoint: Folder of the checkpoint; `None` if the checkpoint is in an object store.
+    """
     if checkpoint is None or not (checkpoint / FILE_NAME).exists():
         return DedupStoreState()
     path = checkpoint / FILE_NAME
@@ -372,12 +390,12 @@ def read_dedup_state(checkpoint: Path | None) -> DedupStoreState:
 
 
 def has_dedup_state(checkpoint: Path) -> bool:
-    """Return true if a query with this checkpoint has deduplication state, in such a file or in Spark's state."""
+    """Return true if a checkpoint contains deduplication state: an SQLite file, or Spark's state store."""
     return (checkpoint / FILE_NAME).exists() or (checkpoint / "state").exists()
 
 
 def read_marked_epoch(checkpoint: Path) -> Epoch:
-    """Read the newest micro-batch that is wholly in the file next to a checkpoint.
+    """Read the newest micro-batch whose digests are all in the deduplication file of a checkpoint.
 
     Raises:
         DedupStoreError: The file cannot be read.
@@ -387,18 +405,21 @@ def read_marked_epoch(checkpoint: Path) -> Epoch:
         with closing(sqlite3.connect(path)) as file:
             marked = file.execute(_SELECT_EPOCH).fetchone()
     except sqlite3.Error as error:
-        raise DedupStoreError(f"{path}: {error}") from error
+        raise DedupStoreError(f"cannot use the deduplication file {path}: {error}") from error
     if marked is None:
-        raise DedupStoreError(f"{path} is damaged: it does not name the newest micro-batch that it has")
+        raise DedupStoreError(
+            f"the deduplication file {path} is damaged: it does not name the newest micro-batch whose digests it "
+            "contains"
+        )
     return Epoch(str(marked[0]), int(marked[1]))
 
 
 def find_missing_digests(checkpoint: Path) -> str:
-    """Compare the file next to a checkpoint with its own count of digests.
+    """Detect a damaged or incomplete deduplication file in a checkpoint's folder.
 
-    Each transaction updates digests and count together, so they differ only if another program has changed the file, or
-    if it was copied while a query wrote to it. This reads the whole file, at some 5 million digests per second. The
-    result is cached until the file changes, because a start needs it twice.
+    The file stores its number of digests. The stored number is wrong if the file was copied while a query wrote to it,
+    or was changed by another program. Counting reads the whole file, at about 5 million digests per second, so the
+    result is cached until the file changes.
 
     Returns:
         A description of the fault; empty if there is none.
@@ -411,27 +432,31 @@ def find_missing_digests(checkpoint: Path) -> str:
 
 @lru_cache(maxsize=8)
 def _count_missing_digests(path: Path, state: tuple[tuple[int, int, int], ...]) -> str:
-    """Implement `find_missing_digests`. `state`: the file's state, which is the key of the cache."""
+    """Implement `find_missing_digests`. `state` identifies the content of the file, as the key of the cache."""
     try:
         with closing(sqlite3.connect(path)) as file:
             (found,) = file.execute("PRAGMA quick_check(1)").fetchone()
             if found != "ok":
-                return f"{path} is damaged ({found.splitlines()[-1]})"
+                return f"the deduplication file {path} is damaged ({found.splitlines()[-1]})"
             (digests,) = file.execute("SELECT count(*) FROM digests").fetchone()
             (marked, _) = file.execute(_SELECT_SIZE).fetchone()
     except sqlite3.Error as error:
-        return f"{path}: {error}"
-    return f"{path} has only {digests:,} of its {marked:,} digests" if digests < marked else ""
+        return f"cannot use the deduplication file {path}: {error}"
+    if digests < marked:
+        return f"the deduplication file {path} is incomplete: it contains {digests:,} of its {marked:,} digests"
+    return ""
 
 
 def release_positions(checkpoint: Path, lost: Mapping[int, range]) -> None:
-    """Clear the positions of copies whose topic was re-created: the new topic has other records at these offsets.
+    """Clear the Kafka positions in a deduplication file after a topic was created again.
 
-    The digests stay, so further copies do not pass.
+    The new topic has other records at these positions, and they must not count as the accepted copies. The digests
+    stay, so repeated messages are still recognised.
 
     Args:
-        checkpoint: The folder with the file; nothing happens if there is none.
-        lost: By partition, the offsets of copies that passed but were not written. The digests of these are removed.
+        checkpoint: The folder with the file. Nothing happens if there is no file.
+        lost: By partition, the offsets of the unfinished micro-batch, whose records were not written and are lost.
+            Their digests are deleted, so that the messages are accepted if they arrive again.
 
     Raises:
         DedupStoreError: The file cannot be read or written.
@@ -451,4 +476,4 @@ def release_positions(checkpoint: Path, lost: Mapping[int, range]) -> None:
             file.execute("UPDATE digests SET position = '' WHERE position != ''")
             file.execute("UPDATE progress SET digest_count = digest_count - ?", (forgotten,))
     except sqlite3.Error as error:
-        raise DedupStoreError(f"{path}: {error}") from error
+        raise DedupStoreError(f"cannot use the deduplication file {path}: {error}") from error

@@ -1,13 +1,13 @@
-"""Deduplication of a query: by a file on one machine, or by Spark's state on a cluster (decision 10).
+"""Deduplication of a query: by an SQLite file on one machine, or by Spark's state store on a cluster (decision 10).
 
-A query describes two stages, one before and one after deduplication. The implementation returns the steps of the
-query in which these stages run. Both implementations accept the same rows.
+A query has two stages: decoding before deduplication, and writing after it. Each class here assigns these stages to the
+tasks of Spark's source, and to the function of foreachBatch. Both classes accept the same rows.
 
-    FileDeduplication    source: decode, look up in the file, write                   micro-batch: no step
-    StateDeduplication   source: decode and pack ─ Spark's deduplicating operators ─  micro-batch: unpack, write
+    FileDeduplication    source: decode, look up in the file, write        foreachBatch: nothing
+    StateDeduplication   source: decode, pack    Spark: deduplicate        foreachBatch: unpack, write
 
-The steps of `updates` are different (`kiln.pipelines.updates.transform`): whether an update is new depends on the order
-of announcements, so a single task of the micro-batch looks up the digests in the file.
+The query `updates` differs (`kiln.pipelines.updates.transform`). An update is new or a repeat depending on the order of
+announcements, so one task in foreachBatch looks up all digests in the file.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ _SMALL: Final = 20_000
 
 @dataclass(frozen=True)
 class DedupSteps:
-    """The steps of a query around its deduplication."""
+    """The steps of a query: in the tasks of the source, in Spark's operators, and in foreachBatch."""
 
     source_task: ArrowTask
-    """RECORDS in, rows of `source_schema` out"""
+    """converts Kafka records (`kafka_ranges.RECORDS`) to rows of `source_schema`"""
     source_schema: str
     deduplicate: Callable[[DataFrame], DataFrame]
-    """from rows of the source to rows of a micro-batch"""
+    """applies Spark's operators to the rows of the source"""
     run_in_micro_batch: Callable[[DataFrame, int | None], DataFrame]
-    """from rows of a micro-batch to the query's output, by the steps that are left to foreachBatch. A micro-batch with
-    few records has one task; the number of records is `None` if unknown"""
+    """in foreachBatch, converts deduplicated rows to the query's output. The second argument is the number of records
+    in the micro-batch, or `None` if it is not known; few records are processed in one task"""
 
 
 @dataclass(frozen=True)
 class UniqueStages:
-    """Stages of a query that accepts each row once, by its digests."""
+    """Stages of a query that accepts each row once, by digests of the row."""
 
     decode: Callable[[_Batches], Iterator[UniqueRow[object]]]
-    """RECORDS in"""
+    """decodes Kafka records (`kafka_ranges.RECORDS`) into rows"""
     identities: tuple[str, ...]
-    """names of the digests of a row, which are checked in turn"""
+    """names of the digests of a row; if one of them was seen before, the row is a duplicate"""
     write: ArrowTask
-    """columns kind and data of accepted rows in, rows of `output_schema` out"""
+    """converts the columns kind and data of accepted rows to rows of `output_schema`"""
     output_schema: str
     in_one_task: Callable[[DedupStoreConfig], ArrowTask]
-    """builds the task that runs both stages, with the deduplication file between them"""
+    """builds a task that decodes, looks up digests in the deduplication file, and writes"""
 
 
 @dataclass(frozen=True)
 class FileDeduplication:
-    """Deduplication by a file, which all tasks of one machine have open."""
+    """Deduplication by an SQLite file, which all tasks of one machine share."""
 
     store: DedupStoreConfig
 
@@ -77,14 +77,15 @@ class FileDeduplication:
 
 @dataclass(frozen=True)
 class StateDeduplication:
-    """Deduplication by Spark's state, which any machine can load. `retention`: retention of a digest, µs.
+    """Deduplication by Spark's state store, which every machine of a cluster can load.
 
-    The watermark follows the time of the micro-batch (`MicroBatchClock`), so that no row is ever late:
-    `dropDuplicatesWithinWatermark` drops late rows silently, and after an outage Spark reads partitions at different
-    speeds.
+    `dropDuplicatesWithinWatermark` silently drops rows that are older than the watermark. To lose no row, the watermark
+    follows the time of the micro-batch (`MicroBatchClock`) instead of the records' timestamps: after an outage, Spark
+    reads some partitions ahead of others.
     """
 
     retention: int
+    """retention of a digest, µs"""
 
     def accept_once(self, stages: UniqueStages) -> DedupSteps:
         """Build the steps of a query that accepts each row once."""
@@ -113,7 +114,7 @@ Deduplication: TypeAlias = FileDeduplication | StateDeduplication
 def build_decode_task(
     decode: Callable[[_Batches], Iterator[_Row]], pack: Callable[[Iterator[_Row], int], _Batches]
 ) -> ArrowTask:
-    """Build the task that decodes records, and packs the rows for the next stage. RECORDS in."""
+    """Build the task of the source that decodes Kafka records, and packs the rows for Spark's operators."""
 
     def run(batches: _Batches) -> _Batches:
         return pack(decode(batches), get_batch_time())
@@ -122,23 +123,25 @@ def build_decode_task(
 
 
 def is_small(records: int | None, small: int) -> bool:
-    """Return true if a micro-batch is known to read fewer than `small` records."""
+    """Return true if a micro-batch has fewer than `small` records. `records`: `None` if the number is not known."""
     return records is not None and records < small
 
 
 def find_deduplication(checkpoint: Location, master: str, retention: int, *, durable: bool) -> Deduplication:
-    """Return the deduplication of a query with this checkpoint. On one machine it uses a file next to the checkpoint;
-    where tasks may run on machines without that file, it uses Spark's state.
+    """Choose the deduplication of a query.
+
+    It is an SQLite file in the checkpoint's folder if Spark runs in local mode, and Spark's state store otherwise,
+    because executors on other machines cannot open the file.
 
     Args:
         checkpoint: Folder of the query's checkpoint.
         master: URL of Spark's master.
-        retention: Retention of a digest, µs. The file keeps it twice as long, as Spark's operators do: after a
+        retention: Retention of a digest, µs. The file keeps a digest twice as long, as Spark's operators do: after a
             downtime, records may be read that much later.
         durable: True if the file must survive a power cut.
 
     Raises:
-        KilnError: The query's deduplication state is in a file, but this master uses Spark's state, or the reverse.
+        KilnError: The checkpoint has deduplication state of the other kind.
     """
     if checkpoint.folder is None:
         return StateDeduplication(retention)
@@ -146,13 +149,15 @@ def find_deduplication(checkpoint: Location, master: str, retention: int, *, dur
     if master.startswith("local"):
         if state.exists():
             raise KilnError(
-                f"the deduplication state of the query is in Spark's state ({state}), which a query with spark.master "
-                f"{master} does not use. Run the query on the cluster, or restart it from scratch (RUNBOOK, State)"
+                f"cannot run this query with spark.master {master}: its deduplication state is in Spark's state store "
+                f"({state}), which only a query on a cluster uses. Run the query on the cluster, or restart it from "
+                "scratch (docs/RUNBOOK.md, State)"
             )
         return FileDeduplication(DedupStoreConfig(str(path), 2 * retention, durable))
     if path.exists():
         raise KilnError(
-            f"the deduplication state of the query is in the file {path}, which executors of {master} do not have. Run "
-            "the query with spark.master = local[*], or restart it from scratch (RUNBOOK, State)"
+            f"cannot run this query with spark.master {master}: its deduplication state is in the file {path}, which "
+            "executors on other machines cannot open. Run the query with spark.master = local[*], or restart it from "
+            "scratch (docs/RUNBOOK.md, State)"
         )
     return StateDeduplication(retention)

@@ -1,5 +1,7 @@
-"""Lease of a query's driver: the driver is the only member of the query's own consumer group (decision 25). Kafka keeps
-the group, so the lease works across machines, unlike a lock on a folder."""
+"""Lease that allows one Spark driver per query: the driver is the only member of a consumer group of the query.
+
+The group is in Kafka, so the lease works across machines, unlike a lock file. Source: decision 25.
+"""
 
 from __future__ import annotations
 
@@ -19,23 +21,22 @@ from kiln.conf.process.errors import KilnError
 from kiln.conf.process.kafka_clients import open_client
 
 SESSION = 10.0
-"""session timeout of a driver, in seconds"""
+"""session timeout of the consumer group, in seconds"""
 _PATIENCE = 2 * SESSION + 5  # seconds for a session to expire and a first join, which Kafka delays by 3 s
 _CHECK_INTERVAL = 1.0  # seconds
 HOLDER_POLL_INTERVAL = 0.5
-"""seconds between two checks of a holder that runs"""
+"""seconds between two checks whether another driver still holds the lease"""
 _JOIN_TIMEOUT = 5.0  # seconds; Kafka delays the first join of a group by 3 s
 _INSTANCE = "driver"
 """group.instance.id (KIP-345) of every driver of a query: Kafka fences the previous driver when the next one joins"""
 
 
 class SecondDriverError(KilnError):
-    """Another driver runs the query."""
+    """Another driver runs the query, or joining the query's consumer group timed out."""
 
 
 class _PauseAtOnce(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Pauses assigned partitions before the first record is fetched: kafka-python may not be able to read the
-    record."""
+    """Listener that pauses assigned partitions at once: the lease needs no records, and some make kafka-python fail."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._consumer = consumer
@@ -47,21 +48,21 @@ class _PauseAtOnce(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-py
 
 
 class DriverLease:
-    """Lease by which this process is the driver of one query. For one thread.
+    """Lease by which this process is the only driver of one query. For one thread.
 
-    The holder keeps the lease while Kafka receives its heartbeats. Another process takes the lease only if Kafka has
-    received no heartbeat for `SESSION`, or if the holder ran on the same machine and has ended.
+    A driver holds the lease while Kafka receives its heartbeats. Another process can take the lease in two cases: Kafka
+    has received no heartbeat for 10 s, or the holder ran on the same machine and its process has ended.
     """
 
     def __init__(
         self, client_options: Mapping[str, object], query: str, topic: str, now: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create the lease, which `acquire` takes.
+        """Create the lease. Call `acquire` to take it.
 
         Args:
             client_options: kafka-python's options.
-            query: Full name of the query.
-            topic: Full name of a topic, which must exist and is not read.
+            query: Name of the query, with the prefix of the topics.
+            topic: Name with prefix of an existing topic, to which the group subscribes. Its records are not read.
             now: Monotonic clock, in seconds.
         """
         self._options = client_options
@@ -73,17 +74,18 @@ class DriverLease:
         self._consumer: KafkaConsumer | None = None
 
     def acquire(self, patience: float = _PATIENCE) -> None:
-        """Wait until this process is the driver.
+        """Wait until this process holds the lease, for up to `patience` seconds.
 
         Raises:
-            SecondDriverError: Another process stays the driver.
+            SecondDriverError: Another driver still holds it.
         """
         until = self._now() + patience
         while (holder := self._find_holder(until)) is not None and not _has_ended(holder):
             if self._now() >= until:
                 raise SecondDriverError(
-                    f"cannot run {self._query}: another driver runs it ({_describe(holder)}). Stop that driver. Then "
-                    f"start this one: at once on the same machine, or {SESSION:.0f} s later on another machine"
+                    f"cannot run the query {self._query}: another driver runs it ({_describe(holder)}). Stop that "
+                    f"driver. Then start this one: at once on the same machine, {SESSION:.0f} s later on another "
+                    "machine"
                 )
             time.sleep(HOLDER_POLL_INTERVAL)
         self._consumer = consumer = open_client(
@@ -113,8 +115,8 @@ class DriverLease:
     def check(self) -> None:
         """Check that this process still holds the lease. Call it about every second.
 
-        While the broker does not answer, the lease stays: every write needs the broker, or is fenced by the
-        transactions of the tables.
+        If the broker does not answer, the check passes. This is safe: without the broker the driver cannot write to
+        Kafka, and Delta transactions keep two drivers from committing the same micro-batch.
 
         Raises:
             SecondDriverError: Another driver has taken over the query.
@@ -131,7 +133,7 @@ class DriverLease:
             return
 
     def _poll_group(self, consumer: KafkaConsumer) -> None:
-        """Join the group, or rejoin it after the session has expired. Only membership in the group matters."""
+        """Join the group, or rejoin it after the session has expired, and drop any record."""
         until = self._now() + _JOIN_TIMEOUT
         consumer.poll(timeout_ms=0, max_records=1)
         # kafka-python 3.0.12 drops the result of a join that ends between two polls, and joins again: with rare polls a
@@ -146,32 +148,28 @@ class DriverLease:
     def _check_deadline(self, until: float) -> None:
         if self._now() >= until:
             raise SecondDriverError(
-                f"cannot run {self._query}: joining the group {self._group} timed out. Start it again"
+                f"cannot run the query {self._query}: joining the consumer group {self._group} timed out. Check that "
+                "the broker runs, and start the query again"
             )
 
     def _build_takeover_error(self) -> SecondDriverError:
         holder = self._find_holder(self._now())
         return SecondDriverError(
-            f"{self._query} has been taken over by another driver{', ' + _describe(holder) if holder else ''}: Kafka "
-            f"received no heartbeat of this driver for {SESSION:.0f} s, or both started at once. This one has stopped"
+            f"another driver{' (' + _describe(holder) + ')' if holder else ''} has taken over the query {self._query}: "
+            f"Kafka received no heartbeat of this driver for {SESSION:.0f} s, or both drivers started at once. This "
+            "driver stops. The other one continues the query"
         )
 
     def close(self) -> None:
-        """Close the consumer, which ends the heartbeats."""
+        """Close the consumer, which ends the heartbeats of this driver."""
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
 
     def _find_holder(self, until: float) -> str | None:
-        """Find the `client_id` of the group's member.
-
-        Args:
-            until: Time up to which retriable errors, such as those of a broker without groups, are retried.
-
-        Returns:
-            None if the group has no member.
+        """Find the `client_id` of the group's member; `None` if the group has no member.
 
         Raises:
-            KafkaError: The broker does not answer.
+            KafkaError: The broker does not answer, or a retriable error persists up to the time `until`.
         """
         admin = open_client(KafkaAdminClient, **self._options)
         try:
@@ -188,8 +186,10 @@ class DriverLease:
 
 
 def _compute_machine_id() -> str:
-    """Compute an id that is shared by all processes that see each other's process ids, from the ids of the machine's
-    boot and of the PID namespace."""
+    """Compute an id from the boot id of the machine and the PID namespace.
+
+    Processes with equal ids see each other's process ids.
+    """
     try:
         identity = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -198,7 +198,13 @@ def _compute_machine_id() -> str:
 
 
 def _has_ended(process: str) -> bool:
-    """Return true if a driver ran on this machine and has ended. A driver with this process's own id has ended."""
+    """Return true if a driver ran on this machine and its process has ended.
+
+    A driver with the process id of this process is an earlier one, so it has ended too.
+
+    Args:
+        process: Kafka's `client_id` of the driver: process id, machine id and host name.
+    """
     pid, machine, _ = process.split("_", 2)
     if machine != _compute_machine_id():
         return False

@@ -1,8 +1,8 @@
-"""Kafka topics as DataFrames, and as a streaming source whose tasks read the records themselves (decision 30).
+"""Kafka topics as DataFrames, and as a streaming data source in Python (decision 30).
 
-A task of the source runs a function over the records in the Python worker that reads them, and Spark receives only the
-function's output. With Spark's own Kafka source, moving a record through the JVM to the worker takes more CPU than most
-queries do. Offsets have the format of Spark's own source, in checkpoints and in progress reports.
+The tasks of the streaming source read records with librdkafka in a Python worker, apply the query's function there, and
+return only its output to Spark. Spark's own Kafka source would move each record through the JVM to the worker, which
+takes more CPU than most queries do. In checkpoints and progress reports, offsets have the format of Spark's own source.
 """
 
 from __future__ import annotations
@@ -40,33 +40,31 @@ class Broker:
     prefix: str = "kiln."
     """prefix of each topic's name"""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Spark's options, `kafka.…`"""
+    """options of Spark's Kafka connector, with the prefix `kafka.`"""
 
     def topic(self, name: str) -> str:
         return self.prefix + name
 
 
 def read_topics(spark: SparkSession, broker: Broker, topics: Sequence[str]) -> DataFrame:
-    """Read all records that the topics have now.
+    """Read all records that the topics have now, as a batch DataFrame.
 
     Returns:
-        Columns topic (without prefix), partition int, offset bigint, stamp bigint (the broker's, µs), key and value
-        binary.
+        Columns topic (without prefix), partition int, offset bigint, stamp bigint (the broker's timestamp, µs), key and
+        value binary.
     """
     return _select_columns(spark.read.format("kafka").options(**_build_source_options(broker, topics)).load(), broker)
 
 
 def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offsets, end: log.Offsets) -> DataFrame:
-    """Read the records of a topic from `first` up to before `end`, with the columns of `read_topics`.
+    """Read an offset range of each partition of a topic, with the columns of `read_topics`.
 
-    A record that Kafka's retention has removed fails the read.
+    The read fails if Kafka's retention has removed a record of a range.
 
     Args:
-        spark: The session.
-        broker: Address and options of Kafka.
         topic: Name of the topic, without prefix.
-        first: First offsets by full topic name and partition.
-        end: End offsets of the same partitions.
+        first: First offsets, by topic name with prefix and by partition.
+        end: End offsets (exclusive) of the same partitions.
     """
     reader = (
         spark.read.format("kafka")
@@ -118,19 +116,22 @@ def build_sink_options(broker: Broker) -> dict[str, str]:
 
 
 def write_records(records: DataFrame, broker: Broker) -> None:
-    """Append the key and value of each row to its `topic` (a full name), at least once. Other columns are ignored."""
+    """Append the key and value of each row to the topic in its column `topic`, at least once.
+
+    Topic names include the prefix. Other columns are ignored.
+    """
     records.write.format("kafka").options(**build_sink_options(broker)).save()
 
 
 def write_topic(records: DataFrame, broker: Broker, topic: str) -> None:
-    """Append key and value to a topic, at least once."""
+    """Append the key and value of each row to one topic, at least once. `topic`: its name without prefix."""
     records.select("key", "value").write.format("kafka").options(**build_sink_options(broker)).option(
         "topic", broker.topic(topic)
     ).save()
 
 
 Offsets = dict[str, dict[str, int]]
-"""Offsets by full topic name and partition; the partition is text, as in JSON."""
+"""Offsets by topic name (with prefix) and partition number, which is text as in JSON."""
 
 _FORMAT: Final = "kiln-kafka"
 _TIMEOUT: Final = 5.0  # seconds for the broker to answer
@@ -146,7 +147,7 @@ class KafkaSource:
     """The topics that a query reads, and the sizes of its micro-batches and tasks."""
 
     topics: tuple[str, ...]
-    """full names"""
+    """names with prefix"""
     prefix: str
     """prefix of the topic names"""
     options: ClientOptions = field(repr=False)
@@ -159,11 +160,14 @@ class KafkaSource:
 
 
 def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask, checkpoint: Checkpoint) -> str:
-    """Register the source for `session.readStream.format(…).schema(…).load()`. Its rows are the rows that `task` makes
-    from `kafka_ranges.RECORDS`.
+    """Register the source in a session, for `session.readStream.format(…).schema(…).load()`.
 
-    A query without a checkpoint begins at the oldest records in Kafka. If retention then removes a record that the
-    query has not read, the query stops: loss is never silent.
+    A query without a checkpoint begins at the oldest records in Kafka. If retention removes a record that the query
+    has not read, the query fails instead of skipping the record.
+
+    Args:
+        source: The topics, and the sizes of micro-batches and tasks.
+        task: Builds the rows of the source from record batches with the schema `kafka_ranges.RECORDS`.
 
     Returns:
         Name of the format in this session.
@@ -186,14 +190,17 @@ def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask,
 
 
 def pack_task(task: ArrowTask) -> bytes:
-    """Pickle the function of a task, as Spark does."""
+    """Pickle the function of a task with Spark's cloudpickle."""
     packed: bytes = cloudpickle.dumps(task)  # type: ignore[no-untyped-call]  # PySpark's copy has no types
     return packed
 
 
 def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
-    """Load the offsets at which the first micro-batch begins. At the first start, these are the oldest offsets in
-    Kafka. They are saved because Spark may repeat the micro-batch when retention has removed some of its records."""
+    """Load, from its checkpoint, the offsets at which a query's first micro-batch begins.
+
+    At the query's first start, they are the oldest offsets in Kafka, and are saved in the checkpoint: retention may
+    have changed the oldest offsets when Spark repeats the first micro-batch.
+    """
     saved = checkpoint.first_offsets
     if saved is not None:
         return _collect((topic, part, at) for topic, parts in saved.items() for part, at in parts.items())
@@ -207,7 +214,7 @@ def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
 
 
 class TaskRanges(InputPartition):
-    """The ranges that one task reads."""
+    """Offset ranges that one task reads."""
 
     def __init__(self, ranges: Sequence[OffsetRange]) -> None:
         super().__init__(ranges)
@@ -215,7 +222,7 @@ class TaskRanges(InputPartition):
 
 
 class KafkaReader(DataSourceStreamReader):
-    """Plans micro-batches in a process of Spark's driver, and reads them in the tasks."""
+    """Reader of the source: plans micro-batches in a Python process of the driver, and reads records in the tasks."""
 
     def __init__(self, source: KafkaSource, first: Offsets, task: bytes) -> None:
         """Create the reader.
@@ -223,8 +230,7 @@ class KafkaReader(DataSourceStreamReader):
         Args:
             source: The topics, and the sizes of micro-batches and tasks.
             first: Offsets at which the first micro-batch begins.
-            task: The function, packed by `pack_task`. The process that plans never unpacks it, because the function's
-                imports take 30 MB.
+            task: The function, pickled by `pack_task`. Only tasks unpickle it, because its imports take 30 MB.
         """
         self._source = source
         self._first = first
@@ -241,11 +247,12 @@ class KafkaReader(DataSourceStreamReader):
         return ReadMaxRows(self._source.max_records) if self._source.max_records else ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the end of the next micro-batch; `start` if there are no new records, or while the broker does not
-        answer.
+        """Return the end offsets of the next micro-batch.
+
+        They equal `start` if there are no new records, or while the broker does not answer.
 
         Raises:
-            KafkaException, TimeoutError: The broker has not answered for _PATIENCE s.
+            KafkaException, TimeoutError: The broker has not answered for 60 s.
             LostRecordsError: A partition is gone, or ends before `start`.
         """
         now = time.monotonic()
@@ -266,7 +273,10 @@ class KafkaReader(DataSourceStreamReader):
             for part, at in parts.items():
                 end = ends.get(topic, {}).get(part, 0)
                 if end < at:
-                    raise LostRecordsError(f"{topic}-{part} ends at the offset {end:,}, but was read to {at:,}")
+                    raise LostRecordsError(
+                        f"{topic}-{part} ends at the offset {end:,}, and was read up to {at:,}. The topic was created "
+                        "again, or has lost records: run kiln recover, which lists the repairs"
+                    )
         if isinstance(limit, ReadMaxRows):
             ranges = limit_ranges(ranges, limit.max_rows)
         return _collect((offsets.topic, offsets.partition, offsets.end) for offsets in ranges)
@@ -281,7 +291,7 @@ class KafkaReader(DataSourceStreamReader):
         return task(read_ranges(partition.ranges, self._source.options, self._source.prefix))
 
     def _list_ranges(self, start: Offsets, end: Offsets) -> list[OffsetRange]:
-        """List the ranges between offsets. A partition that is new is read from its beginning."""
+        """List the offset ranges of a micro-batch. A partition that `start` lacks begins at its oldest record."""
         new = [
             TopicPartition(topic, int(part))
             for topic, parts in end.items()
@@ -299,8 +309,10 @@ class KafkaReader(DataSourceStreamReader):
 
 
 def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]:
-    """Shorten each range in proportion to its size, so that all together have `limit` records, or a few more because
-    each is rounded up."""
+    """Shorten ranges in proportion to their sizes, so that together they have about `limit` records.
+
+    Sizes are rounded up, so the sum may be slightly larger.
+    """
     total = sum(offsets.size for offsets in ranges)
     if total <= limit:
         return list(ranges)
@@ -308,8 +320,13 @@ def limit_ranges(ranges: Sequence[OffsetRange], limit: int) -> list[OffsetRange]
 
 
 def assign_ranges(ranges: Sequence[OffsetRange], small: int, tasks: int) -> list[list[OffsetRange]]:
-    """Assign ranges evenly to tasks: to one task for fewer than `small` records, else to at most `tasks` (0: one per
-    range)."""
+    """Distribute ranges evenly over tasks.
+
+    Args:
+        ranges: Offset ranges of a micro-batch.
+        small: Number of records below which one task gets all ranges.
+        tasks: Maximum number of tasks; 0: one per range.
+    """
     if not ranges:
         return []
     count = 1 if sum(offsets.size for offsets in ranges) < small else min(tasks or len(ranges), len(ranges))
@@ -330,7 +347,9 @@ def _list_partitions(admin: AdminClient, topics: Sequence[str]) -> list[TopicPar
 
 
 def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: OffsetSpec) -> Offsets:
-    """Read the offsets of partitions from the broker. The latest offset is that of the first open transaction, if any.
+    """Read the earliest or latest offsets of partitions from the broker.
+
+    If a partition has an open transaction, the latest offset is where the transaction begins.
 
     Raises:
         KafkaException, TimeoutError: The broker does not answer.

@@ -1,4 +1,5 @@
-"""Reader of ranges of offsets in a Python worker: Kafka's records as Arrow columns, by librdkafka. No Spark."""
+"""Reader of offset ranges of Kafka topics for Spark's Python workers. It uses librdkafka, returns Arrow record batches,
+and imports no Spark."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from kiln.conf.process.kafka_records import READ_OPTIONS, UNDECODABLE, describe_
 from kiln.schemas.times import MIN_MICROS
 
 ClientOptions = tuple[tuple[str, str | int | bool], ...]
-"""librdkafka's options for the broker, as (name, value) pairs. `group.id` must be there, although no consumer joins the
-group."""
+"""librdkafka's options for the broker, as (name, value) pairs. librdkafka requires `group.id`, although the consumer
+does not join that group."""
 
 RECORDS: Final = pa.schema(
     [
@@ -28,10 +29,10 @@ RECORDS: Final = pa.schema(
         ("value", pa.binary()),
     ]
 )
-"""`topic`: name without prefix. `stamp`: the broker's timestamp, in µs."""
+"""Schema of Kafka records. `topic`: the topic's name without its prefix. `stamp`: the broker's timestamp, in µs."""
 
 ArrowTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""Function of one task, as for `mapInArrow`."""
+"""Function that a Spark task applies to its record batches, as in `mapInArrow`."""
 
 _CHUNK: Final = 10_000  # records
 _POLL: Final = 0.1  # seconds; in this time librdkafka delivers no more than some 50 MB
@@ -55,7 +56,7 @@ _PartitionKey = tuple[str | None, int | None]
 
 
 class OffsetRange(NamedTuple):
-    """Offsets of a partition, from `first` to before `end`. `topic`: full name."""
+    """Offsets of one partition, from `first` (inclusive) to `end` (exclusive). `topic` includes the prefix."""
 
     topic: str
     partition: int
@@ -68,21 +69,27 @@ class OffsetRange(NamedTuple):
 
 
 class LostRecordsError(RuntimeError):
-    """Kafka does not have the records of a range, or does not send them."""
+    """Records of an offset range are missing in Kafka, or Kafka does not send them."""
 
 
 def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: str = "") -> Iterator[pa.RecordBatch]:
-    """Read ranges of different partitions, each in the order of its offsets. `prefix`: prefix of the topic names.
+    """Read offset ranges of Kafka partitions, at most one range per partition.
 
-    Records of aborted transactions are left out. Where the broker's bytes cannot be decoded, each offset has a row with
-    a value that describes the fault, so that no decoder accepts the row, and with the earliest valid time as stamp.
+    Records of a partition come in the order of their offsets. Records of aborted transactions are skipped.
+
+    A record that librdkafka cannot decode still gets a row. Its value is a description of the fault, which Kiln's
+    decoders reject, so the record ends up in quarantine. Its stamp is the earliest valid time.
+
+    Args:
+        options: Options of the Kafka client.
+        prefix: Prefix of the topic names. The column `topic` omits it.
 
     Yields:
-        RECORDS of one partition.
+        Record batches with the schema RECORDS, each of one partition.
 
     Raises:
-        LostRecordsError: Kafka's retention has removed the beginning of a range, the log ends before a range does, or
-            no record arrives for _PATIENCE s.
+        LostRecordsError: Kafka's retention has removed the first records of a range, a partition ends before its range,
+            or no record has arrived for 60 s.
     """
     unread: dict[_PartitionKey, OffsetRange] = {
         (offsets.topic, offsets.partition): offsets for offsets in ranges if offsets.size
@@ -108,7 +115,9 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                 elif error.code() in UNDECODABLE:
                     faults[key] = error
                 elif key in unread and (error.code() in _LOST or error.fatal()):
-                    raise LostRecordsError(f"cannot read {_name([unread[key]])}: {error.str()}")
+                    raise LostRecordsError(
+                        f"cannot read {_name([unread[key]])}: {error.str()}. See docs/RUNBOOK.md, A query gave up"
+                    )
                 else:
                     problem = error.str()
             for key, wanted in unread.items():  # other partitions may have sent records before they were unassigned
@@ -126,7 +135,10 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                 log_end = log_ends.get(key)
                 if log_end is not None:  # offsets without records may follow the last record
                     if log_end < wanted.end:
-                        raise LostRecordsError(f"cannot read {_name([wanted])}: the log ends at the offset {log_end:,}")
+                        raise LostRecordsError(
+                            f"cannot read {_name([wanted])}: the partition ends at the offset {log_end:,}. The topic "
+                            "was created again, or has lost records: run kiln recover, which lists the repairs"
+                        )
                     after = log_end
                 unread[key] = wanted._replace(first=min(after, wanted.end))
             done = [offsets for offsets in unread.values() if not offsets.size]
@@ -137,7 +149,8 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                 received_at = time.monotonic()
             elif time.monotonic() > received_at + _PATIENCE:
                 raise LostRecordsError(
-                    f"cannot read {_name(unread.values())}: Kafka sent nothing for {_PATIENCE:g} s: {problem}"
+                    f"cannot read {_name(unread.values())}: no record arrived from Kafka for {_PATIENCE:g} s. Check "
+                    f"that the broker runs{problem and f'. Its last error: {problem}'}"
                 )
     finally:
         consumer.unassign()
@@ -145,7 +158,8 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
 
 def _name(ranges: Iterable[OffsetRange]) -> str:
     return ", ".join(
-        f"{offsets.topic}-{offsets.partition} from {offsets.first:,} up to before {offsets.end:,}" for offsets in ranges
+        f"the offsets {offsets.first:,} to {offsets.end - 1:,} of {offsets.topic}-{offsets.partition}"
+        for offsets in ranges
     )
 
 
@@ -173,7 +187,6 @@ def _build_undecodable(topic: str, partition: int, offset: int, error: KafkaErro
     return pa.RecordBatch.from_pylist([row], schema=RECORDS)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=1)  # all tasks of a Python worker share the consumer
 def _open_consumer(options: ClientOptions) -> Consumer:
-    """Return the consumer of this process, which all tasks of a Python worker share."""
     return Consumer({**_OPTIONS, **dict(options)}, logger=_LOG)

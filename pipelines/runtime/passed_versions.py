@@ -1,11 +1,14 @@
-"""For each table, the newest version of which every query has processed all rows (docs/design, decision 29).
+"""Table versions that the quality checks may cover: all queries have processed the rows of these versions.
 
-The quality checks cover a row once no query can still add rows that follow from it. The checkpoints show this: each
-contains the offsets of its newest micro-batches, and the times at which they were planned. The output of a query is in
-its topics before the query plans its next micro-batch. For a micro-batch, Spark first reads the ends of the topics, and
-then takes the time. So a micro-batch of `sink` that reached the ends is only certain to have read what was written
-before the preceding micro-batch of `sink` was planned. At the end of a run, no further micro-batch is planned, so the
-run saves that all queries have read everything. In doubt, a row is checked too late rather than too early.
+A check compares rows of several tables. So a row can be checked only after every query has written the rows that result
+from it. The checkpoints show this, because they have the offsets of micro-batches and the times of their planning:
+
+- A query writes its output to Kafka before Spark plans its next micro-batch.
+- Spark reads the end offsets of the topics first, and the planning time after that. So if a micro-batch of `sink` read
+  its topics to the end, it has certainly read all records written before its predecessor was planned.
+- At the end of a run no further micro-batch is planned. The run saves in a file that all queries have read everything.
+
+If this is not certain for a row, the row is checked later. Source: docs/design, decision 29.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.schemas.queries import QUERIES
 
 CAUGHT_UP_FILE: Final = "caught-up.json"
-"""file in the folder of the checkpoints: by query id, the newest micro-batch when all queries had read all records"""
+"""file in the folder of the checkpoints: the newest micro-batch of each query, by query id, saved when all queries had
+read all records"""
 
 _NONE: Final = -1
 
@@ -35,21 +39,26 @@ class PlannedBatch(NamedTuple):
     planned_at: int
     """time in ms"""
     ends: Mapping[tuple[str, int], int]
+    """end offsets by topic and partition"""
 
 
 _NOTHING: Final = PlannedBatch(_NONE, 0, {})
 
 
 def save_caught_up(checkpoints: Location, numbers: Mapping[str, int]) -> None:
-    """Save the micro-batches, by query id, with which the queries had read their topics to the end."""
+    """Save the newest micro-batch of each query, by query id, when all queries have read their topics to the end."""
     (checkpoints / CAUGHT_UP_FILE).write([msgspec.json.encode(numbers)])
 
 
 def read_committed(checkpoints: Location, names: Collection[str]) -> dict[str, int]:
-    """Read the newest micro-batch that each query has finished, by query id.
+    """Read the number of the newest micro-batch that each query has finished, by query id.
+
+    Args:
+        checkpoints: Folder with one checkpoint for each query.
+        names: Names of the queries that have read their topics to the end.
 
     Returns:
-        An empty dict if a query has a checkpoint and is not one of `names`: that query may have read less.
+        An empty dict if there is a checkpoint of another query, which may not have read everything.
     """
     existing = {name: checkpoint for name in QUERIES if (checkpoint := Checkpoint(checkpoints / name)).exists}
     return (
@@ -60,21 +69,22 @@ def read_committed(checkpoints: Location, names: Collection[str]) -> dict[str, i
 
 
 def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> dict[str, int]:
-    """Find the newest version of each table of which every query has processed all rows.
+    """Find, for each table, the newest version whose rows all queries have processed.
 
     Args:
-        lake: The lake with the tables.
         checkpoints: Folder with one checkpoint for each query.
-        sink_limit: Most records that a micro-batch of `sink` reads; 0 for no limit.
+        sink_limit: Maximum number of records that a micro-batch of `sink` reads; 0 for no limit.
 
     Returns:
-        Versions by table. A table that is missing, or that no query with a checkpoint writes, has none.
+        Versions by table. Tables without such a version are missing. The result is empty if `archive` or `sink` has no
+            checkpoint.
     """
     existing = {name: checkpoint for name in QUERIES if (checkpoint := Checkpoint(checkpoints / name)).exists}
     if not {"archive", "sink"} <= existing.keys():
         return {}
-    marked = _read_marks(checkpoints)
-    passed = {name: marked.get(checkpoint.query_id, _NONE) for name, checkpoint in existing.items()}
+    saved = checkpoints / CAUGHT_UP_FILE
+    caught_up = msgspec.json.decode(saved.read(), type=dict[str, int]) if saved.exists() else {}
+    passed = {name: caught_up.get(checkpoint.query_id, _NONE) for name, checkpoint in existing.items()}
     for name, number in _infer(existing, sink_limit).items():
         passed[name] = max(number, passed[name])
     return {
@@ -85,13 +95,9 @@ def find_passed_versions(lake: Lake, checkpoints: Location, sink_limit: int) -> 
     }
 
 
-def _read_marks(checkpoints: Location) -> dict[str, int]:
-    path = checkpoints / CAUGHT_UP_FILE
-    return msgspec.json.decode(path.read(), type=dict[str, int]) if path.exists() else {}
-
-
 def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int]:
-    """Find the newest micro-batches of `archive` and `sink` whose rows the other queries have processed."""
+    """Find, from the checkpoints, the newest micro-batches of `archive` and `sink` whose rows the other queries have
+    processed."""
     planned = {name: _list_batches(checkpoint) for name, checkpoint in existing.items()}
     done = {
         name: [one for one in planned[name] if one.number <= checkpoint.committed]
@@ -115,17 +121,17 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
 
 
 def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
-    """Find the newest micro-batch whose successor was planned before a time: its output was written by then."""
+    """Find the newest micro-batch whose successor was planned before a time (ms): its output was written by then."""
     return max((earlier for earlier, following in pairwise(batches) if following.planned_at < at), default=_NOTHING)
 
 
 def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatch:
-    """Find the newest of `batches` whose output may have been read by `batch` or its successor."""
+    """Find the newest of `batches` whose output `batch` of another query may have read: it was planned earlier."""
     return max((earlier for earlier in batches if earlier.planned_at <= batch.planned_at), default=_NOTHING)
 
 
 def _has_read(reader: PlannedBatch, other: PlannedBatch) -> bool:
-    """Return true if one query has read all that another query has read of the topics that both read."""
+    """Return true if `reader` has read at least as far as `other` in every topic that both read."""
     topics = {topic for topic, _ in reader.ends}
     ends = {part: end for part, end in other.ends.items() if part[0] in topics}
     return bool(ends) and all(reader.ends.get(part, 0) >= end for part, end in ends.items())
@@ -143,7 +149,7 @@ def _list_batches(checkpoint: Checkpoint) -> list[PlannedBatch]:
 
 
 def _find_version(lake: Lake, table: str, query_id: str, number: int) -> int | None:
-    """Find the newest version of a table before its query's first commit for a micro-batch after `number`."""
+    """Find the newest version of a table without rows of a micro-batch after `number`."""
     try:
         version = lake.open(table).version() if lake.has(table) else None
     except LakeError:

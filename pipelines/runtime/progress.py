@@ -1,4 +1,4 @@
-"""Progress of running queries, as Spark reports it."""
+"""Progress of the running streaming queries, collected from Spark's query listener."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from kiln.pipelines.runtime.dedup_store import DedupStoreState
 from kiln.schemas.kafka import topics as log
 
 Offsets = dict[str, dict[int, int]]
-"""Offset after the last record, by topic and partition."""
+"""Offset of the next record to read, by topic and partition."""
 
 
 @dataclass(frozen=True)
 class QueryProgress:
-    """A query's newest micro-batch, and the query's totals since the listener was created. Times are in ms, rates in
-    records per second."""
+    """Newest micro-batch of a query, and totals since the listener was created.
+
+    Times are in ms, rates in records per second.
+    """
 
     name: str
     read: Offsets
@@ -49,24 +51,25 @@ class QueryProgress:
     watermark: int = 0
     """Spark's watermark, in µs; 0 if there is none"""
     dedup_time: int = 0
-    """newest time that the query's deduplication file has used, in µs; 0 if there is no such file"""
+    """newest micro-batch time in the query's deduplication file, in µs; 0 if there is no such file"""
     idle: bool = False
-    """true if the last poll found no records. A query that starts without records reports no offsets."""
+    """true if the last poll found no records"""
 
     @property
     def batch_ms(self) -> int:
         return self.phases.get("triggerExecution", 0)
 
     def lag(self, ends: log.Offsets) -> int:
-        """Count the records that this query has not read yet. `ends`: end offsets of the topics that it reads."""
+        """Count the records that the query has not read yet. `ends`: end offsets of its topics."""
+        # a query that starts without records reports no offsets
         return 0 if self.idle and not self.read else log.count_unread(self.read, ends)
 
 
 class _JsonListener(JStreamingQueryListener):
-    """Fetches the progress of a micro-batch as one JSON text.
+    """Listener that fetches the progress of a micro-batch from the JVM as one JSON text.
 
-    PySpark's own listener calls the JVM for each value. These hundreds of calls take a fifth of a core in Python,
-    and as much in the JVM.
+    PySpark's own listener calls the JVM for each value: hundreds of calls, which take a fifth of a core in Python and
+    another fifth in the JVM.
     """
 
     def onQueryProgress(self, jevent: JavaObject) -> None:
@@ -75,10 +78,10 @@ class _JsonListener(JStreamingQueryListener):
 
 
 class ProgressListener(StreamingQueryListener):
-    """Listener for the newest progress of every named query. Call `snapshot()` from any thread."""
+    """Streaming query listener that keeps the newest progress of every named query. Thread-safe."""
 
     def __init__(self, read_dedup_state: Callable[[str], DedupStoreState] = lambda query: DedupStoreState()) -> None:
-        """Create the listener. `read_dedup_state`: reads the state of a query's deduplication file."""
+        """Create the listener. `read_dedup_state`: reads the state of a query's deduplication file, by query name."""
         self._read_dedup_state = read_dedup_state
         self._registered: JavaObject | None = None
         self._lock = threading.Lock()
@@ -87,7 +90,7 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> JavaObject:
-        """Java listener that Spark registers and calls. PySpark has no public name for it."""
+        """Java object that PySpark registers as the listener: it overrides a private property of PySpark."""
         if self._registered is None:
             jvm = cast(JVMView, SparkContext._jvm)
             self._registered = jvm.PythonStreamingQueryListenerWrapper(_JsonListener(self))
@@ -98,7 +101,7 @@ class ProgressListener(StreamingQueryListener):
             return dict(self._queries)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Clear what an earlier run of the query reported, except the totals."""
+        """Clear the offsets, durations and rates of the query's earlier start, and keep the totals."""
         with self._lock:
             if event.name is not None:
                 self._names[event.runId] = event.name
@@ -111,17 +114,17 @@ class ProgressListener(StreamingQueryListener):
         self.record(event.progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Mark the query as idle. The offsets of the last report remain valid."""
+        """Mark the query as idle, and keep the offsets of its last report."""
         with self._lock:
             name = self._names.get(event.runId)
             if name is not None:
                 self._queries[name] = replace(self._queries[name], idle=True, input_rate=0.0, processed_rate=0.0)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Do nothing: the supervisor reads the error from the query itself."""
+        """Do nothing. The supervisor reads the error from the query itself."""
 
     def record(self, progress: StreamingQueryProgress) -> None:
-        """Add the report of one micro-batch, or of a poll that found nothing to read."""
+        """Store Spark's report of one micro-batch, or of a poll that found no records."""
         if progress.name is None:
             return
         dedup_state = self._read_dedup_state(progress.name)
@@ -161,5 +164,4 @@ def _parse_time(time: str | None) -> int:
 
 
 def _divide(records: int, milliseconds: int) -> float:
-    """Return records a second; 0 if there is no duration to divide by."""
     return records * 1000 / milliseconds if milliseconds > 0 else 0.0

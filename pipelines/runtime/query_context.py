@@ -1,4 +1,4 @@
-"""Context of a query: what it needs to start, its writer of tables, and the order of its effects."""
+"""Resources that a streaming query needs to start, its writer of Delta tables, and its function for foreachBatch."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from kiln.pipelines.runtime.table_ages import TABLES_FILE, read_table_writes
 from kiln.schemas.queries import QUERIES
 
 _NEWEST: Final = 2
-"""micro-batches saved per write: two, because the newest one is not done yet when the file is written"""
+"""micro-batches saved per write: two, because Spark has not recorded the newest one as done when the file is written"""
 
 
 class TableOutput(NamedTuple):
-    """Files of one write. `name` distinguishes two writes to one table."""
+    """Data files of one write to a table. `name` distinguishes two writes to one table in one micro-batch."""
 
     table: str
     files: Sequence[DataFile]
@@ -39,10 +39,9 @@ class TableOutput(NamedTuple):
 
 
 class TableWriter:
-    """Writer of the tables of one query. For one thread."""
+    """Writer that commits the micro-batches of one query to its Delta tables. For one thread."""
 
     def __init__(self, lake: Lake, commits: DeltaRsCommits, checkpoint: Checkpoint) -> None:
-        """Create the writer. `checkpoint`: the query's checkpoint."""
         self._lake = lake
         self._commits = commits
         self._checkpoint = checkpoint
@@ -51,11 +50,13 @@ class TableWriter:
         self._committed = dict(self._saved)
 
     def commit(self, query_id: str, batch_id: int, outputs: Sequence[TableOutput]) -> None:
-        """Commit all writes of a micro-batch, and save in the checkpoint that the tables contain them. Spark records
-        the micro-batch as done afterwards.
+        """Commit all writes of a micro-batch to the tables, and save this in the checkpoint.
 
-        Each commit names all writes and carries the offsets of the micro-batch, so that `kiln recover` needs only the
-        tables to find where to continue. If a table already contains a write, the files of the repeat are deleted.
+        Spark records the micro-batch as done afterwards. If the micro-batch is repeated after a crash, a write that the
+        table already has is not committed again, and its new files are deleted.
+
+        Each commit contains the list of all writes, and the offsets of the micro-batch. So `kiln recover` can find out
+        from the tables alone where the query continues.
         """
         outputs = [output for output in outputs if output.files]
         progress = self._read_progress(query_id, batch_id, outputs) if outputs else None
@@ -87,73 +88,73 @@ class TableWriter:
 
 
 Report = Callable[[str, Mapping[str, int]], None]
-"""Receives (query, counts by name) after each micro-batch of a query that counts its rows."""
+"""Callback that receives a query's name and its counts by name, after each micro-batch."""
 
 
 def ignore_report(query: str, counts: Mapping[str, int]) -> None:
-    """Ignore the counts: a `Report` for callers that need none."""
+    """Ignore the counts. This is the default `Report`."""
 
 
 @dataclass(frozen=True)
 class QueryContext:
-    """Resources that every query needs to start. A parameter that only one query needs belongs to that query's
-    `start`."""
+    """Resources that every streaming query needs to start. Parameters of a single query belong to its own `start`."""
 
     spark: SparkSession
     broker: Broker
     client_options: Mapping[str, object] = field(repr=False)
-    """kafka-python's options for the same broker"""
+    """options of kafka-python for the same broker"""
     lake: Lake
     checkpoints: Location
     """the folder in which each query has its checkpoint"""
     trigger: str
-    """interval between the starts of two micro-batches, as Spark writes intervals"""
+    """interval between the starts of two micro-batches, in Spark's notation"""
     max_records: int
     """limit of records per micro-batch; 0 for none"""
     state_partitions: int
     dedup_retention: int
-    """retention of the digests that identify copies, in µs (decision 10)"""
+    """time for which a query recognises repeated messages, in µs (decision 10)"""
     now: Callable[[], int]
     """returns the time, in µs"""
     uptime: Callable[[], int]
-    """returns the time since the machine's start, in µs; this clock is never set"""
+    """returns the time since the machine's start, in µs"""
     durable: bool = False
     """true to sync all effects of a micro-batch to disk before Spark records the micro-batch as done"""
     report: Report = field(default=ignore_report)
     listener: StreamingQueryListener | None = None
 
     def create_clock(self, query: str) -> MicroBatchClock:
-        """Create the clock of a query that is about to start."""
+        """Create the clock of a query, which continues from the newest time in the query's checkpoint."""
         checkpoint = Checkpoint(self.checkpoints / query)
         return MicroBatchClock(self.now, self.uptime, checkpoint.newest_time(self.dedup_retention))
 
     def create_table_writer(self, query: str) -> TableWriter:
-        """Create the writer of the tables of a query that is about to start."""
+        """Create the writer of the Delta tables of a query that is about to start."""
         return TableWriter(
             self.lake, DeltaRsCommits(self.lake, durable=self.durable), Checkpoint(self.checkpoints / query)
         )
 
     def find_deduplication(self, query: str) -> Deduplication:
-        """Return the deduplication of a query: a file, or Spark's state on a cluster."""
+        """Choose the deduplication of a query: by a file on one machine, or by Spark's state store on a cluster."""
         checkpoint, master = self.checkpoints / query, self.spark.sparkContext.master or ""
         return find_deduplication(checkpoint, master, self.dedup_retention, durable=self.durable)
 
     def find_durable_checkpoint(self, query: str) -> DurableCheckpoint | None:
-        """Return the query's checkpoint if it must be synced, which is never the case in an object store."""
+        """Return the query's checkpoint if Kiln must sync it to disk, else None. An object store needs no sync."""
         folder = (self.checkpoints / query).folder
         return DurableCheckpoint(folder) if self.durable and folder is not None else None
 
     def register_source(
         self, query: str, session: SparkSession, task: ArrowTask, *, small: int = 20_000, tasks: int = 0
     ) -> str:
-        """Register the topics that a query reads as a source of its session, and return the format of the source.
+        """Register the Kafka topics of a query as a streaming source of its session.
 
         Args:
-            query: Name of the query.
-            session: The query's session.
-            task: Function of a task: RECORDS in, the rows of the source out.
-            small: Number of records below which one task reads a micro-batch, as each task has a startup cost.
+            task: Builds the rows of the source from record batches of Kafka records (`kafka_ranges.RECORDS`).
+            small: Number of records below which one task reads a micro-batch, because each task has a startup cost.
             tasks: Maximum number of tasks; 0: one per partition.
+
+        Returns:
+            Name of the source's format, for `readStream.format`.
         """
         topics = tuple(self.broker.topic(topic) for topic in QUERIES[query].reads)
         options = (*librdkafka_options(self.client_options).items(), ("group.id", self.broker.topic("reader")))
@@ -161,12 +162,15 @@ class QueryContext:
         return register_source(session, source, task, Checkpoint(self.checkpoints / query))
 
     def checkpoint_uri(self, query: str) -> str:
-        """Return the folder of a query's checkpoint, as Spark names it."""
+        """Return the folder of a query's checkpoint as a URI for Spark."""
         return (self.checkpoints / query).spark_uri
 
     def new_session(self, query: str) -> SparkSession:
-        """Create the session of a query, in a FAIR pool of its own, so that no query waits for another. The number of
-        state partitions is set per session, and fixed in a checkpoint."""
+        """Create the Spark session of a query.
+
+        The query gets a FAIR scheduler pool of its own, so that no query waits for another. The session sets the number
+        of state partitions, which Spark then fixes in the query's checkpoint.
+        """
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", query)
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", str(self.state_partitions))
@@ -180,8 +184,8 @@ class QueryContext:
 
 
 _INTERPRETED: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""Settings that disable code generation. With it, Spark would compile classes for each query, although a micro-batch
-has few rows and little work in the JVM."""
+"""Settings that disable Spark's code generation. Compiling classes costs more than it saves, because a micro-batch has
+few rows and little work in the JVM."""
 
 
 _write_locks: Final = defaultdict[str, Lock](Lock)
@@ -191,18 +195,22 @@ _write_locks: Final = defaultdict[str, Lock](Lock)
 def write_in_order(
     write: Callable[[DataFrame, int, str], None], checkpoint: DurableCheckpoint | None = None
 ) -> Callable[[DataFrame, int], None]:
-    """Build a function for `foreachBatch` that calls `write(rows, batch_id, query_id)`. The two ids identify a repeated
-    write.
+    """Build a function for `foreachBatch` that calls `write(rows, batch_id, query_id)`.
 
-    `checkpoint` is synced before the call, so that the micro-batch's offsets are on disk before its effects, and after
-    the call, so that its state is on disk before Spark records the micro-batch as done (decision 19). A call may still
-    run after the JVM has ended: the next call of the same query waits for its end.
+    `write` can recognise a repeated micro-batch by the two ids. Two calls for the same query never overlap, even if one
+    still runs after its JVM has ended and another JVM was started.
+
+    Args:
+        write: Writes the rows of a micro-batch.
+        checkpoint: The checkpoint to sync, if any (decision 19): before `write`, so that the offsets of the micro-batch
+            are on disk before its output, and after `write`, so that its state is on disk before Spark records it as
+            done.
     """
 
     def call(rows: DataFrame, batch_id: int) -> None:
         query_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         if query_id is None:
-            raise RuntimeError("foreachBatch outside a streaming query")
+            raise RuntimeError("cannot write a micro-batch: Spark's thread has no id of a streaming query")
         with _write_locks[query_id]:
             if checkpoint is not None:
                 checkpoint.sync()

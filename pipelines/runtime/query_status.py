@@ -1,4 +1,4 @@
-"""Status of a query: its phase, its lag, and their metric families. Needs no Spark."""
+"""Status of a streaming query: its phase and lag, and the metrics of both. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -27,29 +27,33 @@ class QueryState:
     name: str
     phase: QueryPhase
     batch: int | None = None
+    """number of the newest micro-batch"""
     lag: int | None = None
     """number of records not read yet"""
     took: float | None = None
     """duration of the last micro-batch that read records, in seconds"""
     input_rate: float | None = None
-    """records read per second, from one start of a micro-batch to the next"""
+    """records of the newest micro-batch, per second since the previous micro-batch started"""
     process_rate: float | None = None
-    """records per second of the micro-batch's duration"""
+    """records of the newest micro-batch, per second of its duration"""
     restarts: int = 0
     error: str = ""
     """last failure, while the query is down; else empty"""
     lag_seconds: float | None = None
     """age in seconds of the oldest record that the query has not read"""
     records: int = 0
-    """number of records read in this run"""
+    """number of records read since this process started"""
     state_rows: int = 0
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
-    """durations of that micro-batch, in ms, by Spark's names"""
+    """durations of the phases of that micro-batch, in ms, by Spark's names"""
 
 
 class QueryBacklog:
-    """Age of the oldest record that a query has not read, from samples of the end offset."""
+    """Estimator of the age of the oldest record that a query has not read.
+
+    It keeps the times at which the topics' end offsets were first seen.
+    """
 
     _MAX_SAMPLES = 4_000
 
@@ -57,7 +61,7 @@ class QueryBacklog:
         self._samples: deque[tuple[float, int]] = deque()  # when an end offset was first seen, and the offset
 
     def observe(self, now: float, end: int, lag: int) -> float:
-        """Add a sample, and return the age in seconds.
+        """Add a sample of the end offsets, and return the age in seconds of the oldest record that is not read.
 
         Args:
             now: Time by the monotonic clock, in seconds.
@@ -81,11 +85,11 @@ def build_query_state(
 
     Args:
         name: Name of the query.
-        progress: Newest progress; `None` before the first.
+        progress: Newest progress; `None` before Spark has reported any.
         ends: End offsets of the topics that the query reads.
         restarts: Number of restarts.
-        error: Last failure, while the query is down.
-        tripped: True if the breaker has stopped the query.
+        error: Last failure, while the query is down; else empty.
+        tripped: True if the query is stopped because messages no longer decode.
     """
     down: QueryPhase = "tripped" if tripped else "restarting"
     if progress is None or not (progress.read or progress.idle):
@@ -109,10 +113,10 @@ def build_query_state(
 
 
 class QueryWatch:
-    """Tracks the status of one query of a run."""
+    """Tracker of the status of one query, including the age of its oldest unread record."""
 
     def __init__(self, name: str, topics: Iterable[str]) -> None:
-        """Create the watch. `topics`: full names of the topics that the query reads."""
+        """Create the tracker. `topics`: names with prefix of the topics that the query reads."""
         self._name = name
         self._topics = tuple(topics)
         self._backlog = QueryBacklog()
@@ -120,8 +124,10 @@ class QueryWatch:
     def build_state(
         self, now: float, ends: Ends, progress: QueryProgress | None, *, restarts: int, error: str, tripped: bool
     ) -> QueryState:
-        """Build the state of the query. `now`: time by the monotonic clock, in seconds. The other arguments are as for
-        `build_query_state`."""
+        """Build the state of the query, with the lag in seconds.
+
+        `now` is in seconds by the monotonic clock. The other arguments are those of `build_query_state`.
+        """
         read = {topic: ends.get(topic, {}) for topic in self._topics}
         line = build_query_state(self._name, progress, read, restarts=restarts, error=error, tripped=tripped)
         if line.lag is None:
@@ -131,7 +137,7 @@ class QueryWatch:
 
 
 def build_query_metrics(lines: Iterable[QueryState]) -> Iterator[Metric]:
-    """Build the metric families of queries."""
+    """Build the Prometheus metric families of queries from their states."""
     lines = list(lines)
 
     def gauge(name: str, values: Mapping[str, float | None]) -> Metric:

@@ -1,5 +1,8 @@
-"""Rows before and after deduplication. For Spark's operator they are packed into one binary column, so that the
-operator shuffles a digest and bytes instead of the columns of a table (decisions 10 and 18)."""
+"""Rows before and after deduplication by Spark's `dropDuplicatesWithinWatermark`.
+
+Each row is packed into one binary column, next to the columns of its digests. So Spark shuffles these few columns
+instead of all columns of a table (decisions 10 and 18).
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,29 @@ _Row = TypeVar("_Row", covariant=True)
 
 
 class UniqueRow(NamedTuple, Generic[_Row]):
-    """A row of which one copy is accepted. After Spark's operator, it has no identities and no position."""
+    """A row that deduplication accepts once. After Spark's operators, `identities` and `position` are empty."""
 
     kind: str
     """name of a table, or another kind that the query defines"""
     identities: tuple[bytes, ...]
-    """digests that identify the row, checked in turn"""
+    """digests that identify the row; if one of them was seen before, the row is a duplicate"""
     position: str
-    """Kafka position from which the row comes"""
+    """partition and offset of the Kafka record that contains the row"""
     row: _Row
     size: int
     """approximate size of the payload, in bytes"""
 
 
 def pack(row: object) -> bytes:
-    """Pack a row into bytes: a NamedTuple or an array-like struct becomes a list of its fields."""
+    """Encode a row as MessagePack. A NamedTuple or an array-like struct becomes a list of its fields."""
     return _encoder.encode(row)
 
 
 def pack_rows(items: Iterable[UniqueRow[object]], identities: Sequence[str], seen_at: int) -> Iterator[pa.RecordBatch]:
-    """Pack rows for Spark's operators.
+    """Pack rows into record batches for `dropDuplicatesWithinWatermark`.
 
     Args:
-        items: Rows. A single digest goes into all digest columns.
+        items: The rows. If a row has one digest, all digest columns get it.
         identities: Names of the digest columns.
         seen_at: Time of the micro-batch, µs.
     """
@@ -52,9 +55,11 @@ def pack_rows(items: Iterable[UniqueRow[object]], identities: Sequence[str], see
 
 
 def unpack_rows(batches: Iterable[pa.RecordBatch], types: Mapping[str, type[object]]) -> Iterator[UniqueRow[object]]:
-    """Unpack the rows that Spark's operator has accepted, from the columns kind and data.
+    """Unpack the rows that `dropDuplicatesWithinWatermark` has accepted.
 
-    `types`: type of a row, by kind.
+    Args:
+        batches: Record batches with the columns kind and data.
+        types: Python type of a row, by kind.
     """
     decoders = {kind: msgspec.msgpack.Decoder(row_type) for kind, row_type in types.items()}
     for batch in batches:
@@ -63,7 +68,7 @@ def unpack_rows(batches: Iterable[pa.RecordBatch], types: Mapping[str, type[obje
 
 
 def build_packed_ddl(identities: Sequence[str]) -> str:
-    """Build Spark's schema of the columns of `pack_rows`, as for `mapInArrow`."""
+    """Build the schema of the output of `pack_rows`, as a DDL string for `mapInArrow`."""
     return ", ".join(["kind string", *(f"{name} binary" for name in identities), "data binary", "seen_at timestamp"])
 
 

@@ -1,4 +1,4 @@
-"""The Spark session of Kiln's jobs, and its options for object stores (S3A)."""
+"""The Spark session of Kiln's jobs, and its settings for object stores (Hadoop's S3A)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from kiln.pipelines.runtime.spark_environment import is_local
 
 _PREFIX: Final = "spark.hadoop.fs.s3a."
 _ENVIRONMENT: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_REGION", "AWS_DEFAULT_REGION")
-"""variables that delta-rs reads and S3A does not; if two have the same meaning, the first takes precedence"""
+"""environment variables that delta-rs reads and S3A does not; of two with the same meaning, the first is used"""
 
 _SIMPLE: Final = "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider"
 _TEMPORARY: Final = "org.apache.hadoop.fs.s3a.TemporaryAWSCredentialsProvider"
 _DEFAULT_CHAIN: Final = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
-"""the same sources as delta-rs: variables, profile files, web identity, instance role"""
+"""credentials of the same sources as in delta-rs: variables, profile files, web identity, instance role"""
 
 
 def build_s3a_settings(locations: Iterable[Location], environ: Mapping[str, str]) -> dict[str, str]:
-    """Build Spark settings for the locations in an object store. They contain secrets: never print them.
+    """Build the Spark settings for lake and checkpoints in an object store. They contain secrets: never print them.
 
-    S3A reads tables, and reads and writes checkpoints. It never commits to a table: it has no put-if-absent, and
-    Delta's log store for it loses commits if there is another writer (docs/object-store.md).
+    Spark uses S3A to read tables, and to read and write checkpoints. delta-rs commits to the tables, because S3A has no
+    put-if-absent: Delta's log store for S3A loses commits if another program writes too (docs/object-store.md).
     """
     settings = {
         f"{_PREFIX}bucket.{location.bucket}.{key}": value
@@ -42,7 +42,6 @@ def build_s3a_settings(locations: Iterable[Location], environ: Mapping[str, str]
 
 
 def _build_bucket_settings(options: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """Build the settings of one bucket."""
     known = {_normalize_key(key): environ[key] for key in reversed(_ENVIRONMENT) if environ.get(key)}
     known |= {_normalize_key(key): value for key, value in options.items()}
     settings: dict[str, str] = {}
@@ -72,7 +71,7 @@ _ALIASES: Final = {
 
 
 def _normalize_key(key: str) -> str:
-    """Normalize a key of delta-rs: it may be in upper case, have the prefix `aws_`, and be an alias."""
+    """Map a key of delta-rs's storage options to one spelling: lower case, without `aws_`, and without aliases."""
     plain = key.lower().removeprefix("aws_")
     return _ALIASES.get(plain, plain)
 
@@ -157,11 +156,14 @@ def create_session(
     scratch: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Create a session with Delta, the Kafka connector and the settings that Kiln's checkpoints need.
+    """Create a Spark session with Delta, the Kafka connector and the settings that Kiln's checkpoints need.
 
-    The arguments are those of `build_session_settings`, and `appended`: more jars and folders, for the end of the class
-    path. The JVM uses the archive of Spark's classes only if the class path begins with the class path of the archive
-    (deploy/run/spark_classes.py). The options of `spark-submit` override `master` and `driver_memory`.
+    Under `spark-submit`, the submit options override `master` and `driver_memory`. The other arguments are those of
+    `build_session_settings`.
+
+    Args:
+        appended: Jars and folders for the end of the class path. They come last because the JVM uses a class data
+            archive (deploy/run/spark_classes.py) only if the class path begins with that of the archive.
     """
     appended = tuple(appended)
     # Workers must run in the driver's interpreter: the system's interpreter lacks the packages.
@@ -203,14 +205,14 @@ def build_session_settings(
     scratch: Path | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Build the settings of a session.
+    """Build the settings of a Spark session.
 
     Args:
         master: URL of Spark's master.
-        driver_memory: Heap of the driver, as Spark writes sizes.
+        driver_memory: Heap of the driver in Spark's notation, such as `4g`.
         jars: Jars of the Kafka connector and of Delta.
         java_options: JVM options of the driver.
-        log4j: A log4j2 file that writes into `logs`.
+        log4j: A log4j2 configuration that writes into the folder `logs`.
         logs: Folder of the logs.
         ui: If true, start Spark's UI.
         scratch: Folder of the temporary files of Spark and its JVM.
@@ -251,7 +253,7 @@ def build_session_settings(
 
 
 def _get_submitted_master() -> str | None:
-    """Return the master of `spark-submit`, or None if `spark-submit` did not start this process."""
+    """Return the master that `spark-submit` was given, or None if `spark-submit` did not start this process."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     SparkContext._ensure_initialized()  # connects to the JVM, which has the options of spark-submit
@@ -259,9 +261,10 @@ def _get_submitted_master() -> str | None:
 
 
 def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path], scratch: Path | None) -> None:
-    """Start the JVM, if this process has none, with `conf` in a file in `scratch` that only this user can read.
+    """Start the JVM with the settings `conf`, unless this process has a JVM already.
 
-    PySpark would put `conf` on the command line, which every user of the machine can read, passwords included.
+    The settings contain passwords. They are passed in a file in `scratch` that only this user can read, because every
+    user of the machine can read the command line on which PySpark would put them.
     """
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         return
@@ -289,7 +292,7 @@ def _launch_jvm(conf: Mapping[str, str], appended: Iterable[Path], scratch: Path
 
 
 def format_properties(conf: Mapping[str, str]) -> str:
-    """Format settings as a Java properties file: ASCII, a line for each key."""
+    """Format settings as a Java properties file in ASCII, with one line for each key."""
     return "".join(f"{_escape_property(key, ' =:#!')}={_escape_property(value, '')}\n" for key, value in conf.items())
 
 

@@ -1,8 +1,8 @@
-"""Environment of a local Spark: the Spark of PySpark, without the variables of another Spark or Hadoop.
+"""Environment variables of Spark in local mode, which always uses the Spark inside the package pyspark.
 
-A user's SPARK_HOME, SPARK_CONF_DIR, HADOOP_CONF_DIR or PYSPARK_PYTHON belong to another installation. With them,
-Spark's scripts, its JVM and PySpark would use other jars, settings, file systems and interpreters. On a cluster these
-variables apply.
+SPARK_HOME, SPARK_CONF_DIR, HADOOP_CONF_DIR and PYSPARK_PYTHON of a user belong to another installation. With them,
+Spark would load other jars, settings, file systems and interpreters. So Kiln removes them in local mode, and keeps them
+on a cluster.
 """
 
 from __future__ import annotations
@@ -20,24 +20,23 @@ from kiln.conf.process.extras import format_install_command
 
 _PREFIXES: Final = ("HADOOP_", "PYSPARK_", "SPARK_", "YARN_")
 _MASTER: Final = "MASTER"
-"""Spark's master, for PySpark"""
+"""variable from which PySpark reads Spark's master"""
 
 
 def is_local(master: str) -> bool:
-    """Return true if this master runs Spark on this machine, in the driver's JVM."""
+    """Return true if this URL of Spark's master means local mode, in which the driver's JVM runs the tasks."""
     return master.startswith("local")
 
 
 def find_foreign_variables(names: Iterable[str]) -> list[str]:
-    """Select the variables of another Spark or Hadoop among the names of variables."""
+    """Select the names of environment variables that configure a Spark or Hadoop installation."""
     return sorted(name for name in names if name.startswith(_PREFIXES) or name == _MASTER)
 
 
 def isolate_spark() -> None:
-    """Remove the variables of another Spark or Hadoop from this process's environment, and set those of PySpark's own
-    Spark, which listens only on this machine.
+    """Make this process use the Spark inside the package pyspark, listening only on the loopback address.
 
-    Call it before the JVM starts.
+    Removes the environment variables of other Spark and Hadoop installations. Call it before the JVM starts.
 
     Raises:
         PrerequisiteError: PySpark is not installed completely, or the user has no name.
@@ -55,7 +54,7 @@ def isolate_spark() -> None:
 
 
 def check_user() -> None:
-    """Check that this process's user has a name, without which Hadoop's classes fail in the JVM.
+    """Check that the user of this process has a name. Without a name, Hadoop's classes fail in the JVM.
 
     Raises:
         PrerequisiteError: The user has no name, as in a container that runs under an arbitrary user id.
@@ -65,17 +64,17 @@ def check_user() -> None:
         pwd.getpwuid(number)
     except KeyError:
         raise PrerequisiteError(
-            f"the user {number} has no entry in /etc/passwd, and Spark does not start without one. Run Kiln as a user "
-            f"with one, or add the line kiln:x:{number}:{os.getegid()}::/tmp:/bin/sh; in a container, mount a file "
-            "with this line over /etc/passwd"
+            f"the user id {number} has no entry in /etc/passwd, and Spark does not start without an entry. Run Kiln as "
+            f"another user, or add the line kiln:x:{number}:{os.getegid()}::/tmp:/bin/sh to /etc/passwd. In a "
+            "container, mount a file with this line over /etc/passwd"
         ) from None
 
 
 def find_spark_home() -> Path:
-    """Find the folder of PySpark, which is a complete Spark.
+    """Find the folder of the package pyspark, which contains a complete Spark.
 
     Raises:
-        PrerequisiteError: PySpark is not installed, or PYTHONPATH names the PySpark of another Spark.
+        PrerequisiteError: PySpark is not installed, or Python imports a copy of it without Spark's jars.
     """
     spec = find_spec("pyspark")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or () if spec else ())]
@@ -84,6 +83,7 @@ def find_spark_home() -> Path:
             return folder
     if folders:
         raise PrerequisiteError(
-            f"the package pyspark in {folders[0]} contains no Spark. Unset PYTHONPATH if it names that folder"
+            f"the package pyspark in {folders[0]} contains no jars of Spark. If PYTHONPATH names that folder, unset "
+            f"it; else install the package again: {format_install_command('spark')}"
         )
     raise PrerequisiteError(f"pyspark is not installed: {format_install_command('spark')}")

@@ -1,8 +1,8 @@
-"""Comparison of the tables of a query with its checkpoint (decision 19).
+"""Detection of tables that are older than the checkpoint of their query, such as after a backup was restored.
 
-A table records which micro-batches it contains (decision 7). The checkpoint shows which micro-batches a table must
-contain: a file in the checkpoint names, for each write, the two newest micro-batches that the query has committed. A
-table that lacks one of these, although Spark has recorded the micro-batch as done, is an older copy.
+A Delta table records the newest micro-batch of each write as the transaction of an application id (decision 7). A file
+in the checkpoint names the two newest micro-batches that the query has committed. If Spark has recorded a micro-batch
+as done, and the table lacks it, the table is an older copy (decision 19).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.schemas.queries import QUERIES
 
 TABLES_FILE: Final = "tables.json"
-"""Kiln's file in a checkpoint: the two newest micro-batches of each write, by Delta's application id"""
+"""Kiln's file in a checkpoint: the two newest micro-batches that were committed, by Delta's application id"""
 
 
 class OlderTableError(KilnError):
@@ -27,13 +27,17 @@ class OlderTableError(KilnError):
 
 
 def read_table_writes(checkpoint: Location) -> Mapping[str, Sequence[int]]:
-    """Read the two newest micro-batches of each write, by application id; none if the query has written nothing."""
+    """Read the two newest micro-batches that a query has committed, by Delta's application id.
+
+    Returns:
+        An empty mapping if the query has written nothing.
+    """
     path = checkpoint / TABLES_FILE
     return msgspec.json.decode(path.read(), type=dict[str, list[int]]) if path.exists() else {}
 
 
 class TableWrite(NamedTuple):
-    """The newest finished micro-batch of one write."""
+    """The newest finished micro-batch that a query has committed to a table under a Delta application id."""
 
     table: str
     app_id: str
@@ -41,11 +45,10 @@ class TableWrite(NamedTuple):
 
 
 def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
-    """List the writes that the tables must contain.
+    """List the writes that a query's tables must contain.
 
     Args:
-        checkpoint: The query's checkpoint.
-        done: The newest micro-batch that is done. A later micro-batch is repeated, so a table may lack it.
+        done: Number of the newest finished micro-batch. Spark repeats a later one, so a table may lack it.
     """
     for app_id, batches in read_table_writes(checkpoint.path).items():
         query_id, table, _ = app_id.split(":")
@@ -55,19 +58,16 @@ def list_done_writes(checkpoint: Checkpoint, done: int) -> Iterator[TableWrite]:
 
 
 def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, torn: Collection[str] = ()) -> str:
-    """Find a table that is older than the checkpoint of the query that writes it. The query may be running.
+    """Find a table that is older than its query's checkpoint. The query may run meanwhile.
 
-    A table that cannot be opened is skipped: its readers report it.
+    Tables that cannot be opened are skipped: their readers report the error.
 
     Args:
-        lake: The lake with the tables.
-        query: Name of the query.
-        checkpoint: The checkpoint of the query.
-        done: The newest micro-batch that is done.
+        done: Number of the newest finished micro-batch.
         torn: Tables to skip, because a power cut has damaged their newest commits.
 
     Returns:
-        A description of the table; empty if there is none.
+        A description of the first such table; empty if there is none.
     """
     for table, app_id, batch_id in list_done_writes(checkpoint, done):
         if table in torn:
@@ -79,8 +79,8 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
         if newest is None or newest < batch_id:
             end = "has no micro-batch of this query" if newest is None else f"ends with micro-batch {newest}"
             return (
-                f"the table {table} in {lake.path} is older than the checkpoint of {query} in {checkpoint.path}: it "
-                f"{end}, and {query} has written micro-batch {batch_id} to it. The rows in between would stay "
+                f"the table {table} in {lake.path} is older than the checkpoint of {query} in {checkpoint.path}: the "
+                f"table {end}, and {query} has written micro-batch {batch_id} to it. The rows in between would stay "
                 "missing"
             )
     return ""
@@ -93,11 +93,13 @@ OLDER_TABLE_REMEDY: Final = (
 
 
 def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
-    """Find tables that are older than the checkpoint of the query that writes them, at most one per query.
+    """Find tables that are older than their query's checkpoint.
 
     Args:
-        lake: The lake with the tables.
-        checkpoints: Folder of the checkpoints of the queries, some of which may be missing.
+        checkpoints: Folder of the queries' checkpoints. A query without checkpoint is skipped.
+
+    Returns:
+        A description of at most one table for each query.
     """
     existing = ((query, Checkpoint(checkpoints / query)) for query in QUERIES)
     problems = (
@@ -109,10 +111,10 @@ def find_older_tables(lake: Lake, checkpoints: Location) -> list[str]:
 
 
 def check_tables(lake: Lake, checkpoints: Location) -> None:
-    """Check that no table is older than the checkpoint of the query that writes it, as `find_older_tables`.
+    """Check that no table is older than its query's checkpoint.
 
     Raises:
-        OlderTableError: A table is older.
+        OlderTableError: A table is older than its query's checkpoint.
     """
     for problem in find_older_tables(lake, checkpoints):
         raise OlderTableError(f"{problem}. {OLDER_TABLE_REMEDY}")

@@ -1,8 +1,8 @@
-"""Kafka's topics for the driver: their end offsets, the comparison of a checkpoint with them, and the
-progress of a query committed to them.
+"""Kafka topics, as the driver of a query sees them: ids, end offsets, and the progress of a query as committed offsets.
 
-Spark identifies a topic only by its name. After the topic was deleted and created again, Spark continues at the old
-offsets as soon as the new topic is long enough, and skips the records before them.
+Spark identifies a topic only by its name. If a topic was deleted and created again, Spark would continue at the old
+offset once the new topic has as many records, and would skip the records before it. So the topic ids of a checkpoint
+are compared with those of the broker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TopicState(NamedTuple):
 
 
 class Topics(Protocol):
-    """Topics of a broker."""
+    """Reader of the topics of a broker, by name with prefix."""
 
     def read_states(self, topics: Iterable[str]) -> Mapping[str, TopicState]: ...
     def read_identities(self, topics: Iterable[str]) -> Mapping[str, TopicIdentity]: ...
@@ -48,15 +48,15 @@ class Topics(Protocol):
 
 
 class KafkaTopics:
-    """Topics of a Kafka broker, by full name. Topics that do not exist are left out. For one thread."""
+    """Reader of topics of a Kafka broker, by name with prefix. It omits topics that do not exist. For one thread."""
 
     def __init__(self, client_options: Callable[[], Mapping[str, object]]) -> None:
-        """Create a reader that connects at the first read. `client_options`: returns kafka-python's options."""
+        """Create a reader, which connects at the first read. `client_options`: returns kafka-python's options."""
         self._options = client_options
         self._client: KafkaAdminClient | None = None
 
     def read_states(self, topics: Iterable[str]) -> dict[str, TopicState]:
-        """Read ids and offsets.
+        """Read the ids, and the first and end offsets, of topics.
 
         Raises:
             KafkaError: No broker answers.
@@ -84,7 +84,7 @@ class KafkaTopics:
         return offsets
 
     def read_identities(self, topics: Iterable[str]) -> dict[str, TopicIdentity]:
-        """Read ids and numbers of partitions.
+        """Read the ids and numbers of partitions of topics.
 
         Raises:
             KafkaError: No broker answers.
@@ -107,14 +107,14 @@ class KafkaTopics:
         return self._client
 
     def close(self) -> None:
-        """Close the connection; the next read opens another one."""
+        """Close the connection. The next read opens another one."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
 class OffsetMismatch(NamedTuple):
-    """A topic to which the offsets of a checkpoint do not belong."""
+    """A topic that was created again, or has lost records, since a checkpoint stored offsets of it."""
 
     description: str
     begin: Mapping[int, int]
@@ -124,17 +124,19 @@ class OffsetMismatch(NamedTuple):
 def find_mismatches(
     saved: Mapping[str, str], read: log.Offsets, states: Mapping[str, TopicState]
 ) -> dict[str, OffsetMismatch]:
-    """Compare a checkpoint with the topics of the broker.
+    """Compare the topic ids and offsets of a checkpoint with the topics of the broker.
+
+    Topic names include the prefix.
 
     Args:
         saved: Topic ids in the checkpoint.
-        read: Offsets up to which the query has read, or has begun to read.
-        states: States of the topics that the query reads, by full name.
+        read: End offsets of the query's newest micro-batch, which may be unfinished.
+        states: States of the topics that the query reads, by name.
 
     Returns:
-        The mismatches by full topic name. In a replaced topic the query continues at the beginning. In a topic that has
-            lost its newest records, as after the loss of a broker's disk, the query continues at the end, or at the
-            beginning if the topic's id is not known.
+        The mismatches by topic name, with the offsets at which the query can continue. In a topic that was created
+            again, this is the oldest record. In a topic that has lost its newest records, for example with a broker's
+            disk, it is the end of the topic, or the oldest record if the topic's id is not known.
     """
     mismatches: dict[str, OffsetMismatch] = {}
     for topic, state in states.items():
@@ -155,16 +157,16 @@ def find_mismatches(
 
 
 Ends = Mapping[str, Mapping[int, int]]
-"""topic -> partition -> offset after the last record"""
+"""End offset (exclusive) by topic and partition"""
 
 _END_PATIENCE_MS = 1_000  # short, because the caller also watches the bridge and the queries
 
 
 class TopicEnds:
-    """Reader of end offsets from the broker. While the broker does not answer, the last known offsets
-    stay, and `error` is set.
+    """Reader of the end offsets of topics.
 
-    A thread checks for added partitions. A topic that was deleted is left out from then on.
+    While the broker does not answer, `ends` keeps the last known offsets, and `error` is set. A thread looks for added
+    partitions, and for deleted topics, which are then omitted.
     """
 
     def __init__(
@@ -174,8 +176,8 @@ class TopicEnds:
 
         Args:
             client_options: kafka-python's options.
-            topics: Full names of the topics.
-            check_every: Seconds between two checks of the thread.
+            topics: Names of the topics, with prefix.
+            check_every: Seconds between two checks for added partitions and deleted topics.
 
         Raises:
             KafkaError: No broker answers.
@@ -195,7 +197,7 @@ class TopicEnds:
         self.error = ""
 
     def read(self) -> Ends:
-        """Read the end offsets, and wait at most a second."""
+        """Read the end offsets from the broker. If it does not answer within a second, return the last known ones."""
         try:
             if self._consumer is None or self._parts != self._known_parts:
                 self._connect()
@@ -206,12 +208,11 @@ class TopicEnds:
             self.ends = ends
             self.error = ""
         except KafkaError as error:
-            self.error = f"the broker does not answer: {error}"
+            self.error = f"the broker does not answer: {error}. Check that it runs"
         return self.ends
 
     def _connect(self) -> None:
-        """Connect again, because kafka-python's consumer does not learn of partitions added after it connected."""
-        if self._consumer is not None:
+        if self._consumer is not None:  # kafka-python's consumer does not notice partitions that are added later
             self._consumer.close()
             self._consumer = None
         parts = self._known_parts
@@ -241,7 +242,7 @@ def _list_partitions(topics: Mapping[str, TopicIdentity]) -> list[TopicPartition
 
 
 class ProgressReport(NamedTuple):
-    """The newest micro-batch that a query committed, and its end offsets."""
+    """The newest micro-batch whose progress a query has committed to Kafka, and its end offsets."""
 
     query_id: str
     batch_id: int
@@ -249,7 +250,7 @@ class ProgressReport(NamedTuple):
 
 
 class _Metadata(msgspec.Struct, frozen=True, array_like=True):
-    """Metadata of each committed offset, as JSON."""
+    """Metadata that Kafka stores with each committed offset, as JSON."""
 
     query_id: str
     batch_id: int
@@ -259,14 +260,19 @@ _METADATA = msgspec.json.Decoder(_Metadata)
 
 
 class ProgressMarker:
-    """Progress of one query, committed as the offsets of a group with the query's full name. For one thread at a time.
+    """Progress of a query, committed as the offsets of a consumer group. For one thread at a time.
 
-    A query that writes no table needs this: there is no table with which an older checkpoint could be compared
-    (decision 19). Tools for consumer groups then show the query's lag.
+    A query without tables needs it to detect that its checkpoint is an old copy: with a table, a newer micro-batch in
+    the table would reveal this (decision 19). Tools for consumer groups then also show the query's lag.
     """
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:
-        """Open the consumer. `client_options`: kafka-python's options."""
+        """Open the consumer.
+
+        Args:
+            client_options: kafka-python's options.
+            group: Name of the consumer group: the query's name, with the prefix of the topics.
+        """
         self._consumer = open_client(KafkaConsumer, **client_options, group_id=group, enable_auto_commit=False)
 
     def __enter__(self) -> Self:
@@ -282,17 +288,21 @@ class ProgressMarker:
         self._consumer.commit({partition: OffsetAndMetadata(at, metadata) for partition, at in offsets.items()})
 
     def find_offsets_since(self, ends: log.Offsets, stamp: int) -> log.Offsets:
-        """Find the offsets, before `ends`, of the first records with this broker stamp (ms) or a later one."""
+        """Find, by partition, the first offset whose record has the broker's timestamp `stamp` (ms) or a later one.
+
+        If this is not before the offset in `ends`, the offset in `ends` is returned.
+        """
         parts = {TopicPartition(topic, part): end for topic, parts in ends.items() for part, end in parts.items()}
         by_time = self._consumer.offsets_for_times(dict.fromkeys(parts, stamp))
         firsts = {part: end if by_time[part] is None else min(by_time[part].offset, end) for part, end in parts.items()}
         return {topic: {part.partition: at for part, at in firsts.items() if part.topic == topic} for topic in ends}
 
     def read(self, topic: str) -> ProgressReport | None:
-        """Read the progress in a topic, by its full name.
+        """Read the progress in a topic, by its name with prefix.
 
         Returns:
-            None if nothing was committed, or if Kafka has expired the commit, a week after the last one.
+            None if nothing was committed, or if Kafka has deleted the offsets: by default, a week after the consumer
+                group became inactive.
         """
         offsets: dict[int, int] = {}
         newest: _Metadata | None = None

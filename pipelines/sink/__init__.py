@@ -1,1 +1,1 @@
-"""Query `sink`: Kafka topics into their Delta tables."""
+"""Query `sink`: writes the records of Kafka topics into Delta tables."""

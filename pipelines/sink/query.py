@@ -1,41 +1,52 @@
 """Query `sink`: from six of Kafka's topics to Delta.
 
     kiln.updates, kiln.batches, kiln.publications, kiln.streams, kiln.quarantine → the tables of the same names
-    kiln.updates, kiln.blocks → `tips`: tips that we received as updates, and in the batches of other nodes
+    kiln.updates, kiln.blocks → `tips`: tips that Kiln received as updates, and in the batches of other nodes
 
     on one machine   source: decode, accept each row once, write files ─ foreachBatch: received tips, commits
     on a cluster     source: decode ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files, received tips, commits
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
-micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query.
+micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
+that the query has not read. A micro-batch starts every 10 s (`jobs.sink.trigger`); if the one before it takes longer,
+when that one is done.
 
-A row is accepted if its digest, of the fields that identify it in its table, was not accepted within
-`dedupe.signed_ttl`. On one machine, a file next to the checkpoint has the digests, each with the place of the accepted
-row (topic partition, offset, index in the record). On a cluster, Spark's state has them.
+The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode, and no partition is divided
+between two tasks. Tasks write the rows of tables into files. The driver gets the names of these files, the log time of
+each partition, and received tips. The column `kind` tells them apart.
 
-*Received tips* are the tips in the batches of other nodes (`kiln.blocks`). foreachBatch compares them with two tables,
-and with the rows that this micro-batch adds to these; rows twice in both do no harm. If `publications` has the batch,
-it is our own, which a peer sent back, and its tips are dropped. If `streams` has another separator for the stream, the
-tip becomes a row of `quarantine`. Every other one becomes a row of `tips`.
+A row is accepted unless a row with the same digest was accepted within `dedupe.signed_ttl`. The digest covers the
+columns that identify a row in its table. On one machine, a file next to the checkpoint stores the digests, each with
+the position of the accepted row (topic, partition, offset, index in the record). On a cluster, Spark's state stores
+them. A micro-batch has one time, which the driver's clock gives at its start and which never goes back. Digests expire
+by this time, after at least `dedupe.signed_ttl` and at most twice that.
+
+*Received tips* are the tips in the batches of other nodes (`kiln.blocks`). foreachBatch compares them with the tables
+`publications` and `streams`, including the rows that this micro-batch adds to these tables. In a repeat, the tables may
+already have these rows; the comparison then sees them twice, which changes nothing. If `publications` has the batch, it
+is Kiln's own, which a peer sent back, and its tips are dropped. If `streams` has another separator for the stream, the
+tip becomes a row of `quarantine`. Every other tip becomes a row of `tips`.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
 
 1. Spark's offset log: which records the micro-batch has.
-2. By the tasks: the digests, in the file or in Spark's state; and files of rows, which no table names yet.
-3. A Delta commit to each table with new rows, and after these a second one to `tips` and to `quarantine`, if there are
-   received tips. The transaction of a commit is the ids of the query and the micro-batch, and which of the two it is.
-4. `clock.json`: log time of each partition of `kiln.updates`, before and after this micro-batch. Log time is the
-   greatest broker stamp so far. The column `updates.log_time` is computed from it.
+2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.
+3. A Delta commit to each table with new rows. If there are received tips, a second commit to `tips` and to `quarantine`
+   follows. The transaction identifier of a commit (`txn`) holds the ids of the query and the micro-batch, and `append`
+   or `received` for the first or the second commit.
+4. The file `clock.json` with the log time of each partition of `kiln.updates`, before this micro-batch, for its repeat,
+   and after it. Log time is the greatest broker timestamp so far. The column `updates.log_time` is computed from it.
+   The file is replaced by rename. If it is missing, log time is read from the table `updates`.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids, and with log time as before it.
 
-- The same rows are accepted: on one machine, those whose places the file has; on a cluster, because Spark begins with
-  the state before the micro-batch.
+- The same rows are accepted, unless the stop was so long that digests have expired. On one machine, these are the rows
+  whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
-- A table that has the transaction ignores the commit. Until the repeat, some tables have the micro-batch and others do
-  not.
+- A table that already has the transaction ignores the commit. Until the repeat, some tables have the rows of the
+  micro-batch and others do not.
 """
 
 from __future__ import annotations
@@ -79,7 +90,7 @@ def start(context: QueryContext) -> StreamingQuery:
     tables = context.create_table_writer("sink")
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        clock.set_time(rows.sparkSession.sparkContext)  # the time by which digests expire
         set_log_times(rows.sparkSession.sparkContext, log_time_file.read_start(batch_id))
         out = steps.run_in_micro_batch(rows, checkpoint.count_records(batch_id))
         out.persist(StorageLevel.DISK_ONLY)  # received tips are read again, and the tasks must write files only once

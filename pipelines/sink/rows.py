@@ -1,4 +1,4 @@
-"""Records of the topics that `sink` reads, to rows of its tables, each with the values that identify it.
+"""Rows of the tables that `sink` writes, built from Kafka records, each with the values that identify the row.
 
 Values have the order and the types of the tables' columns. Times are µs.
 """
@@ -31,7 +31,7 @@ from kiln.schemas.wire.batch_block import BlockError, read_block, read_foreign_b
 
 RECEIVED_ROWS: Final = "received"
 LOG_TIME: Final = "log_time"
-"""Kinds of rows in addition to those of tables: a `ReceivedTip`, a `LogTimeRow`."""
+"""Kinds of rows that belong to no table: a `ReceivedTip`, and a `LogTimeRow`."""
 
 
 class UpdatesRow(NamedTuple):
@@ -125,8 +125,8 @@ class QuarantineRow(NamedTuple):
 
 
 class ReceivedTip(NamedTuple):
-    """A tip in the batch of another node. It is not yet a row of a table, because the separator that the batch was
-    announced under must first be compared with the verified one."""
+    """A tip in the batch of another node. It becomes a row of a table only after the separator that the batch was
+    announced under was compared with the verified one."""
 
     network: str
     stream: str
@@ -138,7 +138,7 @@ class ReceivedTip(NamedTuple):
 
 
 class LogTimeRow(NamedTuple):
-    """Log time of a partition of `kiln.updates` after the last record of a task."""
+    """Log time of a partition of `kiln.updates` after the last record that a task read, µs."""
 
     partition: int
     log_time: int
@@ -169,7 +169,8 @@ ROW_TYPES: Final[dict[str, type[tuple[object, ...]]]] = {
 
 
 class IdentifiedRow(NamedTuple):
-    """A row, and the values that identify it among the rows of its kind. `kind`: a key of ROW_TYPES."""
+    """A row, and the values that identify it among the rows of its kind. `kind`: a key of ROW_TYPES, such as a
+    table."""
 
     kind: str
     identity: tuple[object, ...]
@@ -180,12 +181,14 @@ _Rows = Iterator[IdentifiedRow]
 
 
 def compute_digest(*parts: object) -> bytes:
-    """Compute the digest of the kind of a row and the values that identify it."""
+    """Compute the digest that identifies a row in deduplication. `parts`: the row's kind, and the values that identify
+    it."""
     return blake2b(repr(parts).encode(), digest_size=16).digest()
 
 
 def read_record(topic: str, partition: int, offset: int, now: int, key: bytes, value: bytes) -> list[IdentifiedRow]:
-    """Read a record. A record that cannot be read becomes a row of `quarantine`. `now`: log time of the partition."""
+    """Build the rows of a Kafka record. A record that cannot be decoded becomes a row of `quarantine`. `now`: log time
+    of the record's partition, µs."""
     try:
         return list(_READERS[topic](partition, offset, now, key, value))
     except (*UNREADABLE, BlockError) as error:
@@ -228,10 +231,10 @@ def _read_batch(partition: int, offset: int, now: int, key: bytes, value: bytes)
 
 
 def build_batch_rows(batch: BatchRecord, emitted_at: int) -> _Rows:
-    """Build the rows of a batch and its tips. `emitted_at`: µs.
+    """Build the rows of a batch and of its tips. `emitted_at`: time at which the batch was written to Kafka, µs.
 
     Raises:
-        BlockError: Its block is malformed.
+        BlockError: The block of the batch is malformed.
     """
     tips = read_block(batch.block)
     row = BatchesRow(
@@ -337,7 +340,7 @@ _IDENTITY_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
 
 
 def read_stored_identities(lake: Lake) -> Iterator[tuple[bytes, ...]]:
-    """Read the digests by which the query recognises the records of the rows in its tables."""
+    """Read the digests of the rows in the tables, by which the query recognises repeated records."""
     for table, names in _IDENTITY_COLUMNS.items():
         for batch in read_stored_rows(lake.open(table), list(names)) if lake.has(table) else ():
             columns = (

@@ -1,4 +1,4 @@
-"""Stages of the query `sink`: records of its topics, such as `kiln.updates`, to rows of tables, in files."""
+"""Tasks of the query `sink`: from the records of its Kafka topics to rows of tables, in files."""
 
 from __future__ import annotations
 
@@ -47,21 +47,22 @@ OTHER_SEPARATOR: Final = "other_separator"
 OUTPUT_TABLES: Final = QUERIES["sink"].tables
 
 IDENTITY: Final = ("identity",)
-"""Column of the digest of a row's identity."""
+"""Column of the digest that identifies a row"""
 
 OUTPUT_DDL: Final = "kind string, data binary"
-"""A packed `ReceivedTip` or `LogTimeRow`, or the files of a task"""
+"""Columns of the rows that the tasks return to the driver: a packed `ReceivedTip` or `LogTimeRow`, or the files of a
+task"""
 SINK_FILES: Final = "sink_files"
-"""Kind of the row that has the `DataFile`s of a task, in several tables."""
+"""Value of the column `kind` in the row with the `DataFile`s of a task, which belong to several tables"""
 
 _ROW_BYTES: Final = 500  # approximate bytes of a row, in addition to the record's value
 
 
 def build_stages(lake: Lake) -> UniqueStages:
-    """Build the stages. RECORDS in; OUTPUT_DDL out: the rows that belong to no table, and one row per task that names
-    the files of the other rows.
+    """Build the two stages: from Kafka records to rows with the columns OUTPUT_DDL. Between the stages, deduplication
+    drops records that a writer sent twice, as after a crash.
 
-    Deduplication drops the repeats in a topic whose writer was killed and restarted.
+    The output has the rows that belong to no table. For each task it has a row with the files of the other rows.
     """
 
     def write(batches: _Batches) -> _Batches:
@@ -79,7 +80,8 @@ def build_stages(lake: Lake) -> UniqueStages:
 
 
 def read_records(batches: _Batches) -> Iterator[UniqueRow[object]]:
-    """Read the records of a task into rows, and log time of each partition of `kiln.updates`."""
+    """Build the rows of the Kafka records of a task. At the end, also yield the log time of each partition of
+    `kiln.updates`."""
     log_time: dict[tuple[str, int], int] = {}
     newest: dict[int, int] = {}
     for batch in batches:
@@ -104,7 +106,7 @@ def read_records(batches: _Batches) -> Iterator[UniqueRow[object]]:
 
 
 def write_rows(rows: Iterable[UniqueRow[object]], lake: Lake, log_times: LogTimes) -> _Batches:
-    """Write rows of tables into files. Deduplicated rows in; OUTPUT_DDL out."""
+    """Write deduplicated rows into the files of their tables, and yield rows with the columns OUTPUT_DDL."""
     rejected: list[QuarantineRow] = []
 
     def open_files(table: str) -> TableFiles:
@@ -130,14 +132,14 @@ def write_rows(rows: Iterable[UniqueRow[object]], lake: Lake, log_times: LogTime
 
 
 def apply_log_time(row: UpdatesRow, log_times: LogTimes) -> UpdatesRow:
-    """Set `log_time`. A task has only the stamps of its own records, so `log_times` is the log time at the start of the
-    micro-batch."""
+    """Set the column `log_time` of an update. A row has only the log time of its own task, so it is raised to that of
+    the micro-batch's start, `log_times`."""
     return row._replace(log_time=max(row.log_time, log_times.get(row.log_partition, 0)))
 
 
 def _reject_row(table: str, row: Sequence[object], error: Exception) -> QuarantineRow:
-    """Build the row of `quarantine` for a row that its table cannot store. The detail has only the row's texts, because
-    one of the other values is at fault."""
+    """Build the row of `quarantine` for a row that its table cannot store. `detail` has only the texts of the row,
+    because one of its other values cannot be stored."""
     values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
     texts = ", ".join(f"{name} {value[:80]!r}" for name, value in values.items() if isinstance(value, str))
     detail = f"a row of {table} ({texts}): {describe(error)}"[:MAX_DETAIL]
@@ -148,7 +150,7 @@ def _reject_row(table: str, row: Sequence[object], error: Exception) -> Quaranti
 
 
 def read_received_tips(rows: DataFrame) -> DataFrame:
-    """Read the received tips. Columns kind, data in; RECEIVED out."""
+    """Read the received tips from the rows that the tasks returned. The result has the columns RECEIVED_COLUMNS."""
     schema = build_arrow_schema(RECEIVED_COLUMNS)
 
     def unpack(batches: _Batches) -> _Batches:
@@ -164,13 +166,15 @@ def read_received_tips(rows: DataFrame) -> DataFrame:
 
 
 def exclude_own_batches(rows: DataFrame, publications: DataFrame) -> DataFrame:
-    """Exclude the tips of batches that Kiln published itself, which peers send back. RECEIVED in and out."""
+    """Drop the tips of batches that Kiln published itself, and that peers sent back. The columns are
+    RECEIVED_COLUMNS."""
     ours = publications.where(F.col("error").isNull()).select("batch_cid").distinct()
     return rows.join(ours, "batch_cid", "left_anti").select(*(column.name for column in RECEIVED_COLUMNS))
 
 
 def join_verified_separators(rows: DataFrame, streams: DataFrame) -> DataFrame:
-    """Add `known`: "key/value" of the verified separator if the batch was announced under another one, else null.
+    """Add the column `known`: "key/value" of the verified separator of the stream if the batch was announced under
+    another one, else null.
 
     A genesis that names no separator contradicts nothing (decision 4).
     """
@@ -192,15 +196,15 @@ def join_verified_separators(rows: DataFrame, streams: DataFrame) -> DataFrame:
 
 
 def select_received_tips(rows: DataFrame) -> DataFrame:
-    """Select rows of the table `tips` from what `join_verified_separators` returned."""
+    """Select the rows of the table `tips` from the result of `join_verified_separators`."""
     return rows.where(F.col("known").isNull()).select(
         "network", "stream", "tip", F.lit("batch").alias("source"), "batch_cid", "observed_at"
     )
 
 
 def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
-    """Build rows of the table `quarantine` for tips of streams that belong to another separator, from what
-    `join_verified_separators` returned."""
+    """Build the rows of `quarantine` from the result of `join_verified_separators`: the tips of streams that have
+    another separator than the batch."""
     none = F.lit(None)
     return rows.where(F.col("known").isNotNull()).select(
         none.cast("int").alias("kafka_partition"),
@@ -222,7 +226,7 @@ def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
 
 
 def read_log_times(lake: Lake) -> dict[int, int]:
-    """Read the log time of each partition of `kiln.updates`, µs, as the table `updates` has it."""
+    """Read log time from the table `updates`, by partition of `kiln.updates`, µs."""
     times: dict[int, int] = {}
     for batch in read_stored_rows(lake.open("updates"), ["log_partition", "log_time"]):
         stamps = batch.column("log_time").cast(pa.int64()).to_pylist()

@@ -1,1 +1,1 @@
-"""Query `updates`: each new update, with its separator, into `kiln.updates`."""
+"""Query `updates`: finds new updates in `kiln.frames`, and writes them with their separators to `kiln.updates`."""

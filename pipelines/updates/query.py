@@ -1,9 +1,9 @@
 """Query `updates`: from Kafka's topic `kiln.frames` to the topics `kiln.updates` and `kiln.wanted`.
 
-An update whose message names its separator goes to `kiln.updates`. If only the genesis of the Ceramic stream tells the
-separator, the update goes to `kiln.wanted` instead, and the bridge's fetcher writes it to `kiln.updates` when it has
-the genesis. `kiln.wanted` also gets requests for geneses that confirm a named separator, and for the blocks of other
-nodes' batches.
+An update whose message names its separator goes to `kiln.updates`. If only the genesis of the Ceramic stream names the
+separator, the update goes to `kiln.wanted` instead. The bridge's fetcher then fetches the genesis, and writes the
+update to `kiln.updates`. `kiln.wanted` also has requests for the blocks of other nodes' batches, and for the genesis
+that is to confirm the separator in a message, whose update does not wait for that.
 
     on one machine   source: decode, find the separator ─ foreachBatch: one task sorts by capture time, and selects
                      new updates ─ Kafka
@@ -11,35 +11,42 @@ nodes' batches.
                      ─ foreachBatch: sort by capture time ─ Kafka
 
 The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
-micro-batch has at most `max_offsets_per_trigger` records. A record that Kafka deleted unread stops the query.
+micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
+that the query has not read. A micro-batch starts every 0.9 s (`jobs.updates.trigger`); if the one before it takes
+longer, when that one is done. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka, decode,
+and find separators.
 
-A tip that was announced before is no new update; `kiln.pipelines.updates.repeats` has the rule. It needs the digests of
-the announcements of the last `dedupe.signed_ttl`. On one machine, a file next to the checkpoint has them, each with the
-place of the selected copy (topic partition, offset, index in the frame). On a cluster, Spark's state has them. Both
-select the same updates.
+A tip that was announced before is no new update. The rule is in `kiln.pipelines.updates.repeats`. It needs the digests
+of the announcements of the last `dedupe.signed_ttl`. On one machine, a file next to the checkpoint stores them, each
+with the position of the selected copy (partition, offset, index in the frame). On a cluster, Spark's state stores them.
+Both ways select the same updates, because both take the copies of a stream in a micro-batch by capture time. A
+micro-batch has one time, which the driver's clock gives at its start and which never goes back. Digests expire by this
+time, after at least `dedupe.signed_ttl` and at most twice that.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and Kafka must sync its own log, so that a power cut leaves what a crash leaves.
 
 1. Spark's offset log: which records the micro-batch has.
 2. The digests, in the file or in Spark's state.
-3. The records of both topics. On one machine, the task stores the digests of a few thousand copies, and writes the
-   records of these, in turn; on a cluster, the state is complete before the first record is written. A record names its
-   epoch: the id of the query and the number of the micro-batch.
-4. For the consumer group `kiln.updates`, the offsets in `kiln.frames` at which the micro-batch ended. Nothing but
-   `kiln recover` reads them.
+3. The records of both topics. On one machine, the task alternates between 2 and 3: it stores the digests of a few
+   thousand copies, and then writes their records. On a cluster, the state is complete before the first record is
+   written. Each record has the epoch in which it was written: the id of the query and the number of the micro-batch.
+4. The offsets in `kiln.frames` at which the micro-batch ended, committed for the consumer group that is named after the
+   query, with the ids of the query and the micro-batch. Only `kiln recover` reads them.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
 
-- The same updates are selected: on one machine, the copies whose places the file has; on a cluster, because Spark
-  begins with the state before the micro-batch.
-- So a topic may have a record twice, in the same epoch, as after a task that Spark runs twice. Readers drop the second
-  one: `batch` reads `kiln.updates`, the fetcher `kiln.wanted`, and both know the messages of the newest epoch of each
-  writer (`EpochGuard`). `sink` stores a message once.
-- If the checkpoint is lost, `kiln recover` makes a new one. Its micro-batch 0 reads the frames from `dedupe.signed_ttl`
-  before the offsets of 4 up to these offsets, and writes only digests. Micro-batch 1 goes on where 4 ended. Epochs go
-  on from the last one that the old checkpoint finished (`replaced_epoch`), so that readers know later ones as newer.
+- The same updates are selected, unless the stop was so long that digests have expired. On one machine, these are the
+  copies whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
+- So a topic may have a record twice, with the same epoch. This also happens if Spark runs a task twice. The readers of
+  the topics drop the second record: `batch` and the fetcher keep the digests of the messages in the newest epoch of
+  each writer (`EpochGuard`), and `sink` stores a message once.
+- If the checkpoint is lost, `kiln recover` makes a new one from the newest commit of step 4. Micro-batch 0 reads the
+  frames of the last `dedupe.signed_ttl` before the committed offsets, and writes only digests. Micro-batch 1 begins at
+  these offsets. It writes under the id of the old query, with the epoch number after the committed one
+  (`replaced_epoch`), and the later micro-batches number on. So if the old query had begun to write this epoch, readers
+  drop what they already have of it.
 """
 
 from __future__ import annotations
@@ -79,7 +86,7 @@ def start(context: QueryContext, decoding: DecodeConfig, separating: SeparatorCo
     marker = ProgressMarker(context.client_options, context.broker.topic("updates"))
 
     def write(rows: DataFrame, batch_id: int, query_id: str) -> None:
-        clock.set_time(rows.sparkSession.sparkContext)  # by which digests expire; it never goes back
+        clock.set_time(rows.sparkSession.sparkContext)  # the time by which digests expire
         rows = steps.run_in_micro_batch(rows, checkpoint.count_records(batch_id))
         if batch_id == 0 and replaced_epoch is not None:
             rows.write.format("noop").mode("append").save()  # the tasks write digests, and nothing goes to Kafka

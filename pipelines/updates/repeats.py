@@ -1,9 +1,9 @@
-"""The rule by which an announcement of a tip is a new update or a repeat (decision 5). The rule is a pure function, and
-the same for the deduplication file, for Spark's state and for a backfill.
+"""The rule by which the announcement of a tip is a new update, or a repeat (decision 5). The rule is a pure function,
+which the deduplication file, Spark's state and a backfill share.
 
-An announcement is a repeat if anyone has announced the same tip of the stream before, unless its own author has
-announced another tip of that stream since. So a node that returns to an earlier tip causes an update, and two nodes
-that keep announcing different tips cause no more updates.
+An announcement is a repeat if any author has announced the same tip of the stream before, unless its own author has
+announced another tip of that stream since. So a node that returns to an earlier tip causes an update. Two nodes that
+keep announcing different tips cause no further updates.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ _Tip = TypeVar("_Tip")
 
 
 class LastTip(NamedTuple, Generic[_Tip]):
-    """The tip of a stream that an author announced last. `at`: capture time, in µs."""
+    """A tip of a stream that an author announced. `at`: capture time, µs."""
 
     tip: _Tip
     at: int
 
 
 def is_update(announced: LastTip[_Tip], updated_at: int | None, last: LastTip[_Tip] | None) -> bool:
-    """Return true if an announcement is an update.
+    """Return true if an announcement is an update, and not a repeat.
 
     Args:
-        announced: The tip of this announcement, and its time.
-        updated_at: Time (µs) of the newest update that announced this tip for this stream, from any author; None if
-            there is none.
-        last: The previous tip that the same author announced for the stream; None if there is none, or if the author of
-            `announced` is unknown.
+        announced: The announced tip, and its time.
+        updated_at: Time (µs) of the newest update of the stream to this tip, from any author; None if there is none.
+        last: Tip that the same author announced for the stream before; None if there is none, or if the author is
+            unknown.
     """
     if updated_at is None:
         return True
@@ -41,30 +40,31 @@ def is_update(announced: LastTip[_Tip], updated_at: int | None, last: LastTip[_T
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
-    """Digests that identify an announcement and its parts. `at`: capture time, in µs."""
+    """An announcement of a tip, as digests. `at`: capture time, µs."""
 
     update: bytes
-    """digest of the stream, the tip and the separator"""
+    """digest of the stream, the tip and the separator: equal announcements have the same"""
     tip: bytes
     at: int
     message: bytes | None = None
-    """digest of the message: its further copies are no announcements; like `author`, None if the author is unknown"""
+    """digest of the message, to ignore its further copies; None if the author is unknown"""
     author: bytes | None = None
-    """digest of the author and the stream"""
+    """digest of the author and the stream; None if the author is unknown"""
     bare: bytes | None = None
-    """digest as `update`, but without separator; None if an announcement without separator does not repeat this one"""
+    """digest as in `update`, but without separator; None if an announcement without separator is no repeat of this
+    one"""
     has_waited: bool = False
-    """true if the tip waited for the genesis of the stream, and became an update then"""
+    """true if the tip waited for the genesis of the stream, and became an update when the genesis arrived"""
 
     @property
     def keys(self) -> tuple[bytes, ...]:
-        """The digests under which state is stored."""
+        """Digests under which state is stored."""
         return tuple(key for key in (self.message, self.update, self.author, self.bare) if key is not None)
 
 
 class AnnouncementCopy(Protocol):
-    """A copy of a row that passes once. `identity`: digest of a row that is not an announcement; `position`: unique to
-    this copy."""
+    """A copy of a row, of which only one is emitted. `identity`: digest of a row that is no announcement; `position`:
+    unique for each copy."""
 
     @property
     def identity(self) -> bytes: ...
@@ -78,24 +78,24 @@ _Copy = TypeVar("_Copy", bound=AnnouncementCopy)
 
 
 def list_keys(copy: AnnouncementCopy) -> tuple[bytes, ...]:
-    """List the digests whose state decides about a copy."""
+    """List the digests whose state decides if a copy is emitted."""
     return (copy.identity,) if copy.announcement is None else copy.announcement.keys
 
 
 def select_updates(
     copies: Iterable[_Copy], stored: Mapping[bytes, StoredDigest]
 ) -> tuple[list[_Copy], dict[bytes, StoredDigest]]:
-    """Select the copies that pass, in the order of their announcements.
+    """Select the copies to emit.
 
-    A message is decided once, by its first copy, and its state has the position of the first copy if that copy passed.
-    So a repeated micro-batch has the same outcome, even if the state is ahead of the micro-batch.
+    The first copy of a message decides for all its copies. If it is emitted, its position is stored. So a repeated
+    micro-batch selects the same copies, even if the state already includes the micro-batch.
 
     Args:
         copies: The copies, in the order of their announcements.
         stored: State of the digests in `list_keys` of all copies.
 
     Returns:
-        The copies that pass, and the changed state.
+        The copies to emit, and the changed state.
     """
     changed: dict[bytes, StoredDigest] = {}
     passed: list[_Copy] = []
@@ -123,7 +123,7 @@ def select_updates(
 def _announce(
     announced: Announcement, position: str, stored: Mapping[bytes, StoredDigest], changed: dict[bytes, StoredDigest]
 ) -> bool:
-    """Decide about a message that was not decided before, and change the state of its digests."""
+    """Return true if a message that has no state yet is an update. Change the state of its digests in `changed`."""
 
     def find(key: bytes | None) -> StoredDigest | None:
         return None if key is None else changed.get(key) or stored.get(key)

@@ -1,9 +1,9 @@
 """Rows that the query `updates` builds from a decoded message: an update with its separator, requests for blocks, and
 faults.
 
-If blocks can be fetched, the query requests three kinds in `kiln.wanted`: the genesis of each update that waits in this
-topic because its separator is otherwise unknown; each batch that another node announced; and the genesis of each update
-that is emitted under a separator that is only claimed (decision 20).
+If blocks can be fetched, `kiln.wanted` has three kinds of requests. An update whose separator is unknown waits in this
+topic for the genesis of its stream. An update whose separator is only claimed is emitted, and its genesis is requested
+to check the claim (decision 20). Batches that other nodes announced are requested.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ ROWS: Final = pa.schema(
     [("topic", pa.string()), ("key", pa.binary()), ("value", pa.binary()), ("observed_at", pa.int64())]
 )
 ROWS_DDL: Final = "topic string, key binary, value binary, observed_at bigint"
-"""Columns of the records for Kafka"""
+"""Columns of the records for Kafka, and the capture time in µs"""
 
 _COPIES: Final = pa.schema(
     [
@@ -69,23 +69,23 @@ COPIES_DDL: Final = (
 )
 """Columns of an `UpdateRow`, and the time of the micro-batch in µs"""
 COPY_COLUMNS: Final[tuple[str, ...]] = tuple(_COPIES.names[:-1])
-"""Columns of an `UpdateRow`, as `read_copies` takes them"""
+"""Columns of an `UpdateRow`, in the order in which `read_copies` takes them"""
 
 _CopyColumns = tuple[bytes, bytes, bytes | None, int, int, int, str, bytes, bytes, int]
 _NO_INDEX: Final = -1
 
 
 class UpdateRow(NamedTuple):
-    """A row that is emitted once per identity, or if its announcement is an update.
+    """A copy of a row for Kafka. The row is emitted once per identity. An announcement is emitted if it is an update.
 
     Attributes:
-        stream: Digest of the stream, or the identity of a row that belongs to none.
+        stream: Digest of the stream; for a row that belongs to no stream, its identity.
         identity: Digest that identifies the row.
         ref: Position of this copy.
-        topic: Topic of Kafka, without prefix.
+        topic: Kafka topic, without prefix.
         key: Key of the record.
         value: Value of the record.
-        observed_at: Capture time, in µs.
+        observed_at: Capture time, µs.
         announcement: Announcement of an update; None for any other row.
     """
 
@@ -112,7 +112,7 @@ class UpdateRow(NamedTuple):
 
 
 def write_copies(rows: Iterable[UpdateRow], batch_time: int) -> Iterator[pa.RecordBatch]:
-    """Write rows as Arrow, in the columns of COPIES_DDL. `batch_time`: the time of the micro-batch, µs."""
+    """Write rows as record batches with the columns COPIES_DDL. `batch_time`: time of the micro-batch, µs."""
     buffer = RowBuffer(_COPIES)
     for row in rows:
         announcement = None if row.announcement is None else msgspec.msgpack.encode(row.announcement)
@@ -124,7 +124,7 @@ def write_copies(rows: Iterable[UpdateRow], batch_time: int) -> Iterator[pa.Reco
 
 
 def read_copies(copies: Iterable[_CopyColumns]) -> Iterator[UpdateRow]:
-    """Read what `write_copies` wrote. `copies`: the values of COPY_COLUMNS."""
+    """Build rows from the values that `write_copies` wrote. `copies`: values of the columns COPY_COLUMNS."""
     for stream, identity, packed, partition, offset, index, topic, key, value, observed_at in copies:
         ref = MessageRef(partition, offset, None if index == _NO_INDEX else index)
         announcement = None if packed is None else msgspec.msgpack.decode(packed, type=Announcement)
@@ -133,21 +133,21 @@ def read_copies(copies: Iterable[_CopyColumns]) -> Iterator[UpdateRow]:
 
 _CLAIM_CHECK: Final = b"?"
 _FALSE_CLAIM: Final = b"!"
-"""Suffixes of the identities of rows in addition to an update or a message: "?" for the request for the genesis that
-checks a claim, "!" for the fault that a claim contradicts the genesis or the topic."""
+"""Suffixes of identities. A message may cause a second row, with the same digest: "?" marks the request for the genesis
+that checks a claim, "!" the fault that a claim contradicts the genesis or the topic."""
 
 
 class StreamStates(KnownSeparators, Protocol):
-    """Facts known about streams from their geneses."""
+    """What is known about streams whose geneses were verified."""
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Return true if an update waited for the genesis of its stream (network, StreamID), and has since been written
-        to `kiln.updates`."""
+        """Return true if an update of the stream waited for its genesis, and was then written to `kiln.updates`.
+        `stream`: network and StreamID."""
         ...
 
 
 class NoStreams:
-    """State without any known genesis."""
+    """`StreamStates` without any stream, for a Kiln that verifies no geneses."""
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
         return default
@@ -157,17 +157,17 @@ class NoStreams:
 
 
 class RowBuilder:
-    """Builder of the rows of the messages of one task."""
+    """Builder of the rows of messages, for one task."""
 
     def __init__(self, config: DecodeConfig, separating: SeparatorConfig, streams: StreamStates, epoch: Epoch) -> None:
-        """Create the builder. `epoch`: epoch of the updates (decision 7)."""
+        """Create the builder. `epoch`: epoch for the updates (decision 7)."""
         self._horizon = config.unsigned_horizon
         self._separating = separating
         self._streams = streams
         self._epoch = epoch
 
     def build(self, item: DecodedMessage) -> list[UpdateRow]:
-        """Build the rows of a message. If this fails, the message becomes a fault."""
+        """Build the rows of a message. If Kiln's own code raises an error, build the fault of the message."""
         try:
             if item.content.type == "UPDATE":
                 return list(self._build_update(item))
@@ -233,10 +233,10 @@ class RowBuilder:
             yield self._build_false_claim_row(item, fault, group)
 
     def _build_misplaced_batch(self, item: DecodedMessage) -> Iterator[UpdateRow]:
-        """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator.
+        """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator than its own.
 
-        CIP-123 sends a batch on the topic of its separator. The block is fetched nevertheless, as the geneses of its
-        streams decide.
+        CIP-123 requires the topic of its own separator. The block is fetched nevertheless, because the geneses of the
+        streams in it decide.
         """
         content, topic = item.content, item.separator
         if topic is None or content.sep is None or parse_separator(content.sep) == topic:
@@ -282,22 +282,21 @@ def _build_faults(item: DecodedMessage, error: Exception) -> Iterator[UpdateRow]
 def _build_announcement(
     update: UpdateRecord, group: bytes, *, is_lasting: bool, may_wait: bool, has_waited: bool
 ) -> Announcement:
-    """Build the announcement of an UPDATE.
+    """Build the announcement of an UPDATE. `group`: digest of the update's stream.
 
     Args:
-        update: The update.
-        group: Digest of the update's stream.
-        is_lasting: True if the message's id identifies its copies for as long as digests are stored.
-        may_wait: True if announcements without separator wait for their genesis.
-        has_waited: True if the tip waited, and became an update then.
+        is_lasting: True if copies of the message are recognised for as long as digests are stored.
+        may_wait: True if updates without separator wait for the genesis of their stream.
+        has_waited: True if the tip waited, and became an update when the genesis arrived.
     """
     separator = update.separator
     where = format_separator(Separator(separator.key, separator.value)) if separator else ""
     tip = update.tip
 
     def compute_update(where: str) -> bytes:
-        """Compute the identity of the update: the same for every announcement, on every topic (decision 5). It includes
-        the separator, so that an announcement under a false separator does not hide the true one."""
+        """Compute the digest of the stream, the tip and a separator. All announcements of the tip have the same digest,
+        on whatever topic (decision 5). It includes the separator, so that an announcement under a false separator does
+        not hide one under the true separator."""
         return _digest(update.origin, update.network, where, update.stream, tip)
 
     is_known = update.from_ is not None and is_lasting
@@ -313,7 +312,7 @@ def _build_announcement(
 
 
 def _build_wanted_genesis(item: DecodedMessage, update: UpdateRecord, claims: Claims) -> WantedRecord:
-    """Build the request for the genesis for which an update waits, or which checks the claim of the update."""
+    """Build the request for the genesis that an update waits for, or that checks the update's claim."""
     return WantedRecord(
         network=item.network,
         cid=cid_text(StreamID.parse(update.stream).genesis),
@@ -328,9 +327,11 @@ def _build_wanted_genesis(item: DecodedMessage, update: UpdateRecord, claims: Cl
 
 
 def _build_wanted_batches(item: DecodedMessage) -> Iterator[UpdateRow]:
-    """Build the requests for the batches that a BATCH_UPDATE of another node names. The announced batch is requested at
-    each announcement, because the fetcher may have given it up earlier, or may not have followed its separator. Earlier
-    batches that the message names are requested once."""
+    """Build the requests for the blocks of the batches that another node's BATCH_UPDATE names.
+
+    The announced batch is requested at each announcement, because the fetcher may have given up the batch before, or
+    may have ignored its separator. Earlier batches that the message names are requested once.
+    """
     content = item.content
     if item.own or content.sep is None or content.batch is None:
         return

@@ -1,7 +1,7 @@
-"""The separator of an update: from the verified genesis of its stream, or from a claim (decision 4).
+"""The separator of an update: from the verified genesis of its stream, or from a claim in the message (decision 4).
 
-The verified separators are in a file on each machine's disk. The Python workers share it, and update it to the current
-end of `kiln.streams`.
+Verified separators come from the topic `kiln.streams`. Each machine has a file with them on its disk, which its Python
+workers share. At the start of a task, they add the new records of the topic to the file.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class SeparatorConfig:
     """Options for finding the separators of updates.
 
     Attributes:
-        streams: Topic with the verified separators, if any.
-        fetch: True if blocks can be fetched.
-        believe: True to accept a claim before it is verified, even if it can be verified.
+        streams: Topic with the verified separators; None if no geneses are verified.
+        fetch: True if blocks, and so geneses, can be fetched.
+        believe: True to accept a claim before it is verified, although it can be verified.
     """
 
     streams: StreamsTopic | None = None
@@ -47,7 +47,7 @@ class SeparatorConfig:
 
 
 class KnownSeparators(Protocol):
-    """Separators of verified geneses, by (network, StreamID): for example, a dict. None: genesis without separator."""
+    """Verified separators by network and StreamID, for example a dict. None: the genesis names no separator."""
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None: ...
 
@@ -56,7 +56,8 @@ _UNKNOWN: Final = SeparatorRecord("-", "-")
 
 
 class SeparatedUpdate(NamedTuple):
-    """The separator of an update, its source, and the claim that the genesis contradicts."""
+    """The separator of an update, its source, and the claim that the genesis contradicts, if any. Without source, the
+    separator is not known."""
 
     separator: Separator | None
     source: SeparatorSource | None
@@ -66,17 +67,17 @@ class SeparatedUpdate(NamedTuple):
 def resolve_separator(
     claims: Claims, stream: tuple[str, str], known: KnownSeparators, separating: SeparatorConfig
 ) -> SeparatedUpdate:
-    """Resolve the separator of an update (decision 4): from the verified genesis, else from the topic, else from
-    `model`.
+    """Find the separator of an update: from the verified genesis, else from the topic, else from the field `model`
+    (decision 4).
 
-    A genesis without a separator contradicts no claim, but still takes precedence. If the genesis can be fetched,
-    claims that contradict each other are ignored, and without `believe` all claims.
+    A genesis that names no separator contradicts no claim, but the update then has no separator. If the genesis can be
+    fetched, claims that contradict each other are ignored. Without `believe`, all claims are ignored then.
 
     Args:
-        claims: What the topic and the field `model` of the update claim.
+        claims: Claims of the update: by its topic, and by its field `model`.
         stream: Network and StreamID.
         known: Verified separators.
-        separating: The configuration, which decides which claims are accepted.
+        separating: Options, which decide which claims are accepted.
     """
     verified = known.get(stream, _UNKNOWN)
     if verified is None:
@@ -90,7 +91,7 @@ def resolve_separator(
 
 
 def build_claims(topic: Separator | None, model: str | None) -> Claims:
-    """Build the claims of an UPDATE: the separator of its topic, and its field `model`."""
+    """Build the claims of an UPDATE: the separator of the topic it was received on, and its field `model`."""
     return Claims(topic, None if model is None else Separator("model", model))
 
 
@@ -113,7 +114,8 @@ _REMEMBERED: Final = 10_000  # cached answers of a worker
 
 @dataclass(frozen=True)
 class StreamsTopic:
-    """The topic to read: its full name, the brokers, and kafka-python's options as (name, value) pairs."""
+    """The topic with the verified separators: its full name, the brokers, and options of kafka-python as names and
+    values."""
 
     topic: str
     servers: tuple[str, ...]
@@ -121,15 +123,16 @@ class StreamsTopic:
 
 
 class StreamsFile:
-    """Streams and their separators in an SQLite file, with the offsets in the topic up to which the file is complete.
+    """SQLite file with streams, their separators, and the offsets in the topic up to which the file has the records.
 
-    A stream takes some 30 bytes of disk, a tip that waited 20, and a separator its text. Memory use does not depend on
-    the number of streams. Several processes may have the file open. A process that dies leaves the file as of its last
-    `add`. Each method raises sqlite3.Error if the disk is full or the file has another format.
+    A stream takes about 30 bytes of disk, a tip that waited 20. The text of a separator is stored once. Memory use does
+    not depend on the number of streams.
+
+    Several processes may have the file open. After a crash, the file is as the last finished `add` left it. Each method
+    raises sqlite3.Error if the disk is full or the file has another format.
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, or create it if it does not exist."""
         self.path = path
         self._file = sqlite3.connect(path, timeout=_LOCK_PATIENCE_S, isolation_level=None)
         self._file.execute("PRAGMA journal_mode = WAL")  # so that readers do not wait for a writer
@@ -139,13 +142,13 @@ class StreamsFile:
         self._cached_number = lru_cache(maxsize=_REMEMBERED)(self._get_number)
 
     def read_offsets(self) -> dict[int, int]:
-        """Map each partition of the topic to the offset after the last record that is in the file."""
+        """Return the offset after the last record in the file, by partition of the topic."""
         return dict(self._file.execute("SELECT partition, next_offset FROM offsets"))
 
     def add(self, values: Iterable[bytes | None], offsets: Mapping[int, int]) -> None:
-        """Add records of the topic, in the order of their offsets, and the offsets after them: all or nothing.
+        """Add records of the topic, in the order of their offsets, and the offsets after them, in one transaction.
 
-        The rows are first sorted on disk. If they were inserted one by one, each would rewrite a page of its own.
+        The rows are sorted before they are inserted, because otherwise each insert would rewrite another page.
         """
         with self._transaction():
             self._file.executemany("INSERT INTO temp.new_streams VALUES (?, ?)", self._rows(values))
@@ -154,15 +157,15 @@ class StreamsFile:
             self._file.executemany("INSERT OR REPLACE INTO offsets VALUES (?, ?)", offsets.items())
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """Return the separator that the genesis of a stream names, by network and StreamID; `default` if the stream
-        is not in the file."""
+        """Return the separator that the genesis of a stream (network, StreamID) names, or None if it names none.
+        `default`: result if the stream is not in the file."""
         row = self._file.execute(_LOOK_UP, (_digest(*stream),)).fetchone()
         if row is None:
             return default
         return None if row[0] is None else SeparatorRecord(*row)
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Return true if the record of a stream, by network and StreamID, names this tip as one that waited."""
+        """Return true if this tip waited for the genesis of its stream. `stream`: network and StreamID."""
         return self._file.execute(_HAS_WAITED, (_digest_tip(stream, tip),)).fetchone() is not None
 
     def _rows(self, values: Iterable[bytes | None]) -> Iterator[tuple[bytes, int | None]]:
@@ -215,20 +218,18 @@ def _digest_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
 
 
 class StreamsLog(Protocol):
-    """The records of the topic: `_KafkaStreams`, or another in tests."""
+    """Reader of the records of the topic."""
 
     def read_ends(self) -> dict[int, int]:
-        """Return the offset after the last record of each partition."""
+        """Return the offset after the last record, by partition."""
         ...
 
     def read(self, offsets: Mapping[int, int], ends: Mapping[int, int]) -> Iterator[bytes | None]:
-        """Yield the values from `offsets` to at least `ends`, both by partition."""
+        """Yield the values of the records from `offsets` to at least `ends`, both by partition."""
         ...
 
 
 class _KafkaStreams:
-    """The topic on a broker."""
-
     def __init__(self, where: StreamsTopic) -> None:
         self._reader = RecordReader({**dict(where.options), "bootstrap_servers": list(where.servers)}, where.topic)
         with ExitStack() as opened:  # a task that fails is tried again, in the same process
@@ -248,7 +249,7 @@ class _KafkaStreams:
 
 
 class KnownStreams:
-    """The verified separators of all networks, as of the last `refresh`."""
+    """Verified separators of all networks, as of the last `refresh`."""
 
     def __init__(self, topic: StreamsLog, file: StreamsFile) -> None:
         self._topic = topic
@@ -257,7 +258,8 @@ class KnownStreams:
         self._answers: dict[tuple[str, str], tuple[SeparatorRecord | None, bool]] = {}
 
     def get(self, stream: tuple[str, str], default: SeparatorRecord | None, /) -> SeparatorRecord | None:
-        """Return the separator of a verified genesis, by network and StreamID; `default` if it is not known."""
+        """Return the separator that the verified genesis of a stream (network, StreamID) names, or None if it names
+        none. `default`: result if no genesis of the stream was verified."""
         answer = self._answers.get(stream)
         if answer is None:
             separator = self._file.get(stream, _UNKNOWN)
@@ -269,12 +271,12 @@ class KnownStreams:
         return separator if known else default
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Return true if an update of a stream, by network and StreamID, waited for the genesis, and is in
-        `kiln.updates`."""
+        """Return true if an update of the stream to this tip waited for the genesis, and was then written to
+        `kiln.updates`. `stream`: network and StreamID."""
         return self._file.has_waited(stream, tip)
 
     def refresh(self) -> None:
-        """Read up to the current end of the topic, unless another worker of this machine has done so."""
+        """Add new records of the topic to the file, unless another worker of this machine has added them."""
         ends = self._topic.read_ends()
         offsets = self._file.read_offsets()
         if _is_behind(offsets, ends):
@@ -296,7 +298,7 @@ def _is_behind(offsets: Mapping[int, int], ends: Mapping[int, int]) -> bool:
 
 @contextmanager
 def _lock_file(path: Path) -> Iterator[None]:
-    """Prevent other processes on this machine from reading the topic into the file inside the block."""
+    """Prevent other processes on this machine from adding records to the file while the body runs."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -306,7 +308,7 @@ def _lock_file(path: Path) -> Iterator[None]:
 def open_known_streams(where: StreamsTopic) -> KnownStreams:
     """Return the `KnownStreams` of this process, which all tasks of a Python worker share.
 
-    Its file is in the folder of the application on this machine, which Spark removes when the application ends.
+    Its file is in the folder of the Spark application on this machine, which Spark removes at the end.
 
     Raises:
         KafkaError: No broker answers.

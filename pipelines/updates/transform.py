@@ -1,9 +1,9 @@
-"""Stages of the query `updates`: emit the first valid copy of each UPDATE of `kiln.frames`, with its separator.
+"""Tasks of the query `updates`: decode the messages of `kiln.frames`, and emit each new update with its separator.
 
-The messages are read with the native core or in Python. Most copies of a message give the same rows as the first one,
-which the core detects without decoding them.
+Messages are decoded with the native core or in Python. Most copies of a message give the same rows as its first copy.
+The native core recognises these copies without decoding them.
 
-On a cluster, a stateful processor selects the updates by the state of their stream (decision 10). pandas is imported
+On a cluster, a stateful processor with the Ceramic stream as key selects the updates (decision 10). pandas is imported
 only where it processes rows.
 """
 
@@ -86,22 +86,18 @@ _RecordMessages = Iterator[tuple[DecodedMessage, "CopyKey | None"]]
 
 
 class CopyKey(NamedTuple):
-    """Key of a copy in a Kafka partition. Copies with the same key give rows with the same identities."""
+    """Key of a copy of a message in a Kafka partition. Copies with the same key give rows with the same identities."""
 
     same: bytes
     partition: int
 
 
 class MessageReader:
-    """Reader of the messages of one task."""
+    """Decoder of the messages of one task."""
 
     def __init__(self, config: DecodeConfig, count_difference: Callable[[int], None]) -> None:
-        """Create the reader.
-
-        Args:
-            config: How to decode.
-            count_difference: Receives the number of records that the core and Python decoded differently.
-        """
+        """Create the decoder. `count_difference`: called with the number of records that the native core and Python
+        decoded differently."""
         self._config = config
         self._count_difference = count_difference
         self._decoder = FrameDecoder(config)
@@ -110,12 +106,12 @@ class MessageReader:
         self._finished: set[CopyKey] = set()
 
     def finish(self, key: CopyKey) -> None:
-        """Skip further copies with this key."""
+        """Ignore further copies with this key from now on."""
         self._finished.add(key)
 
     def read(self, batch: pa.RecordBatch) -> _RecordMessages:
-        """Read the messages of a batch of RECORDS, each with its key. The core returns only UPDATE and
-        BATCH_UPDATE messages."""
+        """Decode the messages of a record batch of `kiln.frames`, each with its key, which is None if Python decoded
+        the record. The native core returns only UPDATE and BATCH_UPDATE messages."""
         if not self._is_started:
             self._is_started = True
             self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None
@@ -130,7 +126,7 @@ class MessageReader:
             yield from self._merge(rows, batch)
 
     def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> _RecordMessages:
-        """Read the messages of a call of the core, in the order of their records."""
+        """Yield the messages that the core returned and those that Python decodes, in the order of their records."""
         left = take_records(batch, rows.left)
         record = next(left, None)
         if rows.tables:
@@ -154,7 +150,7 @@ class MessageReader:
     def _read_new(
         self, messages: pa.RecordBatch, batch: pa.RecordBatch, keys: list[CopyKey]
     ) -> dict[int, DecodedMessage]:
-        """Read the first message of each key that is not finished, by position."""
+        """Build the first message of each key that is not finished, by its row in `messages`."""
         first: dict[CopyKey, int] = {}
         for at, key in enumerate(keys):
             if key not in self._finished:
@@ -170,7 +166,8 @@ class MessageReader:
                 yield item, None
 
     def _find_difference(self, rows: CoreRows, batch: pa.RecordBatch) -> bool:
-        """Compare the samples with what Python decodes. At a difference, the core is turned off."""
+        """Compare the samples of a call of the core with what Python decodes, and turn the core off at a difference.
+        Return true if the core is off, because of this task or another one of the worker."""
         if rows.samples:
             messages = rows.tables[0]
             from_core: dict[int, list[tuple[DecodedMessage, bytes]]] = {row: [] for row in rows.samples}
@@ -191,7 +188,7 @@ class MessageReader:
 
 
 def _compute_same(item: DecodedMessage, horizon: int) -> bytes:
-    """Compute the digest of `CopyKey`, as `compute_same` of native/src/updates.rs."""
+    """Compute the digest of a `CopyKey`, as `compute_same` in native/src/updates.rs does."""
     content = item.content
     span = _LASTING
     if not is_lasting(item.message_id, item.verdict is Verdict.VALID):
@@ -208,7 +205,7 @@ def _compute_same(item: DecodedMessage, horizon: int) -> bytes:
 
 
 def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:
-    """Build messages from the core's columns. `batch`: the RECORDS that the messages are in."""
+    """Build messages from the columns that the core returned. `batch`: the Kafka records that contain them."""
     records = messages.column("row")
     positions = (batch.column(name).take(records).to_pylist() for name in ("partition", "offset"))
     columns = {name: messages.column(name).to_pylist() for name in messages.schema.names}
@@ -230,25 +227,26 @@ def _build_messages(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[Dec
 
 
 _SAME: Final = ("message_id", "network", "origin", "topic", "topic_source", "remote_peer", "observed_at")
-"""Fields that have the values of the columns of these names"""
+"""Fields of `DecodedMessage` whose values are those of the core's columns with the same names"""
 
 
 MAX_DIGESTS: Final = 3_000
-"""Digests in the state of a stream. Beyond that, the oldest ones are forgotten, as if they had expired."""
+"""Maximum number of digests in the state of a stream. Beyond that number, the oldest digests are dropped before they
+expire."""
 
 _STATE = StructType([StructField("state", BinaryType())])
 
 
 class StreamState:
-    """Digests of one stream, each with the time at which it was stored, µs."""
+    """State of one stream in Spark: digests, each with the time at which it was stored, in µs."""
 
     def __init__(self, packed: bytes, span: int) -> None:
-        """Load what `dump` returned. `span`: retention of a digest, µs."""
+        """Load the state. `packed`: what `dump` returned, or empty; `span`: retention of a digest, µs."""
         self._span = span
         self._digests = _DECODER.decode(packed) if packed else {}
 
     def select(self, copies: list[UpdateRow], now: int) -> list[UpdateRow]:
-        """Select the copies to emit. `now`: time of the micro-batch, µs."""
+        """Return the copies to emit. `now`: time of the micro-batch, µs."""
         self.expire(now)
         stored = {key: StoredDigest(*digest[1:]) for key, digest in self._digests.items()}
         copies.sort(key=lambda copy: (copy.observed_at, copy.ref.partition, copy.ref.offset, copy.ref.position or 0))
@@ -261,21 +259,15 @@ class StreamState:
         return passed
 
     def expire(self, now: int) -> None:
-        """Forget the digests that have expired. `now`: in µs."""
+        """Drop the digests that have expired. `now`: µs."""
         self._digests = {key: digest for key, digest in self._digests.items() if digest[0] > now - self._span}
 
     @property
-    def count(self) -> int:
-        """Number of digests."""
-        return len(self._digests)
-
-    @property
     def newest_time(self) -> int | None:
-        """Time of the newest digest, µs."""
+        """Time at which the newest digest was stored, µs; None if there is no digest."""
         return max((digest[0] for digest in self._digests.values()), default=None)
 
     def dump(self) -> bytes:
-        """Return the state as bytes."""
         return msgspec.msgpack.encode(self._digests)
 
 
@@ -283,13 +275,14 @@ _DECODER = msgspec.msgpack.Decoder(dict[bytes, tuple[int, str, bytes, int]])
 
 
 class UpdateProcessor(StatefulProcessor):
-    """Selector keyed by stream. Its time is that of the micro-batches, and its watermark is `retention` behind it."""
+    """Stateful processor with the Ceramic stream as key, which selects the updates.
+
+    Its time is that of the micro-batches. Spark's watermark is `retention` behind it.
+    """
 
     def __init__(self, retention: int) -> None:
-        """
-        Args:
-            retention: Retention of a digest without downtime, µs. After a downtime, it is up to twice as long.
-        """
+        """Create the processor. `retention`: retention of a digest, µs; up to twice as long after the query was
+        down."""
         self._retention = retention
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -302,7 +295,8 @@ class UpdateProcessor(StatefulProcessor):
         rows: Iterator[pd.DataFrame] | Iterator[Row],
         timerValues: TimerValues,
     ) -> Iterator[pd.DataFrame]:
-        """Select rows of one stream. Rows in: COPIES_DDL. Rows out: ROWS_DDL."""
+        """Return the rows of one stream to emit. The input has the columns COPIES_DDL, the output the columns
+        ROWS_DDL."""
         import pandas as pd
 
         copies: list[UpdateRow] = []
@@ -332,7 +326,7 @@ class UpdateProcessor(StatefulProcessor):
         timerValues: TimerValues,
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803  # as above
     ) -> Iterator[pd.DataFrame]:
-        """Forget the digests that have expired."""
+        """Drop the digests of a stream that have expired."""
         state = self._load()
         state.expire(timerValues.getCurrentWatermarkInMs() * 1000 + self._retention)
         if state.newest_time is None:
@@ -343,27 +337,27 @@ class UpdateProcessor(StatefulProcessor):
         return iter(())
 
     def close(self) -> None:
-        """Do nothing: there is no state outside Spark's."""
+        """Do nothing, because all state is Spark's."""
 
     def _load(self) -> StreamState:
         state = self._state.get()
         return StreamState(bytes(state[0]) if state else b"", 2 * self._retention)
 
     def _set_timer(self, now: int) -> None:
-        """Set the timer that fires when the watermark passes the expiry of a digest stored at `now`."""
+        """Set the timer for the time at which a digest that was stored at `now` expires."""
         self._handle.registerTimer((now + self._retention) // 1000 + 1)
 
 
 _Batches = Iterator[pa.RecordBatch]
 
 SMALL: Final = 2_000
-"""number of records of a micro-batch up to which one task is as fast as several"""
+"""Number of records in a micro-batch up to which one task is as fast as several"""
 
 UPDATE_RULE: Final[DedupRule[UpdateRow]] = DedupRule(list_keys, select_updates)
 
 
 def ignore_difference(records: int) -> None:
-    """Ignore records that the native core and Python decoded differently."""
+    """Ignore that the native core and Python decoded records differently."""
 
 
 def build_steps(
@@ -374,16 +368,15 @@ def build_steps(
     first_epoch: Epoch | None = None,
     count_difference: Callable[[int], None] = ignore_difference,
 ) -> DedupSteps:
-    """Build the steps: decode copies, once per message and Kafka partition, and select the rows to emit. RECORDS in;
-    COPIES_DDL between; ROWS_DDL out.
+    """Build the steps of the query: decode copies, once per message and Kafka partition, then select the rows to emit.
+
+    The input has the columns of Kafka records, the rows between the steps have the columns COPIES_DDL, and the output
+    has the columns ROWS_DDL.
 
     Args:
-        deduplication: Deduplication of the query.
-        config: How to decode.
-        separating: How to find separators.
-        prefix: Prefix of the topics in the rows.
+        prefix: Prefix of the Kafka topics in the rows.
         first_epoch: Epoch of the first micro-batch; None for the query's own.
-        count_difference: Receives the number of records that the native core and Python decoded differently.
+        count_difference: Called with the number of records that the native core and Python decoded differently.
     """
 
     def decode(batches: _Batches) -> Iterator[UpdateRow]:
@@ -411,10 +404,10 @@ def build_copies(
     epoch: Epoch,
     count_difference: Callable[[int], None] = ignore_difference,
 ) -> Iterator[UpdateRow]:
-    """Build the rows of the valid copies in the records of a task, each row once per Kafka partition.
+    """Decode the records of a task, and build the rows of their valid messages, each row once per Kafka partition.
 
-    A row that was emitted comes from the first copy in its partition. A repeated micro-batch has this copy again,
-    however the micro-batch is divided into tasks (decision 10).
+    A row is built from its first copy in the partition. A repeated micro-batch has this copy again, even if Spark
+    divides the micro-batch into other tasks (decision 10). `epoch`: epoch for the updates.
     """
     emitted: set[tuple[bytes, int]] = set()
     reader = MessageReader(config, count_difference)
@@ -444,7 +437,8 @@ def _get_epoch(first_epoch: Epoch | None) -> Epoch:
 
 
 def _build_select_task(dedup: DedupStoreConfig, prefix: str) -> ArrowTask:
-    """Build the task that selects the rows to emit by the deduplication file. COPIES_DDL in, sorted; ROWS_DDL out."""
+    """Build the task that selects the rows to emit by the deduplication file. The input has the columns COPIES_DDL and
+    is sorted by capture time; the output has the columns ROWS_DDL."""
 
     def select(batches: _Batches) -> _Batches:
         buffer = RowBuffer(ROWS)
@@ -460,7 +454,8 @@ def _build_select_task(dedup: DedupStoreConfig, prefix: str) -> ArrowTask:
 
 
 def _select_by_state(copies: DataFrame, retention: int, prefix: str) -> DataFrame:
-    """Select the rows to emit by Spark's state. COPIES_DDL in; ROWS_DDL out. `retention`: in µs."""
+    """Select the rows to emit by Spark's state. The input has the columns COPIES_DDL, the output the columns ROWS_DDL.
+    `retention`: µs."""
     rows = with_dedup_watermark(copies.withColumn("seen_at", F.timestamp_micros("batch_time")), retention)
     new = rows.groupBy("stream").transformWithStateInPandas(
         UpdateProcessor(retention), outputStructType=ROWS_DDL, outputMode="Append", timeMode="EventTime"
@@ -469,11 +464,13 @@ def _select_by_state(copies: DataFrame, retention: int, prefix: str) -> DataFram
 
 
 def sort_copies(copies: DataFrame) -> DataFrame:
-    """Sort the copies of one micro-batch by capture time, because repeats (decision 5) and windows (decision 1) depend
-    on the order. COPIES_DDL in, in one partition; COPIES_DDL out."""
+    """Sort the copies of one micro-batch, in one partition, by capture time. The columns are COPIES_DDL.
+
+    The recognition of repeats (decision 5) and the windows (decision 1) depend on this order.
+    """
     return copies.sortWithinPartitions("observed_at", "partition", "offset", "index")
 
 
 def sort_by_capture_time(rows: DataFrame) -> DataFrame:
-    """Sort rows as `sort_copies` does. ROWS_DDL in, in one partition; ROWS_DDL out."""
+    """Sort rows as `sort_copies` does, by capture time. The columns are ROWS_DDL."""
     return rows.sortWithinPartitions("observed_at", "value")

@@ -1,15 +1,15 @@
-"""Service logs of js-ceramic: a line of logfmt for each message that the node received or published.
+"""Reader of service logs of js-ceramic, which have a line of logfmt for each message received or published.
 
-`[<date>] service=pubsub peer=… event=received topic=… message.from=… message.seqno=<hex> message.typ=0 …`, the same on
-the console and in the log file of the service. From 2.26 on, the envelope of a message is
-`message.type=signed message.from=… message.sequenceNumber=<decimal> message.topic=…`. The node logs the parsed fields,
-not the bytes. The data is rebuilt from the fields, in their order, as compact JSON, so the message is the same but its
-bytes may differ. Before 2021-04 the fields had the prefix `message.data.`.
+`[<date>] service=pubsub peer=… event=received topic=… message.from=… message.seqno=<hex> message.typ=0 …`
 
-A `received` line contains a message of another node, since the node does not log its own messages as received. A
-`published` line contains a message of the node, without seqno; a backfill takes the seqno from a `received` line in
-another node's log. Both become Frames of direction IN; the author and sender of a published message is the node. Lines
-of other events and other services have no message.
+Console and log file have the same lines. Since js-ceramic 2.26, the fields of the gossipsub message are
+`message.type=signed message.from=… message.sequenceNumber=<decimal> message.topic=…`. Before 2021-04, the fields of
+Ceramic's message had the prefix `message.data.`. The log has these fields, not the bytes, so the data is rebuilt from
+the fields, in their order, as compact JSON. The bytes may differ from the original.
+
+A `received` line has a message of another node. A `published` line has a message of the node that wrote the log,
+without seqno; a backfill takes the seqno from the log of another node that received the message. Both become Frames of
+direction IN. Lines of other events and other services have no message.
 
 Source: js-ceramic packages/common/src/loggers.ts and packages/core/src/pubsub/pubsub.ts; npm logfmt 1.x,
 lib/stringify.js.
@@ -43,15 +43,15 @@ _SEQUENCE_NUMBER: Final = re.compile(r"\d{1,20}", re.ASCII)
 _EMPTY_OBJECT: Final = "[object Object]"
 _NUMBERS: Final = frozenset({"typ", "ts"})
 _ENVELOPE: Final = frozenset({"from", "seqno", "receivedFrom", "topicIDs", "data", "key", "signature"})
-"""Fields of the gossipsub message, which a line has in addition to the fields of Ceramic's message."""
+"""Names of the fields of the gossipsub message; all other fields after `message.` belong to Ceramic's message."""
 _TYPED_ENVELOPE: Final = _ENVELOPE | {"type", "sequenceNumber", "topic"}
-"""Fields of the gossipsub message in lines of js-ceramic from 2.26 on, whose IPFS client returns typed messages."""
+"""Names of the fields of the gossipsub message since js-ceramic 2.26."""
 
 _Pairs = dict[str, str | None]
 
 
 def sniff(line: bytes) -> bool:
-    """Return true if a line is from the log of a js-ceramic service."""
+    """Return true if a line is from the log of any js-ceramic service."""
     match = _LINE.fullmatch(line[:4096].decode(errors="replace"))
     return match is not None and _parse_time(match[1]) is not None
 
@@ -87,7 +87,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
 
 
 def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
-    """Build the message of a line.
+    """Build the message of a line from its fields.
 
     Raises:
         ValueError: The line lacks a required field, or a field cannot be read.
@@ -106,9 +106,9 @@ def _parse_message(pairs: _Pairs, published: bool, at: int) -> LoggedMessage:
 
 
 def _has_typed_envelope(pairs: _Pairs) -> bool:
-    """Return true if the line is of js-ceramic 2.26 or later.
+    """Return true if js-ceramic 2.26 or later wrote the line.
 
-    The node writes the envelope before the message's fields, and such a field may have any name, even `type`.
+    The fields of the gossipsub message come first. A field of Ceramic's message may have any name, even `type`.
     """
     return next((key for key in pairs if key in ("message.type", "message.from")), "") == "message.type"
 
@@ -116,7 +116,7 @@ def _has_typed_envelope(pairs: _Pairs) -> bool:
 def _parse_data(pairs: _Pairs, envelope: frozenset[str]) -> bytes:
     whole = pairs.get("message.data")
     if whole is not None and _DECIMALS.fullmatch(whole):
-        return _decode_bytes(whole)  # a Uint8Array as JavaScript prints it: the exact bytes
+        return _decode_bytes(whole)  # the exact bytes: a Uint8Array as JavaScript prints it
     before_2021_04 = "message.data.typ" in pairs
     start = "message.data." if before_2021_04 else "message."
     content: dict[str, object] = {}
@@ -124,7 +124,7 @@ def _parse_data(pairs: _Pairs, envelope: frozenset[str]) -> bytes:
         name = key.removeprefix(start)
         head, _, rest = name.partition(".")
         if name == key or value is None or (not before_2021_04 and head in envelope):
-            continue  # undefined in JavaScript, which JSON leaves out
+            continue  # JSON leaves out fields that are undefined in JavaScript
         if head == "tips" and rest:
             tips = content.setdefault("tips", {})
             if isinstance(tips, dict):
@@ -141,7 +141,7 @@ def _parse_data(pairs: _Pairs, envelope: frozenset[str]) -> bytes:
 
 
 def _parse_seqno(pairs: _Pairs) -> bytes:
-    """Parse a seqno in hex, or in decimals as JavaScript prints a Uint8Array. A Buffer is printed without its bytes."""
+    """Parse a seqno in hex, or in decimals, as JavaScript prints a Uint8Array. Any other text gives no seqno."""
     text = pairs.get("message.seqno") or ""
     if "," in text and _DECIMALS.fullmatch(text):
         return _decode_bytes(text)
@@ -152,13 +152,13 @@ def _parse_seqno(pairs: _Pairs) -> bytes:
 
 
 def _parse_sequence_number(pairs: _Pairs) -> bytes:
-    """Parse the seqno of a typed envelope: the decimal form of 8 bytes, big-endian. No message has another length."""
+    """Parse the seqno in a line of js-ceramic 2.26 or later: the decimal form of 8 bytes, big-endian."""
     text = pairs.get("message.sequenceNumber") or ""
     return int(text).to_bytes(8) if _SEQUENCE_NUMBER.fullmatch(text) and int(text) < 2**64 else b""
 
 
 def _decode_bytes(decimals: str) -> bytes:
-    """Decode decimals separated by commas.
+    """Decode bytes written as decimals with commas between them.
 
     Raises:
         ValueError: A number is over 255.
@@ -167,7 +167,7 @@ def _decode_bytes(decimals: str) -> bytes:
 
 
 def _parse_peer(pairs: _Pairs, key: str) -> bytes:
-    """Parse the peer id at a key; b"" if there is none.
+    """Parse the peer id in a field. Return b"" if the field is missing or empty.
 
     Raises:
         ValueError: The value is not a peer id.
@@ -184,10 +184,10 @@ def _parse_peer(pairs: _Pairs, key: str) -> bytes:
 
 
 def _read_pairs(text: str) -> _Pairs | None:
-    """Read the pairs of a logfmt line; the last of equal keys wins, and a value of `None` is null.
+    """Read the fields of a logfmt line. An empty value becomes `None`. If a key repeats, its last value counts.
 
     Returns:
-        None if the text is not logfmt.
+        The fields, or `None` if the text is not logfmt.
     """
     pairs: _Pairs = {}
     position = 0
@@ -206,7 +206,7 @@ def _parse_time(date: str) -> int | None:
     """Parse a date such as "Thu, 15 Jul 2021 13:24:33 GMT".
 
     Returns:
-        Unix ns, or None if the text is no date, or before 1970.
+        Time in ns since the epoch, or `None` if the text is not a date or is before 1970.
     """
     match = _DATE.fullmatch(date)
     if match is None or match[2] not in _MONTHS:

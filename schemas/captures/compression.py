@@ -1,4 +1,4 @@
-"""Compressed files and archives: gzip, bzip2, xz and zstd by their first bytes, and the members of tar and zip."""
+"""Reading of compressed files (gzip, bzip2, xz, zstd) and of archives (tar, zip), detected by their first bytes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from datetime import UTC, datetime
 from typing import BinaryIO, Final, NamedTuple, cast
 
 _BEGIN: Final = 512
-"""Number of first bytes that show if a file is compressed or an archive; also the size of a header in a tar."""
+"""Number of bytes at the start of a file that show its type; also the size of a tar header."""
 _ZSTD_STEP: Final = 16 * 1024
 _NS: Final = 1_000_000_000
 _ENCRYPTED: Final = 1
-"""Flag of an encrypted member of a zip file."""
+"""Flag bit of an encrypted member of a zip file."""
 
 _DAMAGE: Final = (
     EOFError,
     OSError,
-    # raised by zipfile and tarfile: unknown versions, names that are no text, sizes out of range
-    NotImplementedError,  # a library does not support what the file names
+    # zipfile and tarfile raise these for unsupported versions, invalid names and sizes out of range
+    NotImplementedError,
     OverflowError,
     ValueError,
     struct.error,
@@ -37,15 +37,11 @@ _DAMAGE: Final = (
     zipfile.BadZipFile,
     tarfile.TarError,
 )
-"""Exceptions of damaged data. An `OSError` with an errno is an error of the file system."""
-
-
-CUT_OFF: Final = "is cut off"
-"""Description of damage: the data ends too early."""
+"""Exceptions that damaged data can cause. An `OSError` with an errno comes from the file system instead."""
 
 
 MAX_MEMBERS: Final = 100_000
-"""Maximum number of entries in an archive, each of which takes about 1 KiB of memory."""
+"""Maximum number of entries in an archive. Each entry takes about 1 KiB of memory."""
 
 
 class DamagedError(Exception):
@@ -63,11 +59,11 @@ class Member(NamedTuple):
     number: int
     """position among all entries of the archive, from 0; two entries may have the same name"""
     modified_at: int | None
-    """unix time in ns"""
+    """time of the last change, in ns since the epoch"""
 
 
 def open_decompressed(file: BinaryIO) -> BinaryIO:
-    """Open a file from its start, decompressed if it is compressed."""
+    """Return a stream of a file's content from its start, decompressed if the file is compressed."""
     begin = _read_begin(file)
     for kind in _COMPRESSIONS:
         if kind.begin.match(begin):
@@ -76,15 +72,15 @@ def open_decompressed(file: BinaryIO) -> BinaryIO:
 
 
 def name_compression(file: BinaryIO) -> str:
-    """Name the compression of a file, or "" if it has none. The file is left at its start."""
+    """Return the name of a file's compression, or "". The file's position is then its start."""
     begin = _read_begin(file)
     return next((kind.name for kind in _COMPRESSIONS if kind.begin.match(begin)), "")
 
 
 @contextmanager
 def describe_damage() -> Iterator[list[str]]:
-    """Catch the exceptions of damaged data, and append a description to the yielded list. Errors of the file system
-    are raised."""
+    """Catch an exception that damaged data causes, and append a description of the damage to the yielded list. Errors
+    of the file system are raised."""
     damage: list[str] = []
     try:
         yield damage
@@ -92,23 +88,22 @@ def describe_damage() -> Iterator[list[str]]:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         cut = isinstance(error, EOFError) or "Truncated" in str(error) or "unexpected end" in str(error)
-        damage.append(CUT_OFF if cut else f"is damaged: {error}")
+        damage.append("is cut off" if cut else f"is damaged: {error}")
 
 
 def is_archive(file: BinaryIO) -> bool:
-    """Return true if a file is a tar, which may be compressed, or a zip."""
+    """Return true if a file is a zip or a tar; a tar may be compressed."""
     return _is_zip(file) or _is_tar_begin(file)
 
 
 def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Iterator[tuple[Member, BinaryIO]]:
-    """Read the files in an archive in one pass, in its order, without folders, links and hidden files.
+    """Read the files in an archive in the order in which they are stored, without folders, links and hidden files.
 
     Args:
-        file: The opened archive.
         wanted: Numbers of the members to yield (`Member.number`); by default all.
 
     Yields:
-        Each member, and its content, which can be read until the next member. Seeking back in the content is slow.
+        A member, and a stream of its content. The stream is valid until the next member, and seeking back is slow.
 
     Raises:
         ArchiveError: The archive is damaged, encrypted, compressed in a way that is not supported, or has more than
@@ -124,7 +119,7 @@ def read_members(file: BinaryIO, wanted: Collection[int] | None = None) -> Itera
             left = None if left is None else left - 1
             yield member
     if damage:
-        raise ArchiveError(f"the archive {damage[0]}. Extract what is left of it, and pass the extracted files instead")
+        raise ArchiveError(f"the archive {damage[0]}. Extract the files that are intact, and pass them instead")
 
 
 def _read_zip(file: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[Member, BinaryIO]]:
@@ -137,7 +132,7 @@ def _read_zip(file: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[
 
 
 def _read_tar(opened: BinaryIO, wanted: Collection[int] | None) -> Iterator[tuple[Member, BinaryIO]]:
-    # zstd cannot seek, and so is read as a stream
+    # a zstd stream cannot seek
     with tarfile.open(fileobj=opened, mode="r:" if opened.seekable() else "r|") as archive:
         for number, member in enumerate(archive):
             _check_number(number)
@@ -157,12 +152,12 @@ def _read_tar(opened: BinaryIO, wanted: Collection[int] | None) -> Iterator[tupl
 def _check_number(number: int) -> None:
     if number >= MAX_MEMBERS:
         raise ArchiveError(
-            f"the archive has more than {MAX_MEMBERS:,} files. Extract the archive, and pass its folders instead"
+            f"the archive has more than {MAX_MEMBERS:,} entries. Extract it, and pass the extracted folders instead"
         )
 
 
 def _check_size(opened: BinaryIO, member: tarfile.TarInfo) -> None:
-    """Check that a member ends within an uncompressed tar. In a compressed tar, reading the member shows the damage."""
+    """Check that a member ends within its tar. In a compressed tar, reading the member finds the damage instead."""
     try:
         size = os.fstat(opened.fileno()).st_size if isinstance(opened, io.BufferedReader | io.FileIO) else None
     except io.UnsupportedOperation:
@@ -170,19 +165,19 @@ def _check_size(opened: BinaryIO, member: tarfile.TarInfo) -> None:
     if size is not None and member.offset_data + member.size > size:
         raise ArchiveError(
             f"{member.name} in the archive claims {member.size:,} bytes, but the archive has only "
-            f"{max(0, size - member.offset_data):,} more: it is cut off or damaged. Extract what is left of it, and "
-            "pass the extracted files instead"
+            f"{max(0, size - member.offset_data):,} more: it is cut off or damaged. Extract the files that are intact, "
+            "and pass them instead"
         )
 
 
 def read_begin(file: BinaryIO, size: int) -> tuple[bytes, str]:
-    """Read the first bytes of a file or member from its current position.
+    """Read the next bytes of a file or member.
 
     Returns:
-        At most `size` bytes, and a description of the damage that they end with, if there is any.
+        At most `size` bytes, and a description of the damage that ends them, or "".
     """
     begin = b""
-    read = getattr(file, "read1", file.read)  # read1 returns the data before the damage
+    read = getattr(file, "read1", file.read)  # unlike read, read1 returns the data before damage
     with describe_damage() as damage:
         while len(begin) < size and (more := read(size - len(begin))):
             begin += more
@@ -190,7 +185,7 @@ def read_begin(file: BinaryIO, size: int) -> tuple[bytes, str]:
 
 
 def is_hidden(name: str) -> bool:
-    """Return true if a part of a path begins with a dot, or is the folder of metadata that macOS adds to archives."""
+    """Return true if a part of a path begins with a dot, or is `__MACOSX`, a folder that macOS adds to archives."""
     return any((part.startswith(".") and part.strip(".")) or part == "__MACOSX" for part in name.split("/"))
 
 
@@ -201,7 +196,7 @@ class _Compression(NamedTuple):
 
 
 class _OpenFile(io.RawIOBase):
-    """Keeps a file open, although pyarrow closes the files that it reads."""
+    """Wrapper that pyarrow can close without closing the file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -214,7 +209,7 @@ class _OpenFile(io.RawIOBase):
 
 
 class _ZstdFile(io.RawIOBase):
-    """Zstandard as pyarrow reads it, in small steps, because pyarrow drops the data of the step in which it finds
+    """Decompressed content of a zstd file. Reads are small, because pyarrow drops all data of a read that finds
     damage."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -231,7 +226,7 @@ class _ZstdFile(io.RawIOBase):
         return len(data)
 
 
-# The classes of the standard library are a BinaryIO in all but their declared type.
+# The classes of the standard library implement BinaryIO, but do not declare it.
 _COMPRESSIONS: Final = (
     _Compression("gzip", re.compile(rb"\x1f\x8b"), lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file))),
     _Compression(
@@ -249,7 +244,7 @@ _COMPRESSIONS: Final = (
 def _read_begin(file: BinaryIO) -> bytes:
     begin = b""
     file.seek(0)
-    with describe_damage():  # damage in a member, which the reader of the member reaches later
+    with describe_damage():  # in a member of an archive, damage is reported when the member is read
         begin = file.read(_BEGIN)
     file.seek(0)
     return begin
@@ -281,7 +276,7 @@ def _is_wanted(member: zipfile.ZipInfo) -> bool:
 
 
 def _describe_zip_member(number: int, member: zipfile.ZipInfo) -> Member:
-    try:  # times in a zip file have no zone, and may be invalid
+    try:  # times in a zip file have no time zone, and may be invalid
         at = int(datetime(*member.date_time, tzinfo=UTC).timestamp()) * _NS
     except ValueError:
         return Member(member.filename, number, None)

@@ -1,7 +1,4 @@
-"""Registry of the file formats that Kiln reads as history, and detection of a file's format.
-
-A format is one module in this folder and one entry of FORMATS.
-"""
+"""The formats of captures and logs that Kiln reads, and detection of a file's format."""
 
 from __future__ import annotations
 
@@ -16,63 +13,56 @@ from kiln.schemas.captures.items import FileSource, Item
 from kiln.schemas.captures.lines import WHOLE, FileRange, read_blocks, split_begin, split_lines
 
 SNIFF_BYTES: Final = 1024 * 1024
-"""uncompressed bytes from which a format is detected"""
+"""number of uncompressed bytes at the start of a file from which its format is detected"""
 
 
 @dataclass(frozen=True)
 class CaptureFormat:
-    """A format of files. A file may be compressed whatever its name is, and its lines may be wrapped (`transport`)."""
+    """A format of captures or logs, with its reader. Files may be compressed."""
 
     name: str
     """name of the format; also the `protocol` of the Frames, except for Kiln's own captures"""
-    description: str
-    """description of the format, and of what it lacks compared with Kiln's own captures"""
     sniff: Callable[[bytes], bool]
-    """returns true for a line of this format or, if the format has no lines, for the first SNIFF_BYTES uncompressed
-    bytes of a file"""
+    """returns true if a line has this format. For a format without lines, the argument is the first SNIFF_BYTES
+    uncompressed bytes of a file"""
     read: Callable[[BinaryIO, FileSource, FileRange], Iterator[Item]]
-    """reads the items of one part of a seekable file, in order; whatever the bytes, it raises only the file's OSError
-    and DamagedError"""
+    """reads the items of one part of a seekable file, in order; it raises OSError if reading fails, and DamagedError if
+    compressed data is damaged"""
     has_lines: bool
-    """true if a file consists of lines, and so can be split"""
+    """true if a file consists of lines, at which it can be split"""
 
     def split(self, file: BinaryIO, size: int) -> Iterator[FileRange]:
-        """Split a file into parts of about `size` bytes. Without lines, a file is one part; so are some with lines."""
+        """Split a file into parts of about `size` bytes. A file that cannot be split is one part (`split_lines`)."""
         return split_lines(file, size) if self.has_lines else iter((WHOLE,))
 
 
 _ALL: Final = (
     CaptureFormat(
         kiln_capture.NAME,
-        "Kiln's capture file: RPCs exactly as on the wire, in both directions",
         kiln_capture.sniff,
         kiln_capture.read,
         has_lines=False,
     ),
     CaptureFormat(
         kubo_sub.NAME,
-        "the answer of Kubo's RPC pubsub/sub, one JSON object a line: no times, no signatures, no copies",
         kubo_sub.sniff,
         kubo_sub.read,
         has_lines=True,
     ),
     CaptureFormat(
         pubsub_trace.JSON_NAME,
-        "a trace of go-libp2p-pubsub's JSONTracer: copies of messages without their data",
         pubsub_trace.sniff_json,
         pubsub_trace.read_json,
         has_lines=True,
     ),
     CaptureFormat(
         ceramic_log.NAME,
-        "a service log of js-ceramic: messages as the node had read them, times in whole seconds, no signatures",
         ceramic_log.sniff,
         ceramic_log.read,
         has_lines=True,
     ),
     CaptureFormat(
         pubsub_trace.PB_NAME,
-        "a trace of go-libp2p-pubsub's PBTracer: copies of messages without their data",
         pubsub_trace.sniff_pb,
         pubsub_trace.read_pb,
         has_lines=False,
@@ -82,19 +72,20 @@ _ALL: Final = (
 FORMATS: Final[dict[str, CaptureFormat]] = {form.name: form for form in _ALL}
 
 READABLE: Final = (
-    f"Kiln reads {', '.join(FORMATS)}: lines of UTF-8, bare or as Docker, CRI and PM2 write them, one JSON object a "
-    "line, in files that may be compressed (gzip, bzip2, xz, zstd) or in zip and tar archives"
+    f"Kiln reads files of the formats {', '.join(FORMATS)}. Lines must be UTF-8, bare or as Docker, CRI and PM2 write "
+    "them, and JSON must be one object per line. Files may be compressed (gzip, bzip2, xz, zstd) or in zip and tar "
+    "archives"
 )
-"""description of the files that can be read, for the error about any other file"""
+"""Description of all files that Kiln reads, for the error about another file."""
 
 _ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
-"""start of a JSON array of objects, which is not one JSON object a line"""
+"""Start of a JSON array of objects, which Kiln does not read: its objects need not be in a line each."""
 
 
 def detect_format(file: BinaryIO) -> CaptureFormat | None:
-    """Detect the format of a file by its first bytes, if it is one of FORMATS.
+    """Detect the format of a file by its first bytes. Return `None` if it is not one of FORMATS.
 
-    Lines of other programs before the first one of the format are skipped.
+    Other programs may have written lines before the first line of the format.
     """
     first, _ = _read_first(file)
     if _ARRAY.match(first):
@@ -111,7 +102,7 @@ def detect_format(file: BinaryIO) -> CaptureFormat | None:
 
 
 def describe_file(file: BinaryIO) -> str:
-    """Describe a file that has none of the FORMATS, by its first bytes."""
+    """Describe the first bytes of a file of unknown format, for an error message."""
     first, damage = _read_first(file)
     compression = name_compression(file)
     inside = f"a {compression} file with " if compression else ""
@@ -123,16 +114,15 @@ def describe_file(file: BinaryIO) -> str:
     text = next((line.content for line in split_begin(first) if line.content.strip()), b"").decode(errors="replace")
     if not text or "\0" in text or "\ufffd" in text:
         return f"it is {inside or 'a file with '}bytes that are not text, which begin with 0x{first[:8].hex()}{end}"
-    return f"it is {inside}text, and its first line is {text[:_SHOWN]!r}{end}"
-
-
-_SHOWN: Final = 80
-"""characters of a line that an error shows"""
+    return f"it is {inside}text, and its first line is {text[:80]!r}{end}"
 
 
 def _read_first(file: BinaryIO) -> tuple[bytes, str]:
-    """Read the first SNIFF_BYTES uncompressed bytes of a file, or the bytes before its damage, and describe the
-    damage."""
+    """Read the first SNIFF_BYTES uncompressed bytes of a file.
+
+    Returns:
+        The bytes, and a description of the damage of the compressed data that ends them, or "".
+    """
     first = b""
     try:
         for block in read_blocks(file):

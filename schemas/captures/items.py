@@ -1,4 +1,4 @@
-"""Items that a reader yields: Frames, among them those built from logged messages, and unreadable items."""
+"""Items that readers of files yield: Frames and unreadable items. `LogFrames` builds Frames of logged messages."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ MAX_PEER: Final = 2048  # bytes of an author's peer id, as kiln.schemas.wire.ide
 
 
 class UnreadableItem(NamedTuple):
-    """A part of a file that yields no Frame. This part goes to quarantine, at the stage
-    `kiln.schemas.kafka.frames.HISTORY`, with the file's name and the line."""
+    """A line or record of a file that gives no Frame. It goes to quarantine with its number and the file's name."""
 
     line: int
-    """number of the line from 1, or of the record in a binary file"""
+    """number of the line, or of the record in a binary file, from 1"""
     data: bytes
-    """the line without its end; of a line over 16 MiB, or of damaged data, only the beginning"""
+    """the line without its line end; only the beginning if the line is over 16 MiB or the data is damaged"""
     reason: str
     """one of REASONS"""
     detail: str
@@ -41,35 +40,35 @@ Item: TypeAlias = Frame | UnreadableItem
 
 
 class FileSource(NamedTuple):
-    """Facts of a file that its bytes do not contain."""
+    """Facts about a file that a reader cannot read from the file itself."""
 
     digest: bytes
-    """sha256 of the file as stored: the same file always gives the same keys of `frames`"""
+    """sha256 of the file as stored, from which connection ids are computed, so that reading twice gives equal Frames"""
     network: str
-    """network of messages whose topic names no Ceramic network; 1 to 256 characters"""
+    """network of messages whose topic does not name a Ceramic network; 1 to 256 characters"""
     default_time: int
-    """capture time of messages for which the file has no time, unix ns"""
+    """capture time of messages for which the file has no time, in ns since the epoch"""
 
 
 class LoggedMessage(NamedTuple):
-    """A message in the log of another node. Peers are multihash bytes, empty if the log has none."""
+    """A message in the log of another node. Peer ids are multihash bytes, empty if the log does not have them."""
 
     topic: str
     data: bytes | None
-    """`None` if the log has no message data"""
+    """`None` if the log does not have the data"""
     author: bytes
     seqno: bytes
-    """empty if the log has none"""
+    """empty if the log does not have it"""
     node: bytes
-    """node that wrote the log"""
+    """peer id of the node that wrote the log"""
     sender: bytes
-    """peer that sent the message to the node"""
+    """peer id of the peer from which the node received the message"""
     at: int | None
-    """unix time in ns, or `None` if the log has no times"""
+    """time in ns since the epoch, or `None` if the log has no time"""
 
 
 class LogFrames:
-    """Builds the Frames of one log: one for each message, with the line as its sequence."""
+    """Builds the Frames of one log: one per message, with the line's number as `sequence`."""
 
     def __init__(self, format_name: str, source: FileSource) -> None:
         self._format = format_name
@@ -78,11 +77,13 @@ class LogFrames:
         self._connection = digest[:CONNECTION_BYTES]
 
     def build_frame(self, line: int, raw: bytes, logged: LoggedMessage) -> Item:
-        """Build the Frame of a line, or an unreadable item.
+        """Build the Frame of a logged message, or an unreadable item if a field of the message is invalid.
 
-        The payload is an RPC with one message without signature, so the verdict is UNVERIFIABLE.
+        The Frame's payload is an RPC with this message. The message has no signature, so its verdict in the Frame is
+        UNVERIFIABLE.
 
         Args:
+            line: Number of the line, from 1.
             raw: Bytes of the line, for quarantine.
         """
         at = self._source.default_time if logged.at is None else logged.at
@@ -103,7 +104,7 @@ class LogFrames:
             )
         topic = parse_topic(logged.topic)
         return Frame(
-            # a name that is too long for a Frame is no network of Kiln's
+            # a Frame cannot have a longer name, so the topic is not one of Ceramic
             network=topic.network if topic and len(topic.network) <= MAX_NETWORK else self._source.network,
             connection=self._connection,
             direction=Frame.IN,

@@ -1,17 +1,17 @@
 """Kiln's own capture files `*.rpc.gz`, and their conversion into Frames (docs/design/contracts.md, Capture file).
 
-A capture has gossipsub RPCs exactly as they were on the wire. Layout, records one after another: u32 BE length of what
-follows · u8 version = 1 · u8 'R' (received) or 'S' (sent) · u64 BE unix nanoseconds · three strings, each u16 BE length
-and bytes: local peer id, remote peer id (multihash bytes), negotiated protocol (UTF-8) · the RPC, to the end of the
-record, without its own length prefix.
+A capture has gossipsub RPCs exactly as they were on the wire. It is a sequence of records. Layout of a record: u32 BE
+length of the rest · u8 version = 1 · u8 'R' (received) or 'S' (sent) · u64 BE nanoseconds since the epoch · three
+strings, each with a u16 BE length: local peer id and remote peer id (multihash bytes), negotiated protocol (UTF-8) ·
+the RPC without its length prefix, up to the end of the record.
 
-A capture has pairs of peers, not connections. Connection n of a pair begins with its n-th inbound and its n-th outbound
-hello. The first RPC of a direction is a hello, and so is each later RPC that a peer sends only at the start of a
-stream: one with control.extensions (gossipsub v1.3: in the first message only), or one that subscribes to a topic to
-which this peer is already subscribed.
+A record names two peers, but no connection, so connections are told apart by their *hellos*, the first RPC of each
+direction. Connection n of two peers begins with the n-th received and the n-th sent hello. A later RPC counts as a
+hello if peers send such an RPC only at the start of a stream: it has control.extensions (gossipsub v1.3), or subscribes
+to a topic to which the peer is subscribed already.
 
-Every frame contains both hellos of its connection, even a frame from before the second hello. So a file is read twice:
-`survey_capture` finds the connections, and `build_frames` builds the frames.
+Every Frame contains both hellos of its connection, even if it precedes one of them. So a capture is read twice:
+`survey_capture` finds the connections and hellos, and `build_frames` builds the Frames.
 """
 
 from __future__ import annotations
@@ -44,13 +44,16 @@ _MAX_TIME: Final = 2**63 - 1  # Frame.observed_at is an int64
 
 
 class CaptureError(ValueError):
-    """The file is not a capture, or is truncated or corrupt. The message has the record's number and byte offset."""
+    """A file is not a valid capture. The message names the record and its byte offset."""
 
 
 class CaptureRecord(NamedTuple):
+    """An RPC in a capture. Peer ids are multihash bytes."""
+
     direction: Literal["R", "S"]
+    """R: received. S: sent"""
     observed_at: int
-    """unix time in ns"""
+    """capture time in ns since the epoch"""
     local: bytes
     remote: bytes
     protocol: str
@@ -58,10 +61,10 @@ class CaptureRecord(NamedTuple):
 
 
 def read_capture(stream: BinaryIO) -> Iterator[CaptureRecord]:
-    """Read the records of an uncompressed capture, in file order, to the end of the stream.
+    """Yield the records of an uncompressed capture, in file order.
 
     Raises:
-        CaptureError: A record cannot be read. The records before it were yielded.
+        CaptureError: A record cannot be read. All records before it have been yielded.
     """
     offset = 0
     number = 1
@@ -82,10 +85,10 @@ def read_capture(stream: BinaryIO) -> Iterator[CaptureRecord]:
 
 
 def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
-    """Write records uncompressed, and return their number. Wrap the stream in gzip for `*.rpc.gz`.
+    """Write records without compression, and return their number. For `*.rpc.gz`, pass a gzip stream.
 
     Raises:
-        CaptureError: A record does not fit the format.
+        CaptureError: A field of a record is too long or too large for the format.
     """
     number = 0
     for number, record in enumerate(records, 1):
@@ -108,7 +111,7 @@ def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
 
 @contextmanager
 def open_capture(path: Path) -> Iterator[BinaryIO]:
-    """Open a capture file for `read_capture`. Compression is detected by the first bytes, not by the name.
+    """Open a capture file for `read_capture`, decompressed. Its first bytes show the compression.
 
     Raises:
         OSError: The file cannot be opened.
@@ -118,7 +121,7 @@ def open_capture(path: Path) -> Iterator[BinaryIO]:
 
 
 def _read(stream: BinaryIO, size: int, number: int, offset: int) -> bytes:
-    """Read `size` bytes, or fewer at the end. A raw stream may return less than requested at a time."""
+    """Read `size` bytes, or fewer at the end of the stream, even if `stream.read` returns less at a time."""
     data = b""
     with describe_damage() as damage:
         while len(data) < size and (more := stream.read(size - len(data))):
@@ -165,47 +168,48 @@ def _parse_record(body: bytes, number: int, offset: int) -> CaptureRecord:
 NAME: Final = "kiln-capture"
 
 MAX_SURVEY_BYTES: Final = 256 * 1024 * 1024
-"""memory limit for the connections and subscriptions of one capture, in bytes, because a few kilobytes of gzip can
-contain millions of them"""
-_STREAM_BYTES: Final = 1000  # approximate memory of one direction of a connection, without its peer ids
-_TOPIC_BYTES: Final = 100  # approximate memory of a subscription
-_MAX_NETWORKS: Final = 10_000  # counted networks
+"""Maximum memory, in bytes, for the connections and subscriptions of a capture. A few kilobytes of gzip can contain
+millions of them."""
+_STREAM_BYTES: Final = 1000  # estimated memory of one direction of a connection, without its peer ids
+_TOPIC_BYTES: Final = 100  # estimated memory of a subscription
+_MAX_NETWORKS: Final = 10_000  # maximum number of networks that are counted
 
 _Lane = tuple[bytes, bytes, Literal["R", "S"]]  # local peer, remote peer, direction
 
 
 class ConnectionStream(NamedTuple):
-    """One direction of one connection, as surveyed."""
+    """One direction of a connection in a capture."""
 
     hello: bytes
-    """ExtTopicTable bytes of its hello; empty if none or refused"""
+    """topic table (ExtTopicTable bytes) in the hello; empty if there is none, or an invalid one"""
     records: int
+    """number of records"""
     last_at: int
-    """unix time in ns of its last record"""
+    """time of the last record in ns since the epoch"""
 
 
 class CaptureSurvey(NamedTuple):
-    """Survey of a whole capture, made in the first pass for the second."""
+    """Result of the first pass over a capture, which the second pass needs."""
 
     streams: dict[tuple[_Lane, int], ConnectionStream]
-    """streams by lane and number of the connection, from 1"""
+    """streams by lane (peers and direction) and number of the connection, from 1"""
     networks: Counter[str]
-    """number of topic names of each Ceramic network"""
+    """number of topic names in the capture that belong to each Ceramic network"""
     records: int
 
     @property
     def connections(self) -> int:
-        """Number of connections."""
+        """Number of connections between all peers."""
         return len({(local, remote, number) for (local, remote, _), number in self.streams})
 
     def select_network(self, fallback: str) -> str:
-        """Select the Ceramic network that is named most often (of several, the first in alphabetical order), or else
-        the fallback."""
+        """Return the Ceramic network to which most topic names belong, or `fallback` if no topic is Ceramic's. Ties are
+        broken by alphabetical order."""
         return min(self.networks, key=lambda name: (-self.networks[name], name), default=fallback)
 
 
 class _StreamPosition(NamedTuple):
-    """Stream of a record."""
+    """The stream that a record belongs to."""
 
     lane: _Lane
     number: int
@@ -214,7 +218,7 @@ class _StreamPosition(NamedTuple):
 
 
 class _Lanes:
-    """Numbers the streams of each pair and direction by their hellos. Both passes give the same numbers."""
+    """Numbers the streams of each lane (peers and direction) by their hellos, in the same way in both passes."""
 
     def __init__(self) -> None:
         self._subscribed: dict[_Lane, set[int]] = {}
@@ -222,7 +226,10 @@ class _Lanes:
         self._memory = 0
 
     def locate(self, record: CaptureRecord, rpc: rpc_pb2.RPC | None) -> _StreamPosition:
-        """Locate the stream of a record. An RPC that does not parse is a hello only if it is first in its direction.
+        """Find the stream of the next record. An invalid RPC is a hello only if it is the first of its lane.
+
+        Args:
+            rpc: The RPC in the record; `None` if it is invalid.
 
         Raises:
             CaptureError: The connections and subscriptions exceed MAX_SURVEY_BYTES.
@@ -261,12 +268,14 @@ class _Lanes:
 
 
 def _hash_topic(option: rpc_pb2.RPC.SubOpts) -> int:
-    """Hash a topic, whose name can be long."""
+    """Identify a topic by a number, because its name can be long."""
     return hash(option.topicid) if option.HasField("topicid") else option.topicIndex
 
 
 def _parse(payload: bytes) -> rpc_pb2.RPC | None:
-    if len(payload) > MAX_RPC:  # truncated in its frame; 64 MiB of empty messages would take gigabytes as objects
+    if (
+        len(payload) > MAX_RPC
+    ):  # the Frame truncates such an RPC; 64 MiB of empty messages would take gigabytes as objects
         return None
     rpc = read_rpc(payload)
     return None if isinstance(rpc, Rejected) else rpc
@@ -284,7 +293,7 @@ def _count_networks(rpc: rpc_pb2.RPC, networks: Counter[str]) -> None:
 
 
 def survey_capture(records: Iterable[CaptureRecord]) -> CaptureSurvey:
-    """Run the first pass: find the connections with their hellos and lengths, and count the networks."""
+    """Run the first pass over a capture: find the connections and their hellos, and count the networks."""
     lanes = _Lanes()
     streams: dict[tuple[_Lane, int], ConnectionStream] = {}
     networks: Counter[str] = Counter()
@@ -305,18 +314,33 @@ def survey_capture(records: Iterable[CaptureRecord]) -> CaptureSurvey:
 
 
 def compute_connection_id(capture_sha256: bytes, local: bytes, remote: bytes, number: int) -> bytes:
-    """Compute the first 16 bytes of sha256(sha256 of the file as stored ‖ local ‖ remote ‖ number as u32 BE, from
-    1)."""
+    """Compute the id of a connection in a capture, so that reading a file twice gives equal Frames.
+
+    Args:
+        capture_sha256: sha256 of the file as stored.
+        local: Local peer id.
+        remote: Remote peer id.
+        number: Number of the connection between the two peers, from 1.
+
+    Returns:
+        The first 16 bytes of sha256(capture_sha256 ‖ local ‖ remote ‖ number as u32 BE).
+    """
     return hashlib.sha256(capture_sha256 + local + remote + number.to_bytes(4, "big")).digest()[:16]
 
 
 def build_frames(
     records: Iterable[CaptureRecord], survey: CaptureSurvey, capture_sha256: bytes, network: str
 ) -> Iterator[frame_pb2.Frame]:
-    """Run the second pass: build the frames of the surveyed records, in file order.
+    """Run the second pass over a capture: build the Frames, in file order.
 
-    After its last record, each direction of a connection has a closing frame with an empty payload and the time of that
-    record. An RPC over 4 MiB is truncated to its first 64 KiB, with its length in declared_length.
+    The last Frame of each direction of a connection is followed by a closing Frame, with an empty payload and the same
+    time. An RPC over 4 MiB is truncated to its first 64 KiB, and its length is in declared_length.
+
+    Args:
+        records: All records of the capture, read a second time.
+        survey: Result of the first pass.
+        capture_sha256: sha256 of the file as stored.
+        network: Network of the Frames.
     """
     lanes = _Lanes()
     empty = ConnectionStream(b"", 0, 0)
@@ -358,14 +382,14 @@ def build_frames(
 
 
 def sniff(first: bytes) -> bool:
-    """Return true if the first bytes of a file, unzipped, are those of a capture: length, version 1, 'R' or 'S'."""
+    """Return true if the first uncompressed bytes of a file are the start of a capture record."""
     return len(first) > 14 and int.from_bytes(first[:4]) >= 16 and first[4:6] in (b"\x01R", b"\x01S")
 
 
 def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
-    """Read the items of a capture in two passes. The data after damage is one `UnreadableItem`.
+    """Read the items of a capture in two passes. If the file is damaged, the last item is an `UnreadableItem`.
 
-    `part` is always WHOLE, because a capture is not split.
+    `part` is always WHOLE, because a capture cannot be split.
     """
     try:
         survey = survey_capture(_Records(file))
@@ -379,7 +403,7 @@ def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterato
 
 
 class _Records:
-    """Records of a capture up to its damage, which `damage` describes after the iteration."""
+    """Iterator over the records of a capture up to damage. Afterwards, `damage` describes it, or is empty."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

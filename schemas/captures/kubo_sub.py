@@ -1,8 +1,8 @@
-"""Saved responses of Kubo's RPC `pubsub/sub`: one JSON object a line (NDJSON).
+"""Reader of saved responses of Kubo's RPC `pubsub/sub`, which have one JSON object per line.
 
-From Kubo 0.11 on, `from` is a peer id, and the other fields are multibase, of which Kubo writes base64url ("u…"):
-`{"from":"12D3…","data":"u…","seqno":"u…","topicIDs":["u…"]}`. Earlier go-ipfs wrote base64 of the raw bytes, and the
-topic as it is. A line has no time, no signature, and no forwarding peer.
+Since Kubo 0.11, `from` is a peer id, and the other fields are multibase texts in base64url:
+`{"from":"12D3…","data":"u…","seqno":"u…","topicIDs":["u…"]}`. Earlier versions (go-ipfs) wrote the topic as plain text,
+and the other fields in base64. A line has no time, no signature, and not the peer that sent the message.
 
 Source: kubo core/commands/pubsub.go, at v0.22.0 and go-ipfs at v0.10.0.
 """
@@ -35,7 +35,7 @@ _LINES: Final = msgspec.json.Decoder(_Line)
 
 
 def sniff(line: bytes) -> bool:
-    """Return true if a line has this format."""
+    """Return true if a line is a response of Kubo's `pubsub/sub`."""
     return isinstance(read_line(line), LoggedMessage)
 
 
@@ -76,7 +76,7 @@ def _parse_old_line(response: _Line) -> LoggedMessage | Rejected:
 
 
 def _decode_multibase(text: str) -> bytes:
-    """Decode a multibase text in base64url. An empty text has no bytes.
+    """Decode a multibase text in base64url. An empty text gives no bytes.
 
     Raises:
         ValueError: The text is not multibase in base64url.

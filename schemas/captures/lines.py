@@ -1,9 +1,9 @@
-"""Reader of files of lines: decompresses files, divides them at line ends, and reads lines within bounded memory.
+"""Reader of log files: decompresses them, splits them at line ends, and reads lines with bounded memory.
 
-The reader removes layers: text that log drivers and terminals put around the lines of a program. Known layers are the
-JSON objects of Docker and PM2; the prefixes of CRI, `docker logs -t`, `kubectl logs --timestamps --prefix`, Docker
-Compose, PM2 and `ts`; ANSI colors, blanks and byte order marks of UTF-8. Layers nest: Compose prefixes lines that may
-begin with a time. A prefix is only removed at the start of a line, because peers may have chosen the rest of the line.
+Log drivers and terminals put text around the lines of a program. The reader removes such *layers*: the JSON objects of
+Docker and PM2; the prefixes of CRI, `docker logs -t`, `kubectl logs --timestamps --prefix`, Docker Compose, PM2 and
+`ts`; ANSI colors, blanks and byte order marks. Layers nest: for example, Compose adds a prefix before a time. Prefixes
+are only removed at the start of a line, because peers may have chosen the rest of the line.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from kiln.schemas.reject import Rejected
 
 _MAX_LAYERS: Final = 6
 _DOCKER_PIECE: Final = 16 * 1024
-"""Docker and CRI runtimes split lines longer than this into pieces of this size."""
+"""Size in bytes of the pieces into which Docker and CRI runtimes split longer lines."""
 
 _BARE: Final = re.compile(rb'\[[A-Z][a-z]{2}, |\{"(?:from|data|type|peerID)"')
-"""Start of most lines that have no layer."""
+"""Start of most lines to which no log driver has added text."""
 _COLOR: Final = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _BLANK: Final = re.compile(rb"(?:[ \t]|\xef\xbb\xbf)+")  # also a byte order mark
 
@@ -60,29 +60,29 @@ _PREFIX: Final = re.compile(
     re.VERBOSE,
 )
 _TEXT_KEYS: Final = ("log", "message")
-"""Keys of the line in a JSON object: `log` of Docker, `message` of PM2."""
+"""Keys of the program's line in the JSON objects of Docker (`log`) and PM2 (`message`)."""
 _TIME_KEYS: Final = ("time", "timestamp")
 _OBJECT: Final = msgspec.json.Decoder(dict[str, object])
 _NS_OF_DIGITS: Final = {10: 1_000_000_000, 13: 1_000_000}
-"""length in ns of the unit of a unix time, by the time's number of digits"""
+"""Unit of a unix time in ns, by the number of digits: 10 for seconds, 13 for milliseconds."""
 
 
 class UnwrappedLine(NamedTuple):
-    """A line without its layers."""
+    """A line without the text that log drivers and terminals put around it."""
 
     content: bytes
     time: str = ""
-    """the outermost time that a layer has, as text; empty if none"""
+    """time that was put before the line, as text; the outermost of several, or empty"""
     stream: str = ""
-    """stdout or stderr, where a runtime cuts long lines into pieces"""
+    """stdout or stderr, if a runtime wrote the line that splits long lines; otherwise empty"""
     is_piece: bool = False
-    """true if the next line of the same stream continues this one"""
+    """true if the next line of the same stream continues this line"""
     is_wrapped: bool = False
-    """true if a layer was removed"""
+    """true if text was removed"""
 
 
 def unwrap(line: bytes) -> UnwrappedLine:
-    """Remove the layers around a line."""
+    """Remove the text that log drivers and terminals put around a line."""
     if _BARE.match(line) and b"\x1b" not in line:
         return UnwrappedLine(line)
     content, time, stream, is_piece, is_wrapped = line, "", "", False, False
@@ -125,10 +125,10 @@ def _unwrap_object(line: bytes) -> UnwrappedLine | None:
 
 @lru_cache(maxsize=1024)
 def parse_time(text: str) -> int | None:
-    """Parse the time of a layer: ISO 8601, in UTC if it has no zone, or a unix time in s or ms.
+    """Parse the time before a log line: ISO 8601, in UTC if it has no time zone, or a unix time in s or ms.
 
     Returns:
-        Unix ns, or `None` if the text is no such time.
+        Time in ns since the epoch, or `None` if the text is not such a time.
     """
     whole, _, fraction = text.partition(".")
     if whole.isdecimal() and (not fraction or fraction.isdecimal()):
@@ -146,25 +146,25 @@ def parse_time(text: str) -> int | None:
 
 
 MAX_LINE: Final = 16 * 1024 * 1024
-"""Maximum bytes of a line that is read. An RPC of 4 MiB takes 6 MiB in base64."""
+"""Maximum length in bytes of a line that is read. An RPC of 4 MiB takes 6 MiB in base64."""
 QUARANTINED_LINE_BYTES: Final = 64 * 1024
-"""Number of first bytes of a longer line that go to quarantine."""
+"""Number of bytes of a longer line that go to quarantine."""
 
 _BLOCK: Final = 1024 * 1024
 _BEGIN: Final = 64 * 1024
-"""Number of bytes at the start of a file that decide how to read it."""
+"""Number of bytes at the start of a file that show if a runtime has split its lines."""
 _SNIFFED_LINES: Final = 1_000
-"""Maximum number of lines in these bytes that are examined, because each line costs time in addition to its bytes."""
+"""Maximum number of lines at the start of a file by which its format is detected."""
 
 
 class FileRange(NamedTuple):
-    """A range of a file that begins at the start of a line and ends after a line end, or with the file."""
+    """Byte range of a file. It begins at the start of a line, and ends after a line end or with the file."""
 
     start: int
     stop: int | None
-    """end of the range, or `None` for the end of the file"""
+    """exclusive end, or `None` for the end of the file"""
     first: int
-    """number of the first line, from 1"""
+    """number of the first line of the range; lines of the file count from 1"""
 
 
 WHOLE: Final = FileRange(0, None, 1)
@@ -173,18 +173,18 @@ WHOLE: Final = FileRange(0, None, 1)
 class Line(NamedTuple):
     number: int
     data: bytes
-    """the line without LF or CRLF; of a line over MAX_LINE only the first QUARANTINED_LINE_BYTES"""
+    """the line without LF or CRLF; only the first QUARANTINED_LINE_BYTES if the line is longer than MAX_LINE"""
     length: int
-    """bytes of the whole line"""
+    """length of the whole line in bytes"""
     ended: bool
-    """false if the file ends before the line end"""
+    """false for a last line without line end"""
 
 
 ParseLine: TypeAlias = Callable[[bytes], LoggedMessage | Rejected]
 
 
 def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
-    """Read a file, or a range of an uncompressed one, in blocks.
+    """Read the decompressed content of a file in blocks. A range is only possible if the file is not compressed.
 
     Raises:
         DamagedError: The compressed data is damaged after the last block.
@@ -194,7 +194,7 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
         opened = open_decompressed(file)
         if start:
             opened.seek(start)
-        # read1 returns the data before the damage, from which a format can be detected
+        # unlike read, read1 returns the data before damage, from which a format can be detected
         read = getattr(opened, "read1", opened.read)
         while left is None or left > 0:
             block = read(_BLOCK if left is None else min(_BLOCK, left))
@@ -209,7 +209,7 @@ def read_blocks(file: BinaryIO, start: int = 0, stop: int | None = None) -> Iter
 def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
     """Split a file into parts of `size` bytes, each extended to the end of its last line.
 
-    A file is one part if it is compressed, or if a runtime may have cut its lines into pieces.
+    A file is one part if it is compressed, or if a container runtime may have broken its long lines into pieces.
     """
     file.seek(0)
     begin = file.read(_BEGIN)
@@ -231,12 +231,12 @@ def split_lines(file: BinaryIO, size: int) -> Iterator[FileRange]:
 
 
 def split_begin(begin: bytes) -> list[UnwrappedLine]:
-    """Read the first lines in the first bytes of a file, without their layers. The last line may be cut."""
+    """Split the first bytes of a file into lines, and `unwrap` them. The last line may be incomplete."""
     return [unwrap(line.data) for line in islice(_split_blocks((begin,), 1), _SNIFFED_LINES)]
 
 
 def read_lines(file: BinaryIO, part: FileRange = WHOLE) -> Iterator[Line]:
-    """Read the lines of a part.
+    """Read the lines of a part of a file.
 
     Raises:
         DamagedError: The compressed data is damaged after the last line.
@@ -272,7 +272,7 @@ def _build_line(number: int, data: bytes | bytearray, length: int, *, ended: boo
 
 @dataclass
 class _PiecedLine:
-    """A line that a runtime has split over several lines of the file."""
+    """A program's line that a runtime has split over several lines of the file."""
 
     number: int
     time: str
@@ -281,9 +281,9 @@ class _PiecedLine:
 
 
 def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, part: FileRange) -> Iterator[Item]:
-    """Read the items of a log with at most one message a line. Empty lines are skipped.
+    """Read the items of a log with at most one message per line. Empty lines are skipped.
 
-    The layers of a line are removed first. If the line itself has no time, the time of its layers applies.
+    Lines are unwrapped first (`unwrap`). If a line itself has no time, its message gets the time before the line.
 
     Raises:
         DamagedError: The compressed data is damaged after the last line.

@@ -1,9 +1,9 @@
-"""Traces of go-libp2p-pubsub, as JSONTracer (one JSON object a line) and PBTracer (delimited protobufs) write them.
+"""Reader of traces of go-libp2p-pubsub, written by JSONTracer (one JSON object per line) or PBTracer (protobuf).
 
-A trace has no message data. A DELIVER_MESSAGE and a DUPLICATE_MESSAGE each describe one copy: its message, peer and
-time. They become Frames whose message has author, seqno and topic, and no data: the tables get the copy, and quarantine
-states what is missing. This needs go-libp2p-pubsub's default message ids: the author's peer id, then the seqno. All
-other events are `UnreadableItem`s with the reason metadata_only.
+A trace has no message data. Each DELIVER_MESSAGE or DUPLICATE_MESSAGE describes a received copy of a message: its id,
+topic, sender and time. These events become Frames whose message has author, seqno and topic but no data, so the table
+`copies` gets a row, and the incomplete message goes to quarantine. The message id must be go-libp2p-pubsub's default:
+the author's peer id, then the seqno. All other events become `UnreadableItem`s with the reason metadata_only.
 
 Source: go-libp2p-pubsub v0.12.0, pb/trace.proto, tracer.go, pubsub.go (DefaultMsgIdFn).
 """
@@ -83,7 +83,7 @@ _EVENTS: Final = msgspec.json.Decoder(_Event)
 
 
 def sniff_json(line: bytes) -> bool:
-    """Return true if a line is an event of a JSON trace."""
+    """Return true if a line is an event that JSONTracer wrote."""
     try:
         _EVENTS.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -108,7 +108,7 @@ def read_line(line: bytes) -> LoggedMessage | Rejected:
 
 
 def sniff_pb(first: bytes) -> bool:
-    """Return true if the first bytes of a file are those of a protobuf trace."""
+    """Return true if the first bytes of a file are an event that PBTracer wrote."""
     head = _read_uvarint(first)
     if head is None:
         return False
@@ -121,9 +121,9 @@ def sniff_pb(first: bytes) -> bool:
 
 
 def read_pb(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterator[Item]:
-    """Read the items of a trace, up to a damaged length, after which the start of the next event is unknown.
+    """Read the items of a protobuf trace. Reading ends at an invalid length, because the next event cannot be found.
 
-    `part` is always WHOLE, because a trace is not split.
+    `part` is always WHOLE, because such a file cannot be split.
 
     Raises:
         DamagedError: The compressed data is damaged after the last event.
@@ -196,7 +196,7 @@ def _decode_copy(message_id: bytes, received_from: bytes, topic: str | bytes) ->
 
 
 def _read_uvarint(data: bytes) -> tuple[int, int] | None:
-    """Read a uvarint of up to 5 bytes and its length; None if it is not complete."""
+    """Read a uvarint of up to 5 bytes. Return its value and length, or `None` if it is incomplete or longer."""
     value = 0
     for index, byte in enumerate(data[:_MAX_UVARINT]):
         value |= (byte & 0x7F) << (7 * index)

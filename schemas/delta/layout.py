@@ -1,4 +1,4 @@
-"""Row order of each table's compacted files, and the column of a row's age (docs/design/24-table-maintenance.md)."""
+"""For table maintenance: the row order of compacted files, and the column for retention (decision 24)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Final, NamedTuple
 
 
 class Layout(NamedTuple):
-    """Layout of one table."""
+    """Row order and retention of one table."""
 
     order: tuple[str, ...] = ()
-    """sort columns within a file; empty to keep the order of arrival"""
+    """columns by which maintenance sorts the rows of a file; empty to keep the order of arrival"""
     age: str | None = None
-    """timestamp column from which a row's age counts, or `None` for the commit time of the row's file"""
+    """timestamp column from which a row's age counts; `None` to use the commit time of the row's file"""
     expires: bool = True
-    """true if retention applies; tables that Kiln itself needs are exempt"""
+    """true if `lake.retention` applies; Kiln needs all rows of the other tables"""
 
 
 LAYOUTS: Final[dict[str, Layout]] = {
@@ -34,7 +34,6 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "quality_results": Layout(age="run_at"),
     "backfill_runs": Layout(expires=False),
 }
-"""Layouts by table. A table without an entry keeps all its rows in order of arrival."""
 
 EXPIRING: Final = tuple(name for name, layout in LAYOUTS.items() if layout.expires)
-"""Tables to which retention applies."""
+"""Names of the tables to which `lake.retention` applies."""

@@ -1,18 +1,17 @@
-"""The value of an item that announces a batch: CIP-123's BATCH_UPDATE as a bencoded dictionary.
+"""Announcement of a batch in the BitTorrent DHT: CIP-123's BATCH_UPDATE as the bencoded value of a mutable item.
 
-There is no standard for it; this layout is Kiln's::
+No standard defines it. Kiln's layout is a dictionary with these keys::
 
     batch   CID of the batch, bytes
     n       number of its tips (optional, a hint)
-    prev    CIDs of the earlier batches announced under this topic, newest first, concatenated (optional)
+    prev    concatenated CIDs of earlier batches that were announced on this topic, newest first (optional)
     sep     "<key>/<value in base36>", as in BATCH_UPDATE
     ts      time of the announcement, ms since the epoch
     typ     BATCH_UPDATE's number, 3
 
-An item is the *latest* value, not a log: ``prev`` lets a reader find the batches that it missed. With the separator of
-a model, 23 CIDs of the usual 36 bytes fit in MAX_ANNOUNCEMENT bytes, or 22 together with ``n``. The salt is the
-sha2-256 of the separator's topic name, which CIP-120 already uses as the topic's key in a DHT; a topic name can be
-longer than the 64 bytes of a salt.
+An item keeps only its *latest* value, so ``prev`` lets a reader find batches that it missed. With the separator of a
+model, 23 CIDs of the usual 36 bytes fit into MAX_ANNOUNCEMENT bytes, or 22 together with ``n``. The item's salt is the
+sha2-256 of the separator's topic name, because the name itself can be longer than the 64 bytes of a salt.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from kiln.schemas.wire.pubsub import BATCH_UPDATE, BATCH_UPDATE_OTHER
 from kiln.schemas.wire.topics import Separator, TopicError, format_separator, format_topic, parse_separator
 
 MAX_ANNOUNCEMENT: Final = 990
-"""Largest value written, in bencoded bytes: under BEP 44's 1000, and small enough that a get response which also names
-eight nodes is one datagram."""
+"""Maximum number of bytes of an announcement that Kiln writes: less than BEP 44's 1000, and so few that a get response
+with eight nodes still fits into one datagram."""
 
 REASONS: Final = (
     "not_bencoded",  # not one canonical value
@@ -44,7 +43,7 @@ REASONS: Final = (
     "bad_ts",  # `ts` is not a number of ms, 0 to 2^63 - 1
     "bad_n",  # `n` is not a number, 0 to 2^63 - 1
     "wrong_salt",  # the item's salt is not the salt of the separator in `sep`
-    # Of a datagram only:
+    # only for datagrams:
     "not_krpc",  # no message of the DHT
     "no_item",  # a message without a mutable item: `k`, `seq`, `sig` and `v`
     "wrong_topic",  # `c` is not the target of the item's key and salt
@@ -54,7 +53,7 @@ REASONS: Final = (
 
 
 class Announcement(Struct, frozen=True):
-    """Announcement of a batch. CIDs are bytes; ``previous`` is newest first."""
+    """Announcement of a batch. CIDs are bytes. `previous`: earlier batches, newest first. `count`: number of tips."""
 
     separator: Separator
     batch: bytes
@@ -64,14 +63,14 @@ class Announcement(Struct, frozen=True):
 
 
 class PublisherKey(NamedTuple):
-    """Key of a publisher together with a separator of its batches. Each item of the DHT belongs to one such pair."""
+    """Public key of a publisher, and a separator of its batches. Each such pair has one item in the DHT."""
 
     key: bytes
     separator: Separator
 
 
 def parse_source(text: str) -> PublisherKey:
-    """Parse ``<publisher's public key in hex>/<key>/<value>``.
+    """Parse ``<publisher's public key in hex>/<separator key>/<separator value>``.
 
     Raises:
         ValueError: The text has another form.
@@ -82,31 +81,34 @@ def parse_source(text: str) -> PublisherKey:
     except ValueError:
         raw = b""
     if len(raw) != KEY_SIZE or len(key) != 2 * KEY_SIZE:
-        raise ValueError(f"{text[:100]!r} does not begin with a public key, {2 * KEY_SIZE} hex digits, and a slash")
+        raise ValueError(
+            f"{text[:100]!r} does not begin with a public key of {2 * KEY_SIZE} hex digits and a slash: write "
+            "PUBLICKEY/KEY/VALUE"
+        )
     return PublisherKey(raw, parse_separator(separator))
 
 
 def compute_salt(network: str, separator: Separator) -> bytes:
-    """Compute the salt of a separator's items: sha2-256 of its topic name, 32 bytes.
+    """Compute the salt (32 bytes) of the items that announce batches of a separator: sha2-256 of its topic name.
 
     Raises:
-        TopicError: No topic name can have the network or separator.
+        TopicError: The network or separator cannot be part of a topic name.
     """
     return hashlib.sha256(format_topic(network, separator).encode()).digest()
 
 
 def compute_next_sequence(now_ms: int, last: int | None) -> int:
-    """Compute the sequence number of the next item: it rises across restarts and after a clock is set back."""
+    """Compute the sequence number of the next item: the time in ms, or `last` + 1 if the clock was set back."""
     return now_ms if last is None else max(now_ms, last + 1)
 
 
 def write_announcement(announcement: Announcement, typ: int = BATCH_UPDATE) -> bytes:
-    """Write the bencoded value, with the newest CIDs of ``previous`` that fit.
+    """Encode an announcement as the value of an item, with as many of the newest CIDs of ``previous`` as fit.
 
     Raises:
         TopicError: The separator is invalid.
         CidError: A CID is invalid.
-        ValueError: The separator is so long that the value does not fit even without ``previous``.
+        ValueError: The separator is too long for MAX_ANNOUNCEMENT bytes, even without ``previous``.
     """
     for cid in (announcement.batch, *announcement.previous):
         if not is_cid(cid):
@@ -132,16 +134,20 @@ def write_announcement(announcement: Announcement, typ: int = BATCH_UPDATE) -> b
 
 
 def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_UPDATE) -> Announcement | Rejected:
-    """Read the bencoded value of an item that was stored under ``salt``.
+    """Read the announcement in the bencoded value of an item.
 
-    A byte string that contains this dictionary is read too: libtorrent's Python binding and the crate mainline can put
-    only byte strings. Unknown keys are ignored.
+    The dictionary may be wrapped in a byte string, because some DHT libraries can only store byte strings. Unknown keys
+    are ignored.
+
+    Args:
+        salt: Salt under which the item is stored. It must be that of the announced separator.
+        typ: The network's number for BATCH_UPDATE; 3 and 4 are accepted too.
 
     Returns:
         The announcement, or a rejection with one of REASONS.
 
     Raises:
-        TopicError: No topic name can have the network.
+        TopicError: The network cannot be part of a topic name.
     """
     announcement = _read_value(value, typ)
     if isinstance(announcement, Rejected):
@@ -153,24 +159,27 @@ def read_announcement(value: bytes, network: str, salt: bytes, typ: int = BATCH_
 
 
 class ReceivedAnnouncement(NamedTuple):
-    """A verified item and its announcement. ``(item.target, item.sequence)`` identifies the item, because an honest
-    publisher signs only one value for each sequence number."""
+    """An announcement, and the verified item that contains it. ``(item.target, item.sequence)`` identifies the item:
+    honest publishers sign one value for each sequence number."""
 
     item: Item
     announcement: Announcement
 
 
 def read_datagram(datagram: bytes, network: str, typ: int = BATCH_UPDATE) -> ReceivedAnnouncement | Rejected:
-    """Read and verify the announcement in a captured datagram: a put query or a get response, with ``c`` or without.
+    """Read and verify the announcement in a captured datagram, which is a put query or a get response.
 
-    A get response has no salt, so the salt is computed from the separator in the value. If that separator is false,
-    the signature or ``c`` does not match. One datagram cannot show whether its sequence number is the newest.
+    A get response has no salt, so the salt is computed from the announced separator. If that separator is false, the
+    signature or the topic ``c`` does not match. The item need not be the newest of its publisher.
+
+    Args:
+        typ: The network's number for BATCH_UPDATE; 3 and 4 are accepted too.
 
     Returns:
         The announcement, or a rejection with one of REASONS.
 
     Raises:
-        TopicError: No topic name can have the network.
+        TopicError: The network cannot be part of a topic name.
     """
     message = read_message(datagram)
     if not isinstance(message, KrpcQuery | KrpcResponse):
@@ -237,19 +246,20 @@ def _read_cids(joined: bytes) -> tuple[bytes, ...] | None:
 
 
 class MissedBatches(NamedTuple):
-    """Batches that a reader missed."""
+    """Batches of a publisher that a reader does not have."""
 
     batches: tuple[bytes, ...]
     """CIDs to fetch, oldest first"""
     gap: bool
-    """true if the reader missed more batches than ``prev`` lists"""
+    """true if the reader missed even more batches, which the announcement no longer lists"""
 
 
 def find_missed_batches(announcement: Announcement, last: bytes | None) -> MissedBatches:
-    """Find the batches after ``last``, the newest batch that the reader has, up to the one being announced.
+    """Find the batches in an announcement that a reader does not have.
 
-    Without ``last``, all batches in the announcement are missed, without a gap. If ``last`` is not among them, there is
-    a gap.
+    Args:
+        last: CID of the newest batch that the reader has; `None` if it has none of this publisher and separator. Then
+            all batches in the announcement are missed, but there is no gap.
     """
     if last == announcement.batch:
         return MissedBatches((), False)

@@ -1,9 +1,9 @@
-"""Strict bencoding (BEP 3, Bencoding): each value has one encoding, and any other is rejected.
+"""Strict bencoding (BEP 3, Bencoding): only the canonical encoding of a value is accepted.
 
-The codec is the library ``bencode2``: it refuses keys out of order or repeated, leading zeros, ``-0``, and bytes after
-the value. So ``encode(decode(data)) == data`` for all data that is read, and a signature made over a bencoded value can
-be checked after decoding it. This module adds one error for all refusals, and `fields`, which reads a message that is
-*not* canonical, so that its sender can get an error.
+The library ``bencode2`` refuses unsorted and repeated keys, leading zeros, ``-0``, and bytes after the value. So
+``encode(decode(data)) == data``, and a signature over a bencoded value can be checked after decoding. This module adds
+one error class for all refusals, and `fields`, which reads a message that is *not* canonical, so that a node can send
+an error to the message's sender.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Value: TypeAlias = "int | bytes | list[Value] | dict[bytes, Value]"
 
 
 class BencodeError(ValueError):
-    """Bytes that are not one canonically bencoded value."""
+    """The bytes are not one canonically bencoded value."""
 
 
 def decode(data: bytes) -> Value:
-    """Read exactly one canonical value.
+    """Decode bytes that are exactly one canonical value.
 
-    Only the size of ``data``, which the caller limits, bounds how deeply values are nested. Compare decoded values by
-    their encoding, because Python's ``==`` is recursive.
+    The caller limits the size of ``data``, because it alone bounds the nesting of values. Compare decoded values by
+    their encoding: Python's ``==`` is recursive, and fails for deep nesting.
 
     Raises:
         BencodeError: The bytes are not one canonical value.
@@ -36,14 +36,14 @@ def decode(data: bytes) -> Value:
 
 
 def encode(value: Value) -> bytes:
-    """Write a value, keys of dictionaries in bytewise order."""
+    """Encode a value. The keys of dictionaries are sorted bytewise."""
     return bencode2.bencode(value)
 
 
 def fields(data: bytes) -> dict[bytes, bytes]:
-    """Return the entries of a dictionary, each value as its bytes. Keys may be unsorted. The first of equal keys wins.
+    """Return the entries of a dictionary, with each value still encoded. Values are not checked.
 
-    Only the structure of the dictionary is checked, not the values.
+    Keys may be unsorted. If a key repeats, its first value counts.
 
     Raises:
         BencodeError: The bytes are not a dictionary.
@@ -60,7 +60,7 @@ def fields(data: bytes) -> dict[bytes, bytes]:
 
 
 def _find_end(data: bytes, at: int) -> int:
-    """Find the index after the value that starts at ``at``."""
+    """Return the index after the value that starts at ``at``."""
     depth = 0
     while True:
         kind = data[at : at + 1]

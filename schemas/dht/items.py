@@ -1,11 +1,11 @@
 """Mutable items of the DHT (BEP 44, Mutable items; Signature Verification).
 
-An item is the latest value that the holder of a key has signed under a salt. Its target, which is its location in the
-DHT and in BEP 50 the name of its topic, is ``sha1(key || salt)``. The signature covers a piece of bencoding::
+An item is the latest value that the holder of a key has signed under a salt. ``sha1(key || salt)`` is its target: its
+location in the DHT, and the name of its topic in BEP 50. The signature covers these bytes::
 
     ["4:salt" <length> ":" <salt>] "3:seqi" <sequence> "e1:v" <the bencoded value>         salt only if not empty
 
-The value stays as it was signed: bencoded bytes.
+An `Item` keeps the value as it was signed: bencoded bytes.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ KEY_SIZE: Final = 32
 SIGNATURE_SIZE: Final = 64
 MAX_SALT: Final = 64
 MAX_VALUE: Final = 1000
-"""Largest bencoded value that may be stored. For a put, BEP 44 also says "less than 1000 bytes", and npm's client
-refuses a value of 1000: write at most 999."""
+"""Maximum number of bytes of a bencoded value that nodes may store. Write at most 999: in another place, BEP 44 says
+"less than 1000 bytes", and some clients refuse 1000."""
 MAX_SEQUENCE: Final = 2**63 - 1
 
 
 class ItemError(ValueError):
-    """A value exceeds the limits of an item. ``refusal`` is the error with which a node would respond."""
+    """An item exceeds the limits of BEP 44. ``refusal`` is the error that a node would send."""
 
     def __init__(self, refusal: KrpcRefusal) -> None:
         super().__init__(f"{refusal.text.decode()} (error {refusal.code})")
@@ -39,7 +39,7 @@ class ItemError(ValueError):
 
 
 class Item(Struct, frozen=True):
-    """A mutable item; ``value`` is bencoded. Not verified: see `find_refusal`."""
+    """A mutable item. ``value`` is bencoded. Its signature is not verified: see `is_signed`."""
 
     key: bytes
     salt: bytes
@@ -53,22 +53,22 @@ class Item(Struct, frozen=True):
 
 
 def compute_target(key: bytes, salt: bytes = b"") -> bytes:
-    """Compute the target of the items of ``key`` under ``salt``: 20 bytes."""
+    """Compute the target (20 bytes) of the item that ``key`` signs under ``salt``."""
     return hashlib.sha1(key + salt, usedforsecurity=False).digest()
 
 
 def build_signed_bytes(salt: bytes, sequence: int, value: bytes) -> bytes:
-    """Build the bytes that are signed; ``value`` is bencoded."""
+    """Build the bytes that the signature of an item covers. ``value`` is bencoded."""
     prefix = b"4:salt%d:%b" % (len(salt), salt) if salt else b""
     return b"%b3:seqi%de1:v%b" % (prefix, sequence, value)
 
 
 def sign(key: SigningKey, salt: bytes, sequence: int, value: bytes) -> Item:
-    """Create an item of a bencoded value.
+    """Create a signed item of a bencoded value.
 
     Raises:
-        ItemError: No node may store the item.
-        BencodeError: The value is not canonical.
+        ItemError: The item exceeds a limit of BEP 44.
+        BencodeError: The value is not canonical bencoding.
     """
     bencode.decode(value)
     signature = key.sign(build_signed_bytes(salt, sequence, value)).signature
@@ -80,7 +80,7 @@ def sign(key: SigningKey, salt: bytes, sequence: int, value: bytes) -> Item:
 
 
 def find_exceeded_limit(item: Item) -> KrpcRefusal | None:
-    """Return the limit that the item exceeds (size of salt or value, range of the sequence), if any."""
+    """Return the error for the limit that an item exceeds (size of salt or value, range of the sequence), or `None`."""
     if len(item.salt) > MAX_SALT:
         return SALT_TOO_BIG
     if len(item.value) > MAX_VALUE:
@@ -91,7 +91,7 @@ def find_exceeded_limit(item: Item) -> KrpcRefusal | None:
 
 
 def is_signed(item: Item) -> bool:
-    """Return true if the item's key made the signature (45 µs)."""
+    """Return true if the item's signature is valid for its key, salt, sequence number and value."""
     try:
         VerifyKey(item.key).verify(build_signed_bytes(item.salt, item.sequence, item.value), item.signature)
     except (BadSignatureError, ValueError):  # ValueError: a key or signature of another size
@@ -100,12 +100,12 @@ def is_signed(item: Item) -> bool:
 
 
 def find_refusal(item: Item) -> KrpcRefusal | None:
-    """Return the reason why a node must not store the item, if any."""
+    """Return the error for which a node must not store an item, or `None` if it may."""
     return find_exceeded_limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
 
 
 def build_item_fields(item: Item) -> dict[bytes, Value]:
-    """Build ``k``, ``seq``, ``sig`` and ``v`` of a get response. A put also has ``salt`` (see `build_put_fields`)."""
+    """Build the fields ``k``, ``seq``, ``sig`` and ``v`` of an item in a get response."""
     return {
         b"k": item.key,
         b"seq": item.sequence,
@@ -115,14 +115,15 @@ def build_item_fields(item: Item) -> dict[bytes, Value]:
 
 
 def build_put_fields(item: Item) -> dict[bytes, Value]:
-    """Build the fields of an item in the arguments of a put. An empty salt is left out."""
+    """Build the fields of an item in the arguments of a put: as in a get response, and ``salt`` if it is not empty."""
     return build_item_fields(item) | ({b"salt": item.salt} if item.salt else {})
 
 
 def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | KrpcRefusal:
-    """Read an item, unverified, out of a put's arguments or a get's values.
+    """Read an item in the arguments of a put or in a get response. Its signature is not checked.
 
-    ``salt`` is given for a get response, which has none on the wire.
+    Args:
+        salt: Salt of the item, for a get response, which does not contain it.
     """
     key, sequence, signature = fields.get(b"k"), fields.get(b"seq"), fields.get(b"sig")
     item_salt = fields.get(b"salt", b"") if salt is None else salt
@@ -136,5 +137,5 @@ def read_item(fields: dict[bytes, Value], salt: bytes | None = None) -> Item | K
         or b"v" not in fields
     ):
         return BAD_ARGUMENTS
-    # Decoding is strict, so encoding gives back the very bytes that were received, and signed.
+    # Decoding is strict, so encoding gives the bytes that were received and signed.
     return Item(key, item_salt, sequence, bencode.encode(fields[b"v"]), signature)

@@ -1,8 +1,8 @@
-"""KRPC: the messages of the BitTorrent DHT (BEP 5, KRPC Protocol), with BEP 50's topic key ``c``.
+"""KRPC, the messages of the BitTorrent DHT (BEP 5, KRPC Protocol), with BEP 50's key ``c`` for the topic.
 
-A message is one bencoded dictionary in one UDP datagram::
+A message is a bencoded dictionary in a UDP datagram::
 
-    t   transaction, chosen by the requester, echoed in the response
+    t   transaction id, chosen by the requester, repeated in the response
     y   q: a query, r: a response, e: an error
     q   method      a   its arguments, among them "id": the requester's node id, 20 bytes   (queries)
     r   values, among them "id": the responder's node id                                    (responses)
@@ -10,8 +10,8 @@ A message is one bencoded dictionary in one UDP datagram::
     c   the topic, 20 bytes: the target of its item         (BEP 50: in *every* message of a topic's overlay)
     ro  1: the requester responds to no queries (BEP 43)
 
-``c`` is a top-level key like ``t`` and ``y``, not an argument, as in the source of BEP 50. Its printed examples lack
-the lines ``"a": {`` and ``"r": {``. Errors have ``c`` too, because the text says "all messages".
+``c`` is a top-level key like ``t`` and ``y``, not an argument, as in the source text of BEP 50; the published examples
+lack the lines ``"a": {`` and ``"r": {``. Errors have ``c`` too, because BEP 50 says "all messages".
 
 Addresses are compact, as on the wire (BEP 5, Contact Encoding; BEP 32 for IPv6): 4 or 16 bytes of IP, 2 of port.
 """
@@ -29,18 +29,18 @@ from kiln.schemas.dht.bencode import BencodeError, Value
 
 ID_SIZE: Final = 20
 MAX_TRANSACTION: Final = 20
-"""Longest transaction echoed, in bytes; common clients use 2 or 4."""
+"""Maximum number of bytes of a transaction id; common clients use 2 or 4."""
 MAX_DATAGRAM: Final = 2048
-"""Largest datagram read. Those of this protocol fit an Ethernet frame."""
+"""Maximum number of bytes of a datagram that is read. Datagrams of this protocol fit into an Ethernet frame."""
 
 Family = Literal[4, 6]
 
-# The unspecified address, and IPv4-mapped addresses: otherwise one node could have two addresses.
+# Prefixes of IPv4-mapped addresses, by which a node would have two addresses, and of the unspecified address.
 _NOT_IPV6: Final = (bytes(10) + b"\xff\xff", bytes(15) + b"\x00")
 
 
 class KrpcRefusal(NamedTuple):
-    """Code and text of an error. The sections "Errors" of BEP 5 and BEP 44 define the codes."""
+    """Code and text of a KRPC error (BEP 5 and BEP 44, Errors)."""
 
     code: int
     text: bytes
@@ -62,27 +62,27 @@ OLD_SEQUENCE: Final = KrpcRefusal(302, b"sequence number less than current")
 
 
 class DhtAddress(NamedTuple):
-    """Address of a node: packed IP, 4 or 16 bytes, and UDP port."""
+    """Address of a DHT node: packed IP (4 or 16 bytes) and UDP port."""
 
     ip: bytes
     port: int
 
     @classmethod
     def parse(cls, host: str, port: int) -> DhtAddress:
-        """Parse the text of an IP address; names are not allowed.
+        """Parse an IP address; host names are refused. An IPv4-mapped address becomes IPv4.
 
         Raises:
             ValueError: The address or port is invalid.
         """
         ip = ipaddress.ip_address(host)
         if not 0 <= port <= 65535:
-            raise ValueError(f"port {port} of {host} is not between 0 and 65535")
+            raise ValueError(f"port {port} of {host} must be between 0 and 65535")
         mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
         return cls((mapped or ip).packed, port)
 
     @classmethod
     def from_text(cls, text: str) -> DhtAddress:
-        """Parse an address as `text` formats it.
+        """Parse ``host:port``, with an IPv6 address in brackets.
 
         Raises:
             ValueError: The text has another form.
@@ -91,12 +91,12 @@ class DhtAddress(NamedTuple):
 
     @property
     def host(self) -> str:
-        """The IP as text."""
+        """The IP address as text."""
         return str(ipaddress.ip_address(self.ip))
 
     @property
     def text(self) -> str:
-        """``host:port``, with IPv6 in brackets."""
+        """The address as ``host:port``, with an IPv6 address in brackets."""
         return f"{self.host}:{self.port}" if self.family == 4 else f"[{self.host}]:{self.port}"
 
     @property
@@ -109,8 +109,8 @@ class DhtAddress(NamedTuple):
 
     @property
     def usable(self) -> bool:
-        """True if a datagram to this address can reach exactly one node: its port is not 0, and its IP is neither
-        multicast, nor broadcast, nor unspecified."""
+        """True if a datagram can be sent to this address and reach a single node: the port is not 0, and the IP is not
+        multicast, broadcast, unspecified or IPv4-mapped."""
         if self.family == 4:
             return self.port > 0 and 0 < self.ip[0] < 224
         return self.port > 0 and self.ip[0] != 0xFF and not self.ip.startswith(_NOT_IPV6)
@@ -126,21 +126,21 @@ def parse_host_and_port(text: str) -> tuple[str, int]:
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:
-        raise ValueError(f"{text!r}: write an IPv6 address in brackets, as in [::1]:4813")
+        raise ValueError(f"{text!r} is not HOST:PORT: write an IPv6 address in brackets, such as [::1]:4813")
     if not host or not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r}: expected host:port, such as 127.0.0.1:4813")
+        raise ValueError(f"{text!r} is not HOST:PORT: write for example 127.0.0.1:4813")
     return host, int(port)
 
 
 class DhtNode(NamedTuple):
-    """A node: id and address."""
+    """Id and address of a DHT node."""
 
     id: bytes
     address: DhtAddress
 
 
 class KrpcQuery(Struct, frozen=True):
-    """A query: ``q`` and ``a``. ``sender`` is ``a.id``."""
+    """A KRPC query. `arguments` is its dictionary ``a``, and `sender` the node id in it."""
 
     transaction: bytes
     method: bytes
@@ -151,7 +151,7 @@ class KrpcQuery(Struct, frozen=True):
 
 
 class KrpcResponse(Struct, frozen=True):
-    """A response: ``r``. ``sender`` is ``r.id``."""
+    """A KRPC response. `values` is its dictionary ``r``, and `sender` the node id in it."""
 
     transaction: bytes
     sender: bytes
@@ -160,7 +160,7 @@ class KrpcResponse(Struct, frozen=True):
 
 
 class KrpcError(Struct, frozen=True):
-    """An error: ``e``."""
+    """A KRPC error."""
 
     transaction: bytes
     refusal: KrpcRefusal
@@ -168,14 +168,14 @@ class KrpcError(Struct, frozen=True):
 
 
 class MalformedDatagram(Struct, frozen=True):
-    """A datagram that is neither a query, nor a response, nor an error."""
+    """A datagram that is not a valid KRPC message."""
 
     reason: str
     """one of REASONS"""
     transaction: bytes | None = None
-    """transaction of a query to which an error can still be sent (BEP 5: 203)"""
+    """transaction id, if the datagram is a query whose sender can get an error (BEP 5, code 203)"""
     topic: bytes | None = None
-    """topic of such a query, if it can be read"""
+    """topic of such a query, if the topic is valid"""
 
 
 REASONS: Final = (
@@ -191,7 +191,7 @@ Message: TypeAlias = KrpcQuery | KrpcResponse | KrpcError
 
 
 def read_message(data: bytes) -> Message | MalformedDatagram:
-    """Read a datagram. Any bytes give a result; nothing is raised."""
+    """Parse a datagram. No bytes make this function raise."""
     if len(data) > MAX_DATAGRAM:
         return MalformedDatagram("too_big")
     try:
@@ -203,7 +203,7 @@ def read_message(data: bytes) -> Message | MalformedDatagram:
     transaction, topic, kind = message.get(b"t"), message.get(b"c"), message.get(b"y")
     if not isinstance(transaction, bytes) or len(transaction) > MAX_TRANSACTION:
         return MalformedDatagram("bad_transaction")
-    answerable = transaction if kind == b"q" else None
+    answerable = transaction if kind == b"q" else None  # only queries get an error
     if topic is not None and (not isinstance(topic, bytes) or len(topic) != ID_SIZE):
         return MalformedDatagram("bad_topic", answerable)
     if kind == b"q":
@@ -230,7 +230,7 @@ def read_message(data: bytes) -> Message | MalformedDatagram:
 
 
 def _read_malformed(data: bytes) -> MalformedDatagram:
-    """Read a non-canonical query as far as is needed to refuse it with an error, as BEP 44 requires."""
+    """Parse the fields of a non-canonical query that an error needs, because BEP 44 requires a node to send one."""
     try:
         fields = bencode.fields(data)
         transaction = bencode.decode(fields.get(b"t", b""))
@@ -244,7 +244,7 @@ def _read_malformed(data: bytes) -> MalformedDatagram:
 
 
 def write_message(message: Message) -> bytes:
-    """Write a datagram. ``sender`` replaces an ``id`` in the arguments or values."""
+    """Encode a message as a datagram. `sender` becomes ``id`` in the arguments or values."""
     out: dict[bytes, Value] = {b"t": message.transaction}
     if message.topic is not None:
         out[b"c"] = message.topic
@@ -261,7 +261,7 @@ def write_message(message: Message) -> bytes:
 
 
 def read_address(compact: bytes) -> DhtAddress | None:
-    """Read a compact address of either family; None if it is invalid, or no datagram can be sent to it."""
+    """Parse a compact address, IPv4 or IPv6. Return `None` if it is invalid or not `usable`."""
     if len(compact) not in (6, 18):
         return None
     address = DhtAddress(compact[:-2], int.from_bytes(compact[-2:], "big"))
@@ -269,15 +269,15 @@ def read_address(compact: bytes) -> DhtAddress | None:
 
 
 def read_addresses(values: Value | None) -> list[DhtAddress]:
-    """Read ``values`` of a get_peers response: a list of compact addresses. Invalid entries are ignored."""
+    """Parse ``values`` of a get_peers response, a list of compact addresses. Invalid entries are skipped."""
     entries = values if isinstance(values, list) else []
     return [address for entry in entries if isinstance(entry, bytes) and (address := read_address(entry))]
 
 
 def read_nodes(values: dict[bytes, Value]) -> list[DhtNode]:
-    """Read ``nodes`` and ``nodes6`` of a response.
+    """Parse the nodes in ``nodes`` (IPv4) and ``nodes6`` (IPv6) of a response.
 
-    A string of a wrong length is ignored, and so is a node that no datagram can be sent to.
+    A string of a wrong length, and nodes whose address is not `usable`, are skipped.
     """
     nodes = []
     for key, size in ((b"nodes", 26), (b"nodes6", 38)):
@@ -291,7 +291,7 @@ def read_nodes(values: dict[bytes, Value]) -> list[DhtNode]:
 
 
 def write_nodes(nodes: Iterable[DhtNode]) -> dict[bytes, Value]:
-    """Write ``nodes`` and ``nodes6``. A family without nodes has no key."""
+    """Build ``nodes`` (IPv4) and ``nodes6`` (IPv6) of a response. A key without nodes is left out."""
     out: dict[bytes, Value] = {}
     for key, family in ((b"nodes", 4), (b"nodes6", 6)):
         compact = b"".join(node.id + node.address.compact for node in nodes if node.address.family == family)

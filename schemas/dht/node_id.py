@@ -1,7 +1,7 @@
-"""Node ids: distance (BEP 5, Overview), and ids bound to the node's IP (BEP 42).
+"""Node ids of the BitTorrent DHT: their distance (BEP 5, Overview), and the ids that an IP address may have (BEP 42).
 
-The first 21 bits of an id are the first 21 bits of a CRC-32C over the masked IP and a three-bit number, which the id's
-last byte repeats. So an address can have few ids, and no node can choose its position in the id space.
+The first 21 bits of an id must be those of a CRC-32C over the masked IP and a three-bit number, which is also in the
+id's last byte. So an address has only eight possible prefixes, and a node cannot choose its position in the id space.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from kiln.schemas.dht.krpc import ID_SIZE
 
-# BEP 42, Node ID restriction: masks of the bits that the holder of an address cannot vary at will.
+# BEP 42, Node ID restriction: masks of the bits that the holder of an address cannot choose.
 _MASKS: Final = {4: bytes.fromhex("030f3fff"), 16: bytes.fromhex("0103070f1f3f7fff")}
 
 # BEP 42, Overview: addresses of no global scope may have any id.
@@ -27,9 +27,12 @@ _EXEMPT: Final = [
 
 
 def compute_bound_id(ip: bytes, entropy: bytes) -> bytes:
-    """Compute the id that BEP 42 allows a packed IP (4 or 16 bytes), with free bits from ``entropy`` (20 bytes).
+    """Compute a node id that BEP 42 allows for an IP address.
 
-    The lowest three bits of the last byte of the entropy select one of eight prefixes.
+    Args:
+        ip: Packed IP, 4 or 16 bytes.
+        entropy: 20 bytes for the free bits of the id. The lowest three bits of the last byte select one of the eight
+            allowed prefixes.
     """
     mask = _MASKS[len(ip)]
     masked = bytearray(a & b for a, b in zip(ip, mask, strict=False))
@@ -38,22 +41,17 @@ def compute_bound_id(ip: bytes, entropy: bytes) -> bytes:
     return prefix[:2] + bytes([prefix[2] & 0xF8 | entropy[2] & 7]) + entropy[3:]
 
 
-def is_bound(node: bytes, ip: bytes) -> bool:
-    """Return true if BEP 42 allows the packed IP this node id."""
-    return is_exempt(ip) or compute_bound_id(ip, node) == node
-
-
 def is_exempt(ip: bytes) -> bool:
-    """Return true if the packed IP may have any id: a loopback, private or link-local one."""
+    """Return true if a packed IP address may have any node id, because it is loopback, private or link-local."""
     address = ipaddress.ip_address(ip)
     return any(address in net for net in _EXEMPT if net.version == address.version)
 
 
 def compute_distance(one: bytes, other: bytes) -> int:
-    """Compute the XOR distance of two ids."""
+    """Compute the XOR distance of two node ids."""
     return int.from_bytes(one, "big") ^ int.from_bytes(other, "big")
 
 
 def count_shared_bits(one: bytes, other: bytes) -> int:
-    """Count the leading bits that two ids share: 0 to 160."""
+    """Count the leading bits that two node ids have in common, 0 to 160."""
     return ID_SIZE * 8 - compute_distance(one, other).bit_length()

@@ -1,8 +1,8 @@
-"""Guard against a micro-batch of the query `updates` that is in `kiln.updates` or `kiln.wanted` twice (decision 7). No
-clock, no I/O.
+"""Recognition of records that a writer wrote twice to `kiln.updates` or `kiln.wanted` because of a crash (decision 7).
 
-An epoch is one micro-batch of the query, or the records that the bridge's fetcher released between two commits: after a
-crash Kafka may have them twice.
+Each record names its writer and its epoch. An epoch is one micro-batch of the query `updates`, or the records that the
+bridge's fetcher writes between two commits of its offsets. After a crash, a writer repeats its newest epoch at most, so
+a record is compared with that epoch alone.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 
 
 class SavedEpoch(NamedTuple):
-    """The newest epoch of a writer, in the state."""
+    """The newest epoch of a writer, as the state of a reader stores it."""
 
     writer: str
     number: int
     digests: list[bytes]
-    """digests of the messages of this epoch so far (`compute_message_digest`), sorted"""
+    """digests of the messages read in this epoch so far (`compute_message_digest`), sorted"""
 
 
 class EpochGuard:
-    """Messages of the newest epoch of each of the last few writers. A new query id is a new writer."""
+    """Recognizes repeated messages: keeps digests of those read in the newest epoch of each writer."""
 
     def __init__(self, epochs: Iterable[SavedEpoch] = ()) -> None:
-        """Load the epochs, in the order of their last write."""
+        """Load saved epochs, ordered by the last write of their writers."""
         self._epochs = {epoch.writer: (epoch.number, set(epoch.digests)) for epoch in epochs}
 
     def is_duplicate(self, writer: str, number: int, message: str) -> bool:
-        """Add a message, and return true if its writer's newest epoch already had it.
+        """Add a message, and return true if the newest epoch of its writer already has it.
 
         Args:
-            writer: Query id, or name of the bridge's fetcher.
-            number: Number of the epoch.
-            message: Network, origin and message id.
+            writer: Id of the streaming query, or name of the bridge's fetcher. A new query id is a new writer.
+            number: Number of the epoch, which rises with each epoch of the writer.
+            message: Network, origin and message id, in a line each.
         """
         digests, digest = self.load_epoch(writer, number), compute_message_digest(message)
         if digests is None or digest in digests:
@@ -45,10 +45,11 @@ class EpochGuard:
         return False
 
     def load_epoch(self, writer: str, number: int) -> set[bytes] | None:
-        """Return the digests of an epoch's messages so far, and mark its writer as the last to write.
+        """Return the digests of the messages read in an epoch so far, and mark its writer as the last to write.
 
         Returns:
-            A set, to which the caller adds the digests of new messages; `None` if the writer has begun a newer epoch.
+            A set to which the caller adds digests of new messages. `None` if the epoch is older than the writer's
+            newest: its messages cannot be checked, and count as new.
         """
         newest, digests = self._epochs.pop(writer, (number, set[bytes]()))
         if newest < number:
@@ -59,12 +60,12 @@ class EpochGuard:
         return digests if newest == number else None
 
     def save(self) -> list[SavedEpoch]:
-        """Return the epochs, in the order of their last write."""
+        """Return the epochs for the state, ordered by the last write of their writers."""
         return [SavedEpoch(writer, number, sorted(digests)) for writer, (number, digests) in self._epochs.items()]
 
 
 def compute_message_digest(message: str) -> bytes:
-    """Compute the digest of a message.
+    """Compute the digest by which an epoch recognizes a message.
 
     Args:
         message: Network, origin and message id, in a line each.

@@ -1,9 +1,9 @@
-"""Reader of Frames and the gossipsub RPCs in them (docs/design, Contracts).
+"""Reader of Frames and of the gossipsub RPCs in them (docs/design/contracts.md, Frame).
 
-Nothing here raises on any bytes: a failure is a returned Rejected with one of REASONS.
+No bytes make a function here raise: invalid bytes give a `Rejected` with one of `REASONS`.
 
-The items of an RPC are counted before the protobuf library makes an object of each: an item takes two bytes on the wire
-and a hundred in memory, and an RPC of 4 MiB can be 2 million empty messages, which take upb a quarter of a second.
+The items of an RPC are counted before protobuf creates an object for each. An empty message takes two bytes on the wire
+and a hundred in memory, so an RPC of 4 MiB could contain 2 million of them.
 """
 
 from __future__ import annotations
@@ -22,25 +22,23 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.times import MAX_NANOS, MIN_NANOS
 
 MAX_ITEMS: Final = 50_000
-"""Maximum number of items of one RPC: its fields, and the repeated fields within them. 1 MiB of subscriptions to the
-topics of CIP-120 has a fifth as many items, and so have 5,000 message ids in each of IHAVE, IWANT and IDONTWANT."""
+"""Maximum number of items in one RPC: its fields, and the fields of nested messages that can repeat. Honest peers stay
+far below: 1 MiB of subscriptions to the topics of CIP-120 has a fifth as many items."""
 
 _SMALLEST_FIELD: Final = 2  # bytes
 
 
 class _MessageType(NamedTuple):
-    """A message type, with those of its fields, by number, that are themselves messages with repeated fields.
-
-    The parser makes no objects for other contents, so a publish entry is one item whatever it contains.
-    """
+    """A protobuf message type, for counting items."""
 
     nested: dict[int, _MessageType]
+    """by field number, the types of its fields that contain repeated fields; any other field counts as one item"""
 
 
 def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
-    """Return whether an RPC has more than `limit` items. Bytes that are not a protobuf end the count.
+    """Return true if an RPC has more than `limit` items (`MAX_ITEMS`). It takes at most `limit` steps.
 
-    This takes no time if the payload is too short for `limit` items, and otherwise at most `limit` steps.
+    The count ends at bytes that are not valid protobuf.
     """
     if len(payload) <= limit * _SMALLEST_FIELD:
         return False
@@ -48,10 +46,9 @@ def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
 
 
 def has_too_many_entries(payload: bytes, limit: int = MAX_ITEMS) -> bool:
-    """Return whether an RPC has more than `limit` items that are messages, for each of which the parser makes an
-    object.
+    """Return true if an RPC has more than `limit` nested messages, for each of which the parser creates an object.
 
-    The ids in an IHAVE, IWANT or IDONTWANT do not count: they stay bytes until they are read.
+    Unlike in `has_too_many_items`, the message ids in IHAVE, IWANT and IDONTWANT do not count.
     """
     return len(payload) > limit * _SMALLEST_FIELD and _has_more(payload, _ENTRIES, limit)
 
@@ -64,7 +61,7 @@ def _has_more(payload: bytes, kind: _MessageType, limit: int) -> bool:
 
 
 def _count_down(payload: bytes, at: int, end: int, kind: _MessageType, left: int) -> int:
-    """Subtract the fields of a message between two positions from `left`, and stop below 0."""
+    """Return `left` minus the number of items between two positions of the payload, or -1 as soon as it is negative."""
     while at < end and left >= 0:
         left -= 1
         tag, at = _read_varint(payload, at)
@@ -133,7 +130,7 @@ TOPIC_NOT_UTF8: Final = "topic_not_utf8"
 TOPIC_TOO_LONG: Final = "topic_too_long"
 METADATA_ONLY: Final = "metadata_only"
 HISTORY: Final = "history"
-"""Stage in quarantine of faults in capture files."""
+"""Quarantine stage of faults in captures and logs."""
 REASONS: Final = (
     FRAME_MALFORMED,
     FRAME_INVALID,
@@ -148,14 +145,14 @@ REASONS: Final = (
 )
 
 CONNECTION_BYTES: Final = 16
-# Longest RPC that a frame stores whole; the bridge's settings may allow less. Of a longer one, the frame has the first
-# CUT_PAYLOAD bytes and the declared_length.
+# Largest RPC, in bytes, that a frame stores whole; the bridge's settings may allow less. Of a larger RPC, the frame
+# stores the first CUT_PAYLOAD bytes, and the length in declared_length.
 MAX_RPC: Final = 4 * 1024 * 1024
 CUT_PAYLOAD: Final = 64 * 1024
-# Messages of one RPC that are read. An empty message takes two bytes in the RPC, and hundreds in each later step.
+# Maximum number of messages that are read from an RPC. An empty message takes 2 bytes in the RPC, and hundreds later.
 MAX_MESSAGES: Final = 5000
 MAX_NETWORK: Final = 256
-# A peer id is in a row of each message of a frame. libp2p's have 34 to 42 bytes (peer-ids.md), a DHT node id has 20.
+# The row of each message repeats the peer id. libp2p's have 34 to 42 bytes (peer-ids.md), DHT node ids have 20.
 MAX_PEER: Final = 64
 MAX_PROTOCOL: Final = 256
 MAX_HELLO: Final = 16 * 1024  # 256 bundle hashes take 1.5 KiB; a hello may have fields that Kiln does not know
@@ -166,18 +163,18 @@ BEP50: Final = "bep50"
 DIRECTIONS: Final = ("IN", "OUT")
 ORIGINS: Final = ("LIVE", "REPLAY")
 
-# If all fields except peer ids and payload have at most this many bytes together, none exceeds its limit.
+# If all fields except peer ids and payload have at most this many bytes in total, no field exceeds its limit.
 _SHORT: Final = min(MAX_NETWORK, MAX_PROTOCOL, MAX_HELLO, MAX_ADDRESS, MAX_NOTE, MAX_MESSAGES)
 _MAX_BIGINT: Final = 2**63 - 1  # sequence and declared_length are BIGINTs in Delta
 _OVERSIZED: Final = Rejected(RPC_OVERSIZED, "the RPC was longer than the limit, and was truncated when it was captured")
 
 
 def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
-    """Read the Frame in a record value of `kiln.frames`.
+    """Read the Frame in the value of a record of `kiln.frames`.
 
     Returns:
-        The Frame, or a rejection: frame_malformed if the value is not a Frame protobuf, or frame_invalid as
-        `find_frame_fault` returns it.
+        The Frame, or a rejection: frame_malformed if the value is not a Frame protobuf, frame_invalid if a field of it
+        exceeds its limit.
     """
     if value is None:
         return Rejected(FRAME_MALFORMED, "the record has no value")
@@ -190,9 +187,9 @@ def read_frame(value: bytes | None) -> frame_pb2.Frame | Rejected:
 
 
 def find_frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
-    """Check every field of a Frame against its limit, and return frame_invalid if one exceeds it.
+    """Return the rejection frame_invalid if a field of a Frame exceeds its limit.
 
-    Fields that repeat in the rows of 5,000 messages must be small, and numbers must fit the columns of the tables
+    Fields that the rows of up to 5,000 messages repeat must be small, and numbers must fit the columns of the tables
     (docs/design/contracts.md, Frame).
     """
     fault = _find_invalid_field(frame, frame.ByteSize())
@@ -200,10 +197,11 @@ def find_frame_fault(frame: frame_pb2.Frame) -> Rejected | None:
 
 
 def _find_invalid_field(frame: frame_pb2.Frame, size: int) -> str | None:
-    """Describe the first field that exceeds its limit.
+    """Describe the first field that exceeds its limit, or return `None`.
 
-    `size` is the size of the frame as protobuf. Each access to a field copies its bytes, so fields that are
-    within their limits in any frame of this size are not read.
+    Args:
+        size: Size of the Frame as protobuf, in bytes. If it shows that a field is within its limit, the field is not
+            read, because reading it would copy its bytes.
     """
     if len(frame.connection) != CONNECTION_BYTES:
         return f"connection has {len(frame.connection)} bytes, not {CONNECTION_BYTES}"
@@ -241,17 +239,17 @@ def _find_invalid_long_field(frame: frame_pb2.Frame) -> str | None:
     for name, note in (("agent", frame.agent), ("end_reason", frame.end_reason)):
         if len(note) > MAX_NOTE:
             return f"{name} has {len(note)} characters; at most {MAX_NOTE} are read"
-    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # an unknown verdict counts as none: readers check the message
+    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # readers check messages with an unknown verdict
         return f"verdicts has {size} bytes; a frame has at most {MAX_MESSAGES}"
     return None
 
 
 def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
-    """Read the gossipsub RPC in a frame's payload.
+    """Parse the gossipsub RPC in a frame's payload.
 
     Returns:
-        The RPC, or a rejection: rpc_malformed if the bytes are not an RPC, rpc_too_costly if it has more items than any
-        honest peer sends.
+        The RPC, or a rejection: rpc_malformed if the bytes are not an RPC, rpc_too_costly if it has more than
+        `MAX_ITEMS` items.
     """
     if has_too_many_items(payload):
         return Rejected(RPC_TOO_COSTLY, f"{len(payload)} bytes hold more than {MAX_ITEMS} items")
@@ -262,15 +260,14 @@ def read_rpc(payload: bytes) -> rpc_pb2.RPC | Rejected:
 
 
 def list_messages(frame: frame_pb2.Frame, rpc: rpc_pb2.RPC | None = None) -> Sequence[rpc_pb2.Message] | Rejected:
-    """List the messages published in one frame; the index of a message is its position.
+    """List the gossipsub messages in a frame. A message's position in the list is its `message_index` in the tables.
 
     Args:
-        frame: The frame.
-        rpc: The RPC in the frame's payload, if the caller has parsed it.
+        rpc: The RPC in the frame's payload, if the caller has parsed it already.
 
     Returns:
-        The messages, none for a closing frame and for bep50 datagrams; or a rejection: rpc_oversized if the RPC was
-        truncated, else as `read_rpc`.
+        The messages, or a rejection: rpc_oversized if the frame has only the beginning of the RPC, otherwise a
+        rejection of `read_rpc`. A closing frame and a BEP 50 datagram have no messages.
     """
     if frame.declared_length:
         return _OVERSIZED
@@ -284,10 +281,11 @@ def list_messages(frame: frame_pb2.Frame, rpc: rpc_pb2.RPC | None = None) -> Seq
 
 
 def read_topic_name(message: rpc_pb2.Message) -> str | Rejected | None:
-    """Read the topic name of a message. A name, even an empty one, takes precedence over an index.
+    """Read the topic name of a message.
 
     Returns:
-        None if the message has no name, or a rejection: topic_not_utf8 or topic_too_long.
+        The name, which may be empty; a rejection, topic_not_utf8 or topic_too_long; or `None` if the message has no
+        name. Only then does its topic index count.
     """
     if not message.HasField("topic"):
         return None

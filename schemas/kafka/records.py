@@ -1,14 +1,12 @@
-"""Values and keys of the JSON topics in Kafka (docs/design/contracts.md, Kafka topics).
+"""Values and keys of the Kafka topics with JSON values (docs/design/contracts.md, Kafka topics).
 
-The contract is schemas/kafka/<topic>.schema.json; these are the same records as msgspec Structs. Times are integer µs
-since the epoch, bytes are base64, and optional keys have a default. Every value that `encode` writes contains every
-key.
+The records are msgspec Structs for the contracts in schemas/kafka/<topic>.schema.json. Times are integer µs since the
+epoch, bytes are base64, and optional keys have a default. `encode` always writes all keys.
 
-The decode_* functions are strict: they refuse an unknown field at any depth and fields that contradict each other, so
-that a misspelt optional field never counts as an absent one. They raise msgspec.ValidationError (valid JSON, but not
-such a record; the message names the path) and msgspec.DecodeError (not JSON). The first is a subclass of the second.
-The readers of a topic send a value that they cannot decode to quarantine. Creating a record with contradictory fields
-raises ValueError.
+The decode_* functions refuse unknown fields, so that a misspelt optional field is not taken for an absent one, and
+fields that contradict each other. They raise msgspec.DecodeError for a value that is not JSON, and its subclass
+msgspec.ValidationError for JSON that is not such a record. Readers of a topic send values that they cannot decode to
+quarantine. Creating a record with contradictory fields raises ValueError.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ Origin = Literal["LIVE", "REPLAY"]
 SeparatorSource = Literal["genesis", "topic", "model"]
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Micros = Annotated[int, Meta(ge=MIN_MICROS, le=MAX_MICROS)]
-"""time in the range of `kiln.schemas.times`"""
+"""time in µs since the epoch, in the years 2000 to 2099"""
 
-# Some of these repeat in the row of each tip of a block, so each has a limit.
+# Each text has a limit, because some are repeated in the row of each tip of a block.
 Code = Annotated[str, Meta(min_length=1, max_length=256)]
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_TOPIC)]
 Part = Annotated[str, Meta(min_length=1, max_length=1024)]
-"""A key or a value of a separator (kiln.schemas.wire.topics)."""
+"""Key or value of a separator (kiln.schemas.wire.topics)."""
 CidText = Annotated[str, Meta(min_length=1, max_length=cid.MAX_TEXT)]
 StreamText = Annotated[str, Meta(min_length=1, max_length=streamid.MAX_TEXT)]
 MessageId = Annotated[str, Meta(min_length=1, max_length=8192)]
@@ -42,12 +40,12 @@ Author = Annotated[str, Meta(max_length=8192)]
 TopicText = Annotated[str, Meta(max_length=MAX_TOPIC)]
 Words = Annotated[str, Meta(max_length=64 * 1024)]
 
-# A tick on kiln.updates, which advances log time: no key, an empty value (decision 1).
+# Value of a tick: a record of kiln.updates that only advances log time, and has no key (decision 1).
 TICK: Final = b""
 
 
 class Coordinates(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Origin of a message: the record of `kiln.frames` and the message's position in the frame's RPC."""
+    """Position of a message: its record in `kiln.frames`, and its index among the messages of the RPC, from 0."""
 
     partition: Natural
     offset: Natural
@@ -55,9 +53,9 @@ class Coordinates(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class Epoch(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """The micro-batch of the query `updates`, or the release of the bridge's fetcher, that wrote the record.
+    """Writer of a record, and number of the writer's epoch (kiln.schemas.kafka.epoch_guard).
 
-    A record that is written again after a crash has the same epoch (decision 7).
+    A record that is written again after a crash has the same epoch, so that readers recognize it (decision 7).
     """
 
     query: Code
@@ -65,21 +63,21 @@ class Epoch(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class SeparatorRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """A separator: header key and base36 multibase text of its value, as in the topic name (CIP-120)."""
+    """A separator (CIP-120): its key, and its value as base36 multibase text, as in the topic name."""
 
     key: Part
     value: Part
 
 
 class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """`kiln.updates`: a stream has a new tip."""
+    """Record of `kiln.updates`: a new tip of a stream."""
 
     network: Name
     origin: Origin
     separator: SeparatorRecord | None
     separator_source: SeparatorSource | None
-    """source of the separator; `None` if it is not known yet. "genesis" without a separator means that the stream has
-    no separator (decision 4)"""
+    """source of the separator; `None` if the separator is not known yet. If the source is "genesis" and `separator` is
+    `None`, the stream has no separator (decision 4)"""
     stream: StreamText
     tip: CidText
     from_: Author | None = msgspec.field(name="from")
@@ -91,7 +89,7 @@ class UpdateRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """`kiln.batches`: a CIP-123 block of one separator's window."""
+    """Record of `kiln.batches`: a CIP-123 batch block, with the tips of a window of one separator."""
 
     network: Name
     origin: Origin
@@ -103,7 +101,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.publications`: the result of publishing a batch on a topic, a number of peers that got it or an error."""
+    """Record of `kiln.publications`: result of publishing a batch, the number of peers that received it or an error."""
 
     batch_cid: CidText
     transport: Code
@@ -119,17 +117,14 @@ class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WaitedTip(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """Tip of an update that waited for the genesis, and is now in `kiln.updates`."""
+    """Tip of an update that waited for the genesis of its stream, and is now in `kiln.updates`."""
 
     origin: Origin
     tip: CidText
 
 
 class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.streams`: the separator in a verified genesis, or the reason (`without`) why it has none.
-
-    `waited`: tips that have waited for the genesis. A later announcement of such a tip is no new update (decision 20).
-    """
+    """Record of `kiln.streams`: the separator in a stream's verified genesis, or the reason why it has none."""
 
     network: Name
     stream: StreamText
@@ -137,7 +132,9 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
     observed_at: Micros
     source: Code = "genesis"
     without: Code | None = None
+    """reason why the genesis has no separator"""
     waited: tuple[WaitedTip, ...] = ()
+    """tips of updates that waited for the genesis; announcing such a tip again is no new update (decision 20)"""
 
     def __post_init__(self) -> None:
         if (self.separator is None) == (self.without is None):
@@ -145,7 +142,7 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.quarantine`: bytes that could not be used, and the reason; the key is their origin."""
+    """Record of `kiln.quarantine`: rejected bytes, and the reason. The key has the origin of the bytes."""
 
     stage: Code
     reason: Code
@@ -155,16 +152,16 @@ class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MAX_QUARANTINED: Final = 5 * 1024 * 1024
-"""Maximum bytes in one record of quarantine: in base64 they become four thirds as many, and a topic accepts records of
-8 MiB."""
+"""Maximum number of bytes in one record of `kiln.quarantine`. Base64 makes them a third longer, and Kafka accepts
+records of up to 8 MiB."""
 MAX_DETAIL: Final = 1024
-"""Maximum characters of `detail`: JSON may need six bytes for each."""
+"""Maximum number of characters in `detail` of a quarantine record. JSON may need six bytes for each."""
 
 
 def build_quarantine_records(
     stage: str, reason: str, detail: str, data: bytes, observed_at: int
 ) -> Iterator[QuarantineRecord]:
-    """Build the records that hold `data`. If there are several, the `detail` of each names its part of `data`."""
+    """Build the quarantine records for rejected bytes. Long bytes are split, and each `detail` then names its part."""
     size, observed_at = len(data), clamp_micros(observed_at)
     for start in range(0, size or 1, MAX_QUARANTINED):
         part = data[start : start + MAX_QUARANTINED]
@@ -173,13 +170,19 @@ def build_quarantine_records(
 
 
 class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.wanted`: a CID to fetch and the reason: `batch` (announced in a BATCH_UPDATE), `genesis` (of a stream), or
-    `claim` (a genesis to check a claim).
+    """Record of `kiln.wanted`: a block for the bridge to fetch.
 
-    A `batch` comes with the separator that the batch was announced under. A `genesis` comes with the update that has no
-    separator: the update waits in this record, and goes to `kiln.updates` with the result. A `claim` comes with the
-    update that was sent on under the separator that it claims (decision 20). `topic`, `model`: the separators that the
-    update's topic and its field `model` claim. `peer`: the peer that sent the message, which need not be its author.
+    Attributes:
+        cid: CID of the block.
+        reason: `batch`: the block of a batch that another node announced. `genesis`: the genesis of a stream whose
+            separator is not known; `update` waits for it in this record. `claim`: the genesis of a stream, to verify
+            the separator that `update` claims; the update is in `kiln.updates` already (decision 20).
+        separator: Separator of the announced batch; only for `batch`.
+        message_id: Id of the message that announced the batch or the update.
+        update: The update; only for `genesis` and `claim`.
+        topic: Separator that the topic of the update's message claims.
+        model: Separator that the field `model` of the update's message claims.
+        peer: Peer that sent the message, which need not be the author.
     """
 
     network: Name
@@ -204,10 +207,8 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BlockRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """`kiln.blocks`: the block of another node's batch, verified against its CID, or the reason why it is missing.
-
-    `separator`: the separator that the batch was announced under.
-    """
+    """Record of `kiln.blocks`: the block of another node's batch, verified against its CID, or the reason why it could
+    not be fetched. `separator` is the one under which the batch was announced."""
 
     network: Name
     batch_cid: CidText
@@ -227,11 +228,11 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 def encode(record: Record) -> bytes:
-    """Encode a record as a Kafka value: UTF-8 JSON."""
+    """Encode a record as a Kafka value, UTF-8 JSON."""
     return _ENCODER.encode(record)
 
 
-# Errors of the decoders. Text that is not UTF-8 raises Python's own error.
+# Errors that the decode_* functions raise; text that is not UTF-8 raises UnicodeDecodeError.
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
 
 decode_update: Final = msgspec.json.Decoder(UpdateRecord).decode
@@ -244,12 +245,12 @@ decode_block: Final = msgspec.json.Decoder(BlockRecord).decode
 
 
 def build_update_key(network: str, separator: SeparatorRecord | None, stream: str) -> bytes:
-    """Build the key on kiln.updates: "network/key/value", or the stream if `separator` is `None`."""
+    """Build the key of a record of `kiln.updates`: "NETWORK/KEY/VALUE", or the stream if `separator` is `None`."""
     return stream.encode() if separator is None else build_batch_key(network, separator)
 
 
 def build_batch_key(network: str, separator: SeparatorRecord) -> bytes:
-    """Build the key on kiln.batches: "network/key/value", the key of the updates in the batch."""
+    """Build the key of a record of `kiln.batches`: "NETWORK/KEY/VALUE" of the separator, as for the batch's updates."""
     return f"{network}/{separator.key}/{separator.value}".encode()
 
 
@@ -257,7 +258,7 @@ _COORDINATES = re.compile("([0-9]{1,10})/([0-9]{1,19})(?:/([0-9]{1,10}))?")
 
 
 class QuarantineKey(NamedTuple):
-    """Subject of a quarantined record: a message or a frame of kiln.frames, or a CID."""
+    """Origin of quarantined bytes: a message or frame of `kiln.frames`, or a block. Unset fields are `None`."""
 
     partition: int | None
     offset: int | None
@@ -266,23 +267,23 @@ class QuarantineKey(NamedTuple):
 
 
 def build_quarantine_key(partition: int, offset: int, message_index: int | None = None) -> bytes:
-    """Build the key on kiln.quarantine: "partition/offset/index" of a message, "partition/offset" of a whole frame.
+    """Build the key of a `kiln.quarantine` record for a message or a frame: "PARTITION/OFFSET/INDEX", without index if
+    the record is about a whole frame.
 
-    The key of a CID's fault is the text of the CID.
+    For bytes of a block, the key is the text of its CID.
     """
     return (f"{partition}/{offset}" if message_index is None else f"{partition}/{offset}/{message_index}").encode()
 
 
 def build_quarantine_record_key(topic: str, partition: int, offset: int) -> bytes:
-    """Build the key on kiln.quarantine of a record of another topic: "topic/partition/offset", without prefix."""
+    """Build the key of a `kiln.quarantine` record for a record of another topic: "TOPIC/PARTITION/OFFSET"."""
     return f"{topic}/{partition}/{offset}".encode()
 
 
 def parse_quarantine_key(key: bytes) -> QuarantineKey:
-    """Parse a key on kiln.quarantine.
+    """Parse the key of a record of `kiln.quarantine`.
 
-    A key is either coordinates in `kiln.frames`, or a CID. The key of another topic's record, or one longer than any
-    CID, gives an empty subject.
+    All fields of the result are `None` if the key is for a record of another topic, or longer than any CID.
 
     Raises:
         ValueError: The key is not UTF-8.

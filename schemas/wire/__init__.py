@@ -1,1 +1,1 @@
-"""Bytes of the gossip network: pubsub messages, ids, topics, topic tables, batch blocks."""
+"""Formats of the gossip network: pubsub messages, ids, topics, topic tables and batch blocks."""

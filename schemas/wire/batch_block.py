@@ -1,12 +1,12 @@
-"""The block of a CIP-123 batch ("Batch format"; docs/design, decision 2).
+"""Reader and writer of the block of a batch (CIP-123, Batch format; decision 2).
 
-DAG-CBOR::
+The block is DAG-CBOR::
 
     {"tips": {<StreamID as base36 text>: [<link>, …], …}}        link = tag 42 over 00 ‖ CID bytes
 
-CIP-123 writes the StreamID as bytes, which DAG-CBOR forbids as a map key and every IPLD library refuses; RESPONSE
-messages of the same protocol use text keys. A block is written canonically: keys by length, then bytewise; tips without
-repeats, in order of their CID bytes. So equal contents are equal bytes with one CID, for every writer.
+CIP-123 specifies StreamIDs as bytes, but DAG-CBOR and all IPLD libraries only allow text as map keys. Kiln writes
+blocks canonically: keys are sorted by length, then bytewise; the tips of a stream are distinct, and sorted by their CID
+bytes. So equal tips give equal bytes with the same CID.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import cbor2
 from cbor2 import CBORTag
 from libipld import encode_dag_cbor
 
-from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, is_cid, parse_cid
+from kiln.schemas.wire.cid import CBOR, DAG_CBOR, RAW, SHA2_256, CidError, cid_text, compute_cid, parse_cid
 from kiln.schemas.wire.streamid import StreamID, StreamIdError, stream_text
 
 MAX_BLOCK = 256_000
-"""Largest block written, in bytes: js-ceramic's IPFS_MAX_COMMIT_SIZE, which it applies to every block it loads."""
+"""Maximum size in bytes of a block that Kiln writes: js-ceramic's IPFS_MAX_COMMIT_SIZE, its limit for loaded blocks."""
 
-_MAX_INVALID = 1_000  # invalid entries of one block that are listed
-_ITEMS_OF_ANY_BLOCK = 16_000  # CBOR items that a block of any size may have, and one more for each _BYTES_PER_ITEM
+_MAX_INVALID = 1_000  # maximum number of invalid entries that are returned for a block
+_ITEMS_OF_ANY_BLOCK = 16_000  # a block may have this many CBOR items, and one more for each _BYTES_PER_ITEM
 _BYTES_PER_ITEM = 8  # a stream with one tip has four items in over 100 bytes, and each further tip two in 41
 _KEY_END = b"\n"  # occurs in no StreamID text
 _MAX_LIBIPLD_CID = 64  # bytes; libipld does not write a CID with a longer digest as a link
@@ -47,73 +47,51 @@ _MAJOR = {
 
 
 class BlockError(ValueError):
-    """The bytes are no batch block, or the tips do not fit into one."""
+    """The bytes are not a batch block, or the tips cannot be written as one."""
 
 
 class BatchBlock(NamedTuple):
-    """A written block: its CID (v1, dag-cbor, sha2-256, base32 text) and its bytes."""
+    """A block of a batch, with its CID as base32 text (v1, dag-cbor, sha2-256)."""
 
     cid: str
     data: bytes
 
 
 class InvalidEntry(NamedTuple):
-    """An invalid entry of another writer's block: its bytes, and the reason."""
+    """Bytes of an invalid entry in a block that another program wrote, and the reason."""
 
     data: bytes
     why: str
 
 
 class ForeignBlock(NamedTuple):
-    """Another writer's block."""
+    """Content of a block that another program wrote."""
 
     tips: dict[str, list[str]]
-    """CID texts of the tips, by canonical StreamID text"""
+    """CIDs of the tips as text, by the canonical text of the StreamID"""
     invalid: list[InvalidEntry]
 
 
 def is_block_cid(cid: bytes) -> bool:
-    """Return true if a CID can name a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
+    """Return true if a CID can belong to a batch block: v1, sha2-256 of 32 bytes, codec dag-cbor, cbor or raw.
 
-    CIP-123 specifies none of these. Only sha2-256 is checked (`kiln.schemas.wire.cid.check_block`), and only CBOR is
-    read. A writer that follows CIP-123 literally has byte keys, which DAG-CBOR forbids, and may write the codec cbor or
-    raw.
+    CIP-123 does not specify the CID. Kiln can verify only sha2-256, and read only CBOR. A program that follows CIP-123
+    literally writes map keys as bytes, which DAG-CBOR forbids, so it may use the codec cbor or raw.
 
     Raises:
-        CidError: ``cid`` is not one CID.
+        CidError: The bytes are not a CID.
     """
     parts = parse_cid(cid)
     return parts.codec in (DAG_CBOR, CBOR, RAW) and parts.hash == SHA2_256 and len(parts.digest) == 32
 
 
-def write_blocks(tips: Mapping[str, Iterable[bytes]], limit: int = MAX_BLOCK) -> list[BatchBlock]:
-    """Write the tips of a batch (StreamID text -> CID bytes of its tips) as blocks of at most ``limit`` bytes each.
-
-    A new block begins when the next stream would exceed the limit. If a stream does not fit into one block, its sorted
-    tips are split into parts, each as large as fits. The block with the last part may hold further streams. The order
-    of ``tips`` does not matter. A stream without tips is left out, and no tips at all give no block.
-
-    Raises:
-        BlockError: A key is not a canonical StreamID, a tip is not a CID, or a tip does not fit into the limit.
-    """
-    leaves: set[bytes] = set()
-    for stream, links in tips.items():
-        _require_canonical(stream)
-        key = encode_stream_key(stream)
-        for tip in links:
-            if not is_cid(tip):
-                raise BlockError(f"tip {tip[:40].hex()} of stream {stream} is not a CID")
-            leaves.add(key + tip)
-    return write_leaves(leaves, limit)
-
-
 def encode_stream_key(stream: str) -> bytes:
-    """Encode a StreamID as the start of its leaves."""
+    """Encode a StreamID as the start of the leaves (`write_leaves`) of its stream."""
     return stream.encode() + _KEY_END
 
 
 def list_tips(leaves: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """Group leaves by stream: StreamID text -> CID bytes."""
+    """Group leaves (`write_leaves`) by stream: CIDs of the tips by StreamID text."""
     tips: dict[str, list[bytes]] = {}
     for leaf in leaves:
         key, _, tip = leaf.partition(_KEY_END)
@@ -126,13 +104,18 @@ def list_tips(leaves: Iterable[bytes]) -> dict[str, list[bytes]]:
 
 
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
-    """Write tips as ``write_blocks`` does, from leaves.
+    """Write the tips of a batch as one or more blocks.
 
-    A leaf is one tip of one stream: ``encode_stream_key(stream)``, then the bytes of the CID. The leaves are distinct,
-    with canonical StreamIDs and valid CIDs; this is not checked.
+    A new block begins when the next stream would exceed the limit. The tips of a stream that does not fit into a block
+    are split into parts, each as large as fits. No tips give no block.
+
+    Args:
+        leaves: Distinct tips in any order, each as ``encode_stream_key(stream)``, then the bytes of its CID. StreamIDs
+            must be canonical and CIDs valid, which is not checked.
+        limit: Maximum size of a block in bytes.
 
     Raises:
-        BlockError: The limit is too small even for one tip.
+        BlockError: A block with a single tip exceeds the limit.
     """
     if not leaves:
         return []
@@ -140,7 +123,7 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Batc
     for links in tips.values():
         if len(links) > 1:
             links.sort()
-    is_larger = sum(map(len, tips)) > limit  # its keys alone
+    is_larger = sum(map(len, tips)) > limit  # the StreamIDs alone exceed the limit
     blocks = [] if is_larger else [_encode(tips)]
     if is_larger or len(blocks[0]) > limit:
         blocks = [_encode(part) for part in _split(tips, limit)]
@@ -148,7 +131,7 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Batc
 
 
 def _encode(tips: Mapping[str, list[bytes]]) -> bytes:
-    """Encode a block. libipld writes keys in canonical order, and bytes that are a CID as a link."""
+    """Encode a block. libipld sorts the keys canonically, and writes bytes that are a CID as a link."""
     if max(map(len, chain.from_iterable(tips.values())), default=0) <= _MAX_LIBIPLD_CID:
         data: bytes = encode_dag_cbor({"tips": tips})
         return data
@@ -157,7 +140,7 @@ def _encode(tips: Mapping[str, list[bytes]]) -> bytes:
 
 
 def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, list[bytes]]]:
-    """Split the tips of a batch among blocks, as ``write_blocks`` does."""
+    """Divide the tips of a batch into the blocks that ``write_leaves`` describes."""
     room = limit - _FRAME_SIZE
     block: dict[str, list[bytes]] = {}
     size = 0  # bytes of the streams in the block
@@ -172,10 +155,10 @@ def _split(tips: Mapping[str, list[bytes]], limit: int) -> Iterator[dict[str, li
 
 
 def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[tuple[list[bytes], int]]:
-    """Split the tips of a stream, if they do not fit into ``room`` bytes, into parts, each as large as fits.
+    """Split the tips of a stream into parts, each as large as fits into ``room`` bytes of a block.
 
     Returns:
-        Each part, and the size in bytes of the stream with this part in a block.
+        Each part, and the size in bytes of the StreamID with this part in a block.
     """
     size = _compute_stream_size(stream, tips)
     if size <= room:
@@ -197,52 +180,41 @@ def _split_stream(stream: str, tips: list[bytes], room: int) -> Iterable[tuple[l
 
 
 def _sort_streams(streams: Iterable[str]) -> list[str]:
-    """Sort keys in canonical order: by length, then bytewise."""
+    """Sort StreamIDs in the canonical order of map keys: by length, then bytewise."""
     return sorted(sorted(streams), key=len)
 
 
 def _compute_stream_size(stream: str, tips: list[bytes]) -> int:
-    """Compute the size of a stream with its tips in a block, in bytes."""
+    """Compute the size in bytes of a StreamID and its tips in a block."""
     links = sum(map(_compute_link_size, map(len, tips)))
     return _compute_head_size(len(stream)) + len(stream) + _compute_head_size(len(tips)) + links
 
 
 @cache
 def _compute_link_size(size: int) -> int:
-    """Compute the size of a link to a CID of ``size`` bytes: tag 42, the head of the byte string, 00 ‖ CID."""
+    """Compute the size in bytes of a link to a CID of ``size`` bytes: tag 42, head of the byte string, 00 ‖ CID."""
     return 3 + _compute_head_size(size + 1) + size
 
 
 def _compute_head_size(count: int) -> int:
-    """Compute the size of a CBOR head with the argument ``count`` in bytes."""
+    """Compute the size in bytes of a CBOR head with the argument ``count``."""
     return 1 if count < 24 else 2 if count < 1 << 8 else 3 if count < 1 << 16 else 5
 
 
 _FRAME_SIZE: Final = len(_encode({})) - 1
-"""bytes of a block before the map of its streams"""
-
-
-def _require_canonical(stream: str) -> None:
-    try:
-        canonical = stream_text(stream)
-    except StreamIdError as error:
-        raise BlockError(f"cannot write a batch of {stream[:80]!r}: {error}") from error
-    if canonical != stream:
-        raise BlockError(f"cannot write a batch of {stream[:80]!r}: write it as {canonical}")
+"""Size in bytes of the part of a block before the map of its streams."""
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:
-    """Read a batch block: canonical StreamID text -> CID text of its tips, both in the block's order.
+    """Read a batch block strictly. Return CIDs of tips by StreamID, both as canonical text in the block's order.
 
-    Accepts the three forms of ``tips`` that CIP-123 permits: a map with text keys, the literal map with byte keys
-    (StreamID bytes), and the list-pairs form of an IPLD map, ``[[key, [link, …]], …]``. Otherwise the block must be
-    DAG-CBOR, except for key order: definite lengths, shortest heads, only tag 42, nothing after the end. A repeated tip
-    of a stream is returned once. There is no size limit: MAX_BLOCK applies to writers. A block with many more items
-    than the streams and tips of a block of its size can have is refused early, since reading the items would take
-    seconds.
+    ``tips`` may have any form that CIP-123 permits: a map with text keys, a map with StreamID bytes as keys, or an
+    array of pairs, ``[[key, [link, …]], …]``. Apart from these keys and their order, the block must be DAG-CBOR. A tip
+    that a stream repeats is returned once. Blocks of any size are read, but a block with far more CBOR items than its
+    size justifies is refused, because reading them would take seconds.
 
     Raises:
-        BlockError: The block is invalid. The message names the byte.
+        BlockError: The block is invalid. The message names the position of the invalid byte.
     """
     reader = _Reader(data)
     if reader.head(_MAP, "the block") != 1:
@@ -258,13 +230,14 @@ def read_block(data: bytes) -> dict[str, list[str]]:
 
 
 def read_foreign_block(data: bytes) -> ForeignBlock:
-    """Read a block of another writer, as ``read_block`` does, and keep all valid tips.
+    """Read a block that another program wrote, and keep all valid tips.
 
-    Keys other than ``tips`` are ignored. An invalid entry (no StreamID, no link, a repeated stream) does not affect
-    other entries if its end can be found.
+    This is more tolerant than ``read_block``: keys other than ``tips`` are ignored, and an invalid entry (no StreamID,
+    no link, a repeated stream) does not affect other entries if its end can be found.
 
     Raises:
-        BlockError: The block is not CBOR of definite, shortest lengths, or no batch. The message names the byte.
+        BlockError: The block is not CBOR with definite lengths in their shortest form, or it has no ``tips``. The
+            message names the position of the invalid byte.
     """
     reader = _Reader(data)
     batch: dict[str, list[str]] = {}
@@ -299,16 +272,16 @@ def read_foreign_block(data: bytes) -> ForeignBlock:
 
 
 class _Reader:
-    """Reader of the few CBOR items in a batch block.
+    """Reader of the CBOR items in a batch block.
 
-    A general decoder such as cbor2 silently merges equal keys, builds any tagged object that a peer sends, and
-    recurses.
+    A general decoder such as cbor2 would merge equal keys silently, build any tagged object that a peer sends, and
+    recurse as deeply as a peer wishes.
     """
 
     def __init__(self, data: bytes) -> None:
         self.data = data
         self.at = 0
-        self.item = 0  # start of the item that was read last
+        self.item = 0  # start of the item that was read last, for errors
         self.items_left = _ITEMS_OF_ANY_BLOCK + len(data) // _BYTES_PER_ITEM
 
     def error(self, description: str) -> BlockError:
@@ -323,7 +296,7 @@ class _Reader:
         return data
 
     def require_items(self, count: int) -> None:
-        """Require that the limit of items allows ``count`` more."""
+        """Raise an error if ``count`` more items would exceed the limit on the items of the block."""
         if count > self.items_left:
             raise self.error(f"more items than the streams and tips of a block of {len(self.data)} bytes have")
 
@@ -332,7 +305,7 @@ class _Reader:
         self.items_left -= count
 
     def any_head(self) -> tuple[int, int]:
-        """Read a head; return its major type and its count (length, tag number)."""
+        """Read the head of a CBOR item. Return its major type and its argument: a length, count or tag number."""
         self.count_items(1)
         self.item = self.at
         initial = self.take(1)[0]
@@ -348,19 +321,19 @@ class _Reader:
         return major, count
 
     def head(self, major: int, name: str) -> int:
-        """Read a head of the major type ``major``; return its count."""
+        """Read the head of a CBOR item of the type ``major``, and return its argument. `name` is its name in errors."""
         actual, count = self.any_head()
         if actual != major:
             raise self.error(f"{name} must be {_MAJOR[major]}, not {_MAJOR[actual]}")
         return count
 
     def skip(self) -> None:
-        """Skip one item of any type, with all that it contains."""
+        """Skip a CBOR item of any type, with the items inside."""
         left = 1
         while left:
             self.require_items(left)
             left -= 1
-            if self.at < len(self.data) and self.data[self.at] >> 5 == _SIMPLE:  # its count may be a float
+            if self.at < len(self.data) and self.data[self.at] >> 5 == _SIMPLE:  # its argument may be a float
                 self.count_items(1)
                 self.item = self.at
                 short = self.take(1)[0] & 0x1F
@@ -375,12 +348,12 @@ class _Reader:
                 left += {_ARRAY: count, _MAP: 2 * count, _TAG: 1}.get(major, 0)
 
     def end(self) -> None:
-        """Require the end of the block."""
+        """Raise an error if bytes follow the block."""
         if self.at != len(self.data):
             raise self.error(f"{len(self.data) - self.at} bytes follow the block")
 
     def tips_head(self) -> tuple[bool, int]:
-        """Read the head of ``tips``; return true for an array of pairs, and the number of entries."""
+        """Read the head of ``tips``. Return true if it is an array of pairs, and the number of entries."""
         major, count = self.any_head()
         if major not in (_MAP, _ARRAY):
             raise self.error(f"tips must be a map or an array of pairs, not {_MAJOR[major]}")
@@ -388,7 +361,7 @@ class _Reader:
         return major == _ARRAY, count
 
     def entry(self, pairs: bool, batch: dict[str, list[str]]) -> None:
-        """Read a stream and its tips into ``batch``."""
+        """Read a StreamID and its tips, and add them to ``batch``."""
         if pairs and self.head(_ARRAY, "an entry of tips") != 2:
             raise self.error("an entry of tips must be a pair: a StreamID and its tips")
         stream = self.stream()

@@ -1,13 +1,12 @@
-"""CIDs as bytes and as text, parsed by their lengths alone.
+"""CIDs as bytes and as text. The parser reads lengths, but does not check codecs and hash codes.
 
 Layout (multiformats CID specification)::
 
     CIDv0 = 12 20 <32-byte digest>                                          text: base58btc with no prefix, "Qm…"
     CIDv1 = 01 varint(codec) varint(hash code) varint(digest length) <digest>   text: multibase
 
-No codec and no hash code is looked up. Ceramic's metamodel is named by a CID whose hash code, 0x71, is no hash at all
-(an encoding mistake that stays for ever), and proofs hold CIDs of codec 0x00: a parser that checks codes against the
-multicodec table refuses both.
+A parser that checks the codes against the multicodec table would refuse CIDs that Ceramic uses: the CID of its
+metamodel has 0x71 as hash code, which is not a hash (an old mistake), and proofs contain CIDs with codec 0x00.
 """
 
 from __future__ import annotations
@@ -34,33 +33,33 @@ REASONS: Final = (
 """Every reason that ``check_block`` rejects with."""
 
 MAX_DIGEST = 128
-"""Longest accepted digest, in bytes: Kubo's limit for an identity hash; no real hash is longer than 64. It bounds the
-work that one hostile CID can cause, because base 36 and base 58 take quadratic time."""
+"""Maximum number of bytes of a digest: Kubo's limit for identity hashes. Real hashes have at most 64. The limit bounds
+the work for a hostile CID, because decoding base 36 and base 58 takes quadratic time."""
 
 MAX_TEXT = 1280
-"""Longest accepted CID text, in characters: that of a CID with a digest of MAX_DIGEST bytes, in base 2."""
+"""Maximum number of characters of a CID's text: for a digest of MAX_DIGEST bytes, in base 2."""
 
-# The two CIDs that nearly all Ceramic traffic consists of: sha2-256 of DAG-CBOR and of DAG-JOSE.
+# Prefixes of nearly all CIDs in Ceramic traffic: sha2-256 of DAG-CBOR and of DAG-JOSE.
 _DAG_CBOR_SHA256 = b"\x01\x71\x12\x20"
 _DAG_JOSE_SHA256 = b"\x01\x85\x01\x12\x20"
 
 USUAL_TEXT: Final = "bafyrei[a-h][a-z2-7]{50}[aeimquy4]|bagcqcera[a-z2-7]{51}[aq]"
-"""A regular expression that matches the usual text, base32, of sha2-256 CIDs of DAG-CBOR and DAG-JOSE. The CIDs have 36
-and 37 bytes, and the unused bits at the end of the text are 0."""
+"""A regular expression for the base32 text of sha2-256 CIDs of DAG-CBOR and DAG-JOSE. In its last character, the bits
+that do not belong to the CID's 36 or 37 bytes are 0."""
 
-# libipld also knows the identity "base" (a NUL, then the bytes as they are); no CID is written in it.
+# libipld also decodes the identity "base" (a NUL, then the bytes), which is not allowed for CIDs.
 _MULTIBASES = frozenset("079fFvVtTbBcCkKzZmMuUh")
 
 
 class CidError(ValueError):
-    """The bytes or the text are not exactly one CID."""
+    """The bytes or the text are not a CID."""
 
 
 def read_varint(buf: bytes, at: int) -> tuple[int, int]:
-    """Read an unsigned varint at ``at``; return its value and the index after it.
+    """Read the unsigned varint at ``at``. Return its value and the index after it.
 
-    A varint has at most 9 bytes and must be the shortest form (multiformats unsigned-varint specification), because two
-    forms of one CID would be two keys.
+    A varint has at most 9 bytes and must have its shortest form (multiformats, unsigned-varint), so that a CID has only
+    one binary form.
 
     Raises:
         CidError: There is no such varint.
@@ -88,10 +87,10 @@ def write_varint(value: int) -> bytes:
 
 
 def find_cid_end(buf: bytes, start: int = 0) -> int:
-    """Return the index just after the CID that starts at ``start``.
+    """Return the index after the CID that starts at ``start``.
 
     Raises:
-        CidError: No CID starts there, it is incomplete, or its digest is longer than MAX_DIGEST.
+        CidError: No CID starts there, or the CID is incomplete or has a digest longer than MAX_DIGEST.
     """
     if buf[start : start + 2] == b"\x12\x20":
         end = start + 34
@@ -111,7 +110,7 @@ def find_cid_end(buf: bytes, start: int = 0) -> int:
 
 
 def is_cid(raw: bytes) -> bool:
-    """Return true if ``raw`` is exactly one CID."""
+    """Return true if the bytes are exactly one CID."""
     size = len(raw)
     if (size == 36 and raw.startswith(_DAG_CBOR_SHA256)) or (size == 37 and raw.startswith(_DAG_JOSE_SHA256)):
         return True
@@ -122,10 +121,10 @@ def is_cid(raw: bytes) -> bool:
 
 
 def cid_bytes(text: str) -> bytes:
-    """Return the bytes of a CID from its text: v0 ``Qm…``, or v1 in any usual multibase.
+    """Parse the text of a CID: ``Qm…`` for v0, or v1 in any usual multibase. Return its bytes.
 
-    Case follows the multibase table: a base that uses one case is read in either case, because base32 and base36 may
-    change case in host names. A v0 CID with a multibase prefix is refused (CID specification, decoding algorithm).
+    Bases that use letters of one case are accepted in upper and lower case, because host names may change the case. A
+    v0 CID with a multibase prefix is refused (CID specification, decoding algorithm).
 
     Raises:
         CidError: The text is not a CID.
@@ -140,7 +139,7 @@ def cid_bytes(text: str) -> bytes:
     except ValueError as error:
         raise CidError(f"{text[:80]!r} is not valid in its multibase") from error
     size = len(raw)
-    # Repeated from is_cid so that the usual CID costs no further call.
+    # as in is_cid, but without a function call for usual CIDs
     if (size == 36 and raw.startswith(_DAG_CBOR_SHA256)) or (size == 37 and raw.startswith(_DAG_JOSE_SHA256)):
         return raw
     if find_cid_end(raw) != size:
@@ -151,7 +150,7 @@ def cid_bytes(text: str) -> bytes:
 
 
 def cid_text(raw: bytes) -> str:
-    """Return the usual text of a CID: v1 in lower-case base32 (``b…``), v0 in base58btc (``Qm…``).
+    """Format a CID in its usual form: v1 in lower-case base32 (``b…``), v0 in base58btc (``Qm…``).
 
     Raises:
         CidError: ``raw`` is not exactly one CID.
@@ -166,7 +165,7 @@ def cid_text(raw: bytes) -> str:
 
 
 class CidParts(NamedTuple):
-    """Parts of a CID: version, codec of the block (v0: DAG_PB), code of the hash, and the digest."""
+    """Version, codec of the block (DAG_PB in v0), code of the hash function, and digest of a CID."""
 
     version: int
     codec: int
@@ -191,10 +190,10 @@ def parse_cid(raw: bytes) -> CidParts:
 
 
 def read_sha2_256_digest(cid: bytes) -> bytes | Rejected:
-    """Extract the digest that the CID's block must have, or the reason why no block can be checked against the CID.
+    """Return the sha2-256 digest in a CID, or a rejection if the CID cannot verify a block.
 
-    Only sha2-256 is checked, because Ceramic uses another hash only for the metamodel, which has no block. A shortened
-    digest is no proof, and an identity CID contains the block itself: both are ``cid_hash_unsupported``.
+    Other hash functions, shortened digests and identity CIDs give ``cid_hash_unsupported``. Ceramic uses them only for
+    the metamodel, which has no block.
     """
     try:
         _, _, code, digest = parse_cid(cid)
@@ -206,7 +205,7 @@ def read_sha2_256_digest(cid: bytes) -> bytes | Rejected:
 
 
 def check_block(block: bytes, cid: bytes) -> Rejected | None:
-    """Check a block against its CID, and return None if they match, else the reason (one of REASONS)."""
+    """Verify a block against its CID. Return `None` if they match, otherwise a rejection with one of REASONS."""
     digest = read_sha2_256_digest(cid)
     if isinstance(digest, Rejected):
         return digest
@@ -218,5 +217,5 @@ def check_block(block: bytes, cid: bytes) -> Rejected | None:
 
 
 def compute_cid(block: bytes, codec: int = DAG_CBOR) -> bytes:
-    """Return the CIDv1 of a block: ``codec``, sha2-256."""
+    """Compute the CIDv1 of a block, with sha2-256."""
     return b"\x01" + write_varint(codec) + b"\x12\x20" + hashlib.sha256(block).digest()

@@ -1,7 +1,6 @@
-"""Reader of the control part of a gossipsub RPC: subscriptions, and the entries of its control message.
+"""Reader of subscriptions and control entries (IHAVE, GRAFT …) in a gossipsub RPC. No bytes make a function raise.
 
-Source: libp2p specs, pubsub/README.md and pubsub/gossipsub/gossipsub-v1.{0,1,2,3}.md; the topic table draft. Nothing
-here raises on any bytes.
+Source: libp2p specs, pubsub/README.md and pubsub/gossipsub/gossipsub-v1.{0,1,2,3}.md; the topic table draft.
 """
 
 from __future__ import annotations
@@ -31,25 +30,26 @@ from kiln.schemas.wire.topic_table import TopicSource, TopicTable
 Kind = Literal["IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE", "EXTENSIONS", "UNKNOWN"]
 
 MAX_ENTRIES: Final = 20_000
-"""Maximum number of entries of one RPC that are read. 1 MiB of subscriptions to the topics of CIP-120 has half as
-many."""
+"""Maximum number of subscriptions and control entries that are read from one RPC. 1 MiB of subscriptions to the topics
+of CIP-120 has half as many."""
 MAX_IDS: Final = 5_000
-"""Maximum number of message ids of one RPC that are read; the rest is counted. go-libp2p-pubsub sends at most this many
-in one IHAVE."""
+"""Maximum number of message ids that are read from one RPC; further ids are only counted. go-libp2p-pubsub sends at
+most this many in an IHAVE."""
 MAX_RAW: Final = 64 * 1024
-"""Maximum bytes of `raw`; the frame contains all bytes."""
+"""Maximum number of bytes in `raw` of an entry. The frame contains all bytes."""
 
 _PUBLISH_TAG: Final = 0x12
 
 
 class TopicReference(NamedTuple):
-    """Topic of an entry. `source`: the topic's form on the wire, `None` if the entry names no topic."""
+    """Topic of a subscription or control entry."""
 
     topic: str | None = None
-    """the name; `None` if the index does not resolve, or if the name on the wire cannot be text"""
+    """name of the topic; `None` if the entry has no topic, its index cannot be resolved, or its name is invalid"""
     source: TopicSource | None = None
+    """form of the topic on the wire; `None` if the entry has no topic"""
     number: int | None = None
-    """the index on the wire"""
+    """index on the wire, if there was no name"""
 
 
 class SubscriptionEntry(NamedTuple):
@@ -58,40 +58,42 @@ class SubscriptionEntry(NamedTuple):
     subscribe: bool
     topic: TopicReference
     raw: bytes | None
-    """bytes of the entry, if it has unknown fields, or contains more about its topic than `topic` does"""
+    """bytes of the entry, if it has unknown fields, or a topic that `topic` does not represent completely"""
     size: int
-    """bytes on the wire"""
+    """size on the wire in bytes"""
 
 
 class ControlEntry(NamedTuple):
-    """An entry of a control message. Fields that its kind does not have are `None`."""
+    """An entry of a gossipsub control message. Fields that its kind does not have are `None`."""
 
     kind: Kind
     topic: TopicReference
     message_ids: list[str] | None
-    """the first ids, as text; `message_id_count` counts all"""
+    """the first message ids, in the form of the column `message_id`"""
     message_id_count: int | None
+    """number of all message ids"""
     peer_count: int | None
-    """peers in a peer exchange"""
+    """number of peers in the peer exchange of a PRUNE"""
     backoff: int | None
     """backoff in seconds"""
     raw: bytes | None
-    """the entry as in `SubscriptionEntry.raw`, without its message ids"""
+    """bytes of the entry without message ids, if it has unknown fields, or a topic that `topic` does not represent
+    completely"""
     size: int
-    """bytes on the wire"""
+    """size on the wire in bytes"""
 
 
 class ControlPart(NamedTuple):
-    """The control part of an RPC."""
+    """Subscriptions and control entries of an RPC."""
 
     subscriptions: list[SubscriptionEntry]
     controls: list[ControlEntry]
     unread: int = 0
-    """entries after the first MAX_ENTRIES"""
+    """number of entries beyond MAX_ENTRIES, which are left out"""
 
 
 def has_control_part(payload: bytes) -> bool:
-    """Return true if an RPC has a field other than `publish`. For bytes that are no RPC, the answer is arbitrary."""
+    """Return true if an RPC has a field other than `publish`. Invalid bytes may give either result."""
     at, end = 0, len(payload)
     while at < end:
         if payload[at] != _PUBLISH_TAG:
@@ -112,11 +114,11 @@ def has_control_part(payload: bytes) -> bool:
 
 
 def parse_control_rpc(payload: bytes) -> RPC | Rejected:
-    """Parse an RPC for its control part.
+    """Parse an RPC of which only subscriptions and control entries are needed.
 
     Returns:
-        The RPC, which may have a million message ids; or a rejection: rpc_malformed if the payload is no RPC, or
-        rpc_too_costly if it has more entries than any honest peer sends.
+        The RPC, or a rejection: rpc_malformed if the payload is not an RPC, rpc_too_costly if it has more than
+        `MAX_ITEMS` nested messages. It may still have a million message ids.
     """
     if has_too_many_entries(payload):
         return Rejected(RPC_TOO_COSTLY, f"{len(payload)} bytes hold more than {MAX_ITEMS} items")
@@ -129,12 +131,12 @@ def parse_control_rpc(payload: bytes) -> RPC | Rejected:
 def list_control_entries(
     rpc: RPC, table: TopicTable, format_id: Callable[[bytes], str] = format_gossip_id
 ) -> ControlPart:
-    """List the entries of an RPC. Message ids beyond MAX_IDS are counted and not read.
+    """List the subscriptions and control entries of an RPC.
 
     Args:
         rpc: The RPC, parsed by `parse_control_rpc`.
-        table: Topic table of the connection, which resolves topic indices.
-        format_id: Formats a message id for the column `message_id`.
+        table: Topic table of the connection, for topic indices.
+        format_id: Function that converts a message id to the form of the column `message_id`.
     """
     is_known = _has_no_unknown_fields(rpc)
     subscriptions = [
@@ -150,7 +152,7 @@ def list_control_entries(
 
 
 def _has_no_unknown_fields(rpc: RPC) -> bool:
-    """Return true if the RPC has no field that `rpc.proto` does not declare; its messages do not count."""
+    """Return true if `rpc.proto` declares all fields of the RPC. Fields of published messages are not checked."""
     rest = RPC()
     rest.CopyFrom(rpc)
     rest.ClearField("publish")
@@ -171,7 +173,7 @@ def _read_subscription(entry: RPC.SubOpts, table: TopicTable, is_known: bool) ->
 def _read_entries(
     rpc: RPC, table: TopicTable, format_id: Callable[[bytes], str], is_known: bool
 ) -> Iterator[ControlEntry]:
-    """Yield the entries of the control message, then the unknown fields of the RPC and of the control message."""
+    """Yield the control entries. The last one has the unknown fields of the RPC and of its control message, if any."""
     if rpc.HasField("control"):
         control = rpc.control
         left = MAX_IDS
@@ -216,7 +218,7 @@ def _read_topic(entry: ControlIHave | ControlGraft | ControlPrune, table: TopicT
 
 
 def _resolve(name: str | bytes | None, index: int | None, table: TopicTable) -> TopicReference:
-    """Resolve a topic. A name takes precedence, as in a message."""
+    """Resolve a topic by name or index. If there are both, the name counts."""
     if name is not None:
         # proto2 strings are not validated on parsing; upb returns bytes for those that are not UTF-8
         return TopicReference(name if isinstance(name, str) and len(name) <= MAX_TOPIC else None, "name")
@@ -229,14 +231,14 @@ def _resolve(name: str | bytes | None, index: int | None, table: TopicTable) -> 
 def _read_ids(
     entry: ControlIHave | ControlIWant | ControlIDontWant, left: int, format_id: Callable[[bytes], str]
 ) -> tuple[list[str], int, int]:
-    """Return the first `left` ids as text, the number of all, and the size of the entry."""
+    """Return the first `left` message ids as text, the number of all ids, and the entry's size on the wire in bytes."""
     ids = entry.messageIDs
     return [format_id(raw) for raw in ids[:left]], len(ids), _compute_wire_size(entry.ByteSize())
 
 
 def _read_raw(entry: ProtobufMessage, topic: TopicReference, is_known: bool) -> bytes | None:
-    """Return the bytes of an entry without its message ids, if it has unknown fields, or contains more about its topic
-    than `topic` does."""
+    """Return the bytes of an entry without message ids, if it has unknown fields, or a topic that `topic` does not
+    represent completely; otherwise `None`."""
     names_more = topic.source is not None and (
         topic.topic is None or (topic.source == "name" and entry.HasField("topicIndex"))
     )
@@ -249,7 +251,7 @@ def _read_raw(entry: ProtobufMessage, topic: TopicReference, is_known: bool) -> 
 
 
 def _read_unknown_fields(rpc: RPC) -> bytes:
-    """Return the unknown fields of the RPC itself and of its control message."""
+    """Return the encoded unknown fields of an RPC and of its control message."""
     rests = (_copy_without(rpc, _RPC_FIELDS), _copy_without(rpc.control, _CONTROL_FIELDS))
     return b"".join(rest.SerializeToString() for rest in rests)
 
@@ -267,5 +269,5 @@ _CONTROL_FIELDS: Final = tuple(ControlMessage.DESCRIPTOR.fields_by_name)
 
 
 def _compute_wire_size(size: int) -> int:
-    """Compute the bytes of a field of `size` bytes with its tag and its length."""
+    """Compute the size in bytes of a protobuf field with its tag and length, from the size of its content."""
     return size + 2 if size < 0x80 else size + 1 + (size.bit_length() + 6) // 7

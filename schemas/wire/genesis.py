@@ -1,17 +1,14 @@
-"""The genesis of a stream: its init event, and the separator in it (CIP-120, Specification; CIP-59; docs/design,
-decision 4).
+"""Reader of the genesis of a stream (its init event), which names the stream's separator (CIP-120, CIP-59, decision 4).
 
-The CID of the first block is in the StreamID. Blocks, all named by sha2-256::
+The StreamID contains the CID of the genesis, which consists of one or two blocks::
 
     unsigned   DAG-CBOR   {"data": null or …, "header": {"sep": "model", "model": <bytes>, "controllers": […], …}}
     signed     DAG-JOSE   {"payload": <bytes of the CID of a block as above>, "signatures": […]}
 
-``header.sep`` is the separator's key. It names another field of the header, whose bytes are the separator's value: the
-model's StreamID in a model instance, the metamodel's StreamID in a model. Tiles, CAIP-10 links and model instances from
-before 2023 have no ``sep``. Signatures are not checked: the CID in the StreamID identifies the genesis, whoever signed.
-
-Nothing is fetched here: the caller provides the blocks, one after the other. `Claims` are what a sender claims about
-the separator of an update; they are compared with a verified genesis.
+``header.sep`` is the separator's key. It is the name of another field of the header, whose bytes are the separator's
+value: the StreamID of the model in a model instance, that of the metamodel in a model. Tiles, CAIP-10 links and model
+instances from before 2023 have no ``sep``. Signatures are not checked, because the CID in the StreamID already
+identifies the genesis. This module fetches nothing: the caller provides the blocks, one after the other.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Separator, TopicError, encode_separator_value, format_separator
 
 CONTRADICTS: Final = "contradicts_genesis"
-"""Quarantine reason of a false claim."""
+"""Quarantine reason of an update that claims a separator other than the one in the genesis of its stream."""
 
 
 CONTRADICTS_TOPIC: Final = "contradicts_topic"
@@ -34,19 +31,19 @@ CONTRADICTS_TOPIC: Final = "contradicts_topic"
 
 
 class Claims(NamedTuple):
-    """The separators that the topic and the field `model` claim. The key of the field's separator is always "model"."""
+    """Separators that an update claims: by its message's topic, and by its field `model`, for the key "model"."""
 
     topic: Separator | None
     model: Separator | None
 
     @property
     def first(self) -> Separator | None:
-        """The claim that applies while no genesis is known."""
+        """The claim that counts as the separator until the genesis is known: the topic's, or else the model's."""
         return self.topic or self.model
 
     @property
     def disagree(self) -> bool:
-        """True if one of the two claims must be false. A field `model` claims nothing about another key."""
+        """True if topic and model claim different values for the key "model", so that one claim must be false."""
         return (
             self.topic is not None
             and self.model is not None
@@ -55,7 +52,8 @@ class Claims(NamedTuple):
         )
 
     def find_contradicted(self, verified: Separator) -> Separator | None:
-        """Return the first claim that this verified separator contradicts, if any."""
+        """Return the first claim that a verified separator shows to be false, or `None`. The field `model` claims
+        nothing about a separator with another key."""
         if self.topic is not None and self.topic != verified:
             return self.topic
         if self.model is not None and self.model != verified and self.model.key == verified.key:
@@ -64,7 +62,7 @@ class Claims(NamedTuple):
 
 
 def describe_contradiction(claimed: Separator, verified: Separator) -> str:
-    """Describe a false claim for quarantine."""
+    """Describe a false claim, for `detail` in quarantine."""
     return f"claimed {claimed.key}/{claimed.value}; the genesis names {verified.key}/{verified.value}"
 
 
@@ -77,28 +75,28 @@ REASONS: Final = (
 """Every reason that ``read_genesis`` rejects with."""
 
 WITHOUT: Final = (
-    "sep_missing",  # the header has no `sep`
+    "sep_missing",  # the header has no field `sep`
     "sep_not_text",  # `sep` is not a string
-    "value_missing",  # the header has no field of the name that `sep` gives
+    "value_missing",  # the header does not have the field that `sep` names
     "value_not_bytes",  # the field that `sep` names is not a byte string; a link does not count as one
     "value_empty",  # the field that `sep` names is empty
-    "bad_separator",  # a key or value that no topic name can hold
+    "bad_separator",  # a key or value that cannot be part of a topic name
 )
-"""Every kind of genesis without a separator."""
+"""Reasons why a genesis has no separator."""
 
 
 class Genesis(NamedTuple):
-    """Content of an init event."""
+    """Separator and model in the genesis of a stream."""
 
     separator: Separator | None
     without: str | None
-    """one of WITHOUT, if there is no separator"""
+    """reason why there is no separator, one of WITHOUT; `None` if there is one"""
     model: str | None
-    """the model's StreamID, if any"""
+    """StreamID of the stream's model; `None` if the genesis names no model"""
 
 
 class NeedsBlock(NamedTuple):
-    """The genesis continues in another block, which has this CID (bytes)."""
+    """Result of `read_genesis` if a block is missing, with the CID (bytes) of the block."""
 
     cid: bytes
 
@@ -110,9 +108,9 @@ def read_genesis(
 
     Args:
         root: CID of the genesis, as bytes.
-        blocks: The blocks fetched so far, by CID bytes.
-        implied_separator: Separator key for a header that has no ``sep``, but a field of this name. rust-ceramic uses
-            "model".
+        blocks: The blocks that have been fetched so far, by CID bytes.
+        implied_separator: Separator key to assume if the header has no ``sep``, but a field with this name.
+            rust-ceramic assumes "model".
 
     Returns:
         The genesis, `NeedsBlock` if a block is missing, or a rejection with one of REASONS.
@@ -210,20 +208,20 @@ def _list_names(fields: Mapping[bytes, int]) -> str:
 
 # ---------------------------------------------------------------- DAG-CBOR
 #
-# The data is scanned, not decoded: real headers have 70 kB, of which two fields count. libipld does not distinguish a
-# link from a byte string, and refuses short floats and keys in another order, which old encoders wrote. cbor2 builds
+# Events are scanned and not decoded: real headers have 70 kB, of which two fields matter. libipld would not distinguish
+# links from byte strings, and would refuse short floats and unsorted keys, which old encoders wrote. cbor2 would build
 # any object that a tag names.
 
 _BYTES, _TEXT, _ARRAY, _MAP, _TAG = 2, 3, 4, 5, 6
-_MAX_ITEMS = 256_000  # js-ceramic loads no event of more bytes (IPFS_MAX_COMMIT_SIZE), and an item takes a byte
+_MAX_ITEMS = 256_000  # an item takes a byte, and js-ceramic loads no event of more bytes (IPFS_MAX_COMMIT_SIZE)
 
 
 class _MalformedError(ValueError):
-    """The bytes are not DAG-CBOR; the message names the byte."""
+    """The bytes are not DAG-CBOR. The message names the position of the invalid byte."""
 
 
 def _read_head(data: bytes, at: int) -> tuple[int, int, int]:
-    """Read the major type and argument of the item at ``at``, and the index after the head."""
+    """Read the head of the CBOR item at ``at``. Return major type, argument, and the index after the head."""
     if at >= len(data):
         raise _MalformedError(f"cut short at byte {at}")
     major, short = data[at] >> 5, data[at] & 0x1F
@@ -238,7 +236,7 @@ def _read_head(data: bytes, at: int) -> tuple[int, int, int]:
 
 
 def _skip(data: bytes, at: int) -> int:
-    """Find the index after the item at ``at``, without recursion, because a peer chooses the depth."""
+    """Return the index after the CBOR item at ``at``. Not recursive, because a peer chooses the depth."""
     left, items = 1, 0
     while left:
         start = at
@@ -263,9 +261,10 @@ def _skip(data: bytes, at: int) -> int:
 
 
 def _read_fields(data: bytes, at: int, *, whole: bool = False) -> dict[bytes, int]:
-    """Find the starts of the values of the map at ``at``, by key; empty if the item is no map.
+    """Return the positions of the values in the CBOR map at ``at``, by key. Any other item gives an empty result.
 
-    ``whole``: the data must end with the map.
+    Args:
+        whole: Require that the data ends with the item.
     """
     major, count, start = _read_head(data, at)
     end = _skip(data, at)

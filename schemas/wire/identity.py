@@ -1,9 +1,10 @@
-"""Authorship of gossipsub messages: peer ids, message ids, signatures.
+"""Authorship of gossipsub messages: peer ids, message ids and signatures.
+
+No bytes in a message make a function here raise. Where the specifications leave room, this module follows go-libp2p,
+which most peers run.
 
 Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,
-Peer Ids); docs/design, decision 5. Where they leave room, this module follows go-libp2p, which most peers run.
-
-Nothing that reads a message raises on any bytes.
+Peer Ids); decision 5.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ MISSING_SEQNO: Final = "missing_seqno"
 INVALID_SEQNO: Final = "invalid_seqno"
 UNEXPECTED_AUTH: Final = "unexpected_auth"
 REASONS: Final = (
-    BAD_SIGNATURE,  # INVALID: the signature is not the author's over this message
-    BAD_KEY,  # INVALID: `from` is not a peer id, holds no usable key, or is not the peer id of `key`
+    BAD_SIGNATURE,  # INVALID: the signature does not match the message and its author
+    BAD_KEY,  # INVALID: `from` is not a peer id, contains no usable key, or is not the peer id of `key`
     KEY_ALGORITHM,  # INVALID: the key is of another algorithm than its type, which no honest program makes
     MISSING_SIGNATURE,  # AGAINST_POLICY: the policy is strict, and the message is not signed
     MISSING_FROM,  # AGAINST_POLICY: signed, but without `from`
-    MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the number its id is made of
+    MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the seqno that is a part of its id
     INVALID_SEQNO,  # AGAINST_POLICY: signed, with a seqno longer than MAX_SEQNO (8 bytes in practice)
     UNEXPECTED_AUTH,  # AGAINST_POLICY: the policy is none, and the message has from, seqno, signature or key
 )
@@ -73,11 +74,11 @@ _NO_KEY: Final = Rejected(BAD_KEY, "no key of the author")
 _MESSAGE_COST: Final = 12
 
 MAX_RPC_COST: Final = 200_000
-"""Maximum cost of the messages of one RPC, in nominal µs of CPU: that of 2,000 messages signed by ed25519."""
+"""Maximum estimated CPU time, in µs, for the messages of one RPC: enough for 2,000 messages with ed25519 signatures."""
 
 
 class Verdict(IntEnum):
-    """One byte per message in Frame.verdicts (docs/design/contracts.md)."""
+    """Result of checking a message's signature: a byte per message in Frame.verdicts (docs/design/contracts.md)."""
 
     NOT_CHECKED = 0
     VALID = 1
@@ -88,25 +89,25 @@ class Verdict(IntEnum):
 
 
 VERDICT_NAMES: Final = (*(verdict.name.lower() for verdict in Verdict), *["not_checked"] * (256 - len(Verdict)))
-"""Name of each verdict byte in the column `verdict` of the tables. An unknown byte counts as not checked."""
+"""Names of the verdict bytes 0 to 255, as in the column `verdict`. Unknown bytes count as not checked."""
 
 
 UNVERIFIED: Final = "unverified/"
-"""prefix of the id of a message in the log of another node, without a signature that can be checked"""
+"""Prefix of ids of messages from the log of another node, whose signature cannot be checked."""
 
 
 OVERSIZED: Final = "oversized/"
-"""prefix of the id of a signed message whose author or seqno is too long"""
+"""Prefix of ids of signed messages whose author or seqno is too long for an id."""
 
 
 class PeerIdError(ValueError):
-    """A text that is not a peer id."""
+    """The text is not a peer id, or the key has none."""
 
 
 def peer_text(raw: bytes) -> str:
-    """Format a peer id as usual: base58btc of its multihash ("12D3Koo…", "Qm…").
+    """Format a peer id as base58btc of its multihash ("12D3Koo…", "Qm…").
 
-    Any bytes have a text. For more than 1,024 bytes, which no peer id has, it is "f" followed by hex digits.
+    Bytes that are not a peer id have a text too. For more than 1,024 bytes, it is "f" and hex digits.
     """
     if len(raw) <= _USUAL_PEER:
         return _format_usual_text(raw)
@@ -114,20 +115,20 @@ def peer_text(raw: bytes) -> str:
 
 
 def raw_peer(text: str) -> bytes:
-    """Reverse `peer_text`.
+    """Convert a text that `peer_text` returned back to bytes.
 
     Raises:
-        ValueError: `peer_text` never returns this text.
+        ValueError: The text is neither base58 nor "f" and hex digits.
     """
     if len(text) <= _USUAL_TEXT:
         return _usual_raw(text)
-    if len(text) > 2 * _BASE58_LIMIT:  # base58 of the longest bytes that it is used for is shorter
+    if len(text) > 2 * _BASE58_LIMIT:  # longer than any text in base58
         return bytes.fromhex(text[1:])
     return bytes(base58.b58decode(text))
 
 
 def peer_bytes(text: str) -> bytes:
-    """Parse the multihash bytes of a peer id in base58 or as a CID ("bafz…", "k51…").
+    """Parse a peer id in base58 or as a CID ("bafz…", "k51…"). Return its multihash bytes.
 
     Raises:
         PeerIdError: The text is not a peer id.
@@ -158,15 +159,15 @@ def _read_peer(text: str) -> bytes:
 
 
 def build_ed25519_peer_id(key: bytes) -> bytes:
-    """Build the peer id of an ed25519 public key (32 bytes): its PublicKey protobuf as an identity multihash."""
+    """Build the peer id of an ed25519 public key (32 bytes): the identity multihash of its PublicKey protobuf."""
     return _ED25519_PEER + key
 
 
 def message_id(message: rpc_pb2.Message) -> str:
-    """Compute the identity of a message within its network.
+    """Compute the id of a message as in the column `message_id`, unique within the network.
 
-    Signed (it has a signature, good or not): "<author's peer id>/<seqno in hex>". Unsigned: "sha256/<hex of
-    sha256(data)>". Signed, but with an author or a seqno over the limit of `judge`: "oversized/<hex of a sha256>".
+    If the message has a signature, valid or not, the id is "<author's peer id>/<seqno in hex>" or, if one of the two is
+    too long, "oversized/<hex of a sha256>". Otherwise the id is "sha256/<hex of sha256(data)>".
     """
     if message.HasField("signature"):
         return _format_id(getattr(message, "from"), message.seqno)  # `from` is a keyword in Python
@@ -174,23 +175,24 @@ def message_id(message: rpc_pb2.Message) -> str:
 
 
 def compute_unverified_id(message: rpc_pb2.Message) -> str:
-    """Compute the id of an UNVERIFIABLE message: "unverified/<author's peer id>/<seqno in hex>", else as `message_id`.
+    """Compute the id of a message from the log of another node: "unverified/<author's peer id>/<seqno in hex>".
 
-    It is never the id of a verified message: a forged log line must not count as a message that Kiln has checked.
+    The prefix keeps a forged log line from counting as a copy of a verified message. If the log has no author or seqno,
+    the id is that of `message_id`.
     """
     author: bytes = getattr(message, "from")
     return UNVERIFIED + _format_id(author, message.seqno) if author and message.seqno else message_id(message)
 
 
 def _format_id(author: bytes, seqno: bytes) -> str:
-    """Format an id, with a hash for long fields: ids are in rows, and a peer chooses the length."""
+    """Format the id of a signed message. Long fields are hashed, because rows contain the id."""
     if len(author) > _MAX_PEER_ID or len(seqno) > MAX_SEQNO:
         return OVERSIZED + hashlib.sha256(len(author).to_bytes(8) + author + seqno).hexdigest()
     return f"{peer_text(author)}/{seqno.hex()}"
 
 
 def parse_author(message: str) -> str | None:
-    """Parse the author's peer id in a message id; None if the message is unsigned, or the id is of another kind."""
+    """Return the author's peer id in a message id, or `None` if the id does not begin with one."""
     peer = message.partition("/")[0]
     try:
         peer_bytes(peer)
@@ -200,30 +202,29 @@ def parse_author(message: str) -> str | None:
 
 
 class Judgement(NamedTuple):
-    """Verdict on a message, the reason, and the cost of the check."""
+    """Verdict on a message, with its reason and the cost of the check."""
 
     verdict: Verdict
     reason: str = ""
-    """one of REASONS, or empty"""
+    """reason of the verdict INVALID or AGAINST_POLICY, one of REASONS; otherwise empty"""
     cost: int = 0
-    """cost of the signature check: `kiln.schemas.wire.public_key.estimate_signature_cost`"""
+    """estimated CPU time of the signature check in µs; 0 if no signature was checked"""
 
 
 def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
-    """Return the verdict and the reason of `check`."""
+    """Return the verdict of `check` and its reason."""
     judgement = check(message, policy, topic)
     return judgement.verdict, judgement.reason
 
 
 def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> Judgement:
-    """Judge a message under a network's policy.
-
-    strict: it must have a valid signature. none: it must have no from, seqno, signature or key. either: a signature
-    must be valid, and messages without one are UNSIGNED. Under strict and either, a signed message needs from and
-    seqno, because they are its id.
+    """Check the signature of a message under a signature policy.
 
     Args:
-        topic: Name of the topic if the message has only its index; signatures cover the name.
+        policy: `strict`: the message must have a valid signature. `none`: it must have no from, seqno, signature or
+            key. `either`: it may be unsigned, but a signature must be valid. A signed message also needs from and
+            seqno, because they are its id.
+        topic: Name of the topic, if the message has only its index. Signatures cover the name.
     """
     signed = message.HasField("signature")
     if policy == "none":
@@ -258,17 +259,19 @@ def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) ->
 
 
 def estimate_id_cost(message: rpc_pb2.Message) -> int:
-    """Estimate the CPU for reading a message and building its id, in nominal µs: the part that depends on no key."""
+    """Estimate the CPU time, in µs, for reading a message and building its id, without checking its signature."""
     size = len(getattr(message, "from"))
     return _MESSAGE_COST + (size * size // 450 if _USUAL_PEER < size <= _BASE58_LIMIT else 0)
 
 
 def build_signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> bytes:
-    """Build the signed bytes: "libp2p-pubsub:" and the message without signature and key, with unknown fields at the
-    end.
+    """Build the bytes that the signature of a message covers.
 
-    `topic` replaces the message's topic index. Source: libp2p specs, pubsub/README.md,
-    Message signing; topic table draft: the index is a wire form only.
+    They are "libp2p-pubsub:" and the message without signature and key, with unknown fields at the end. Source: libp2p
+    specs, pubsub/README.md, Message signing.
+
+    Args:
+        topic: Name of the topic, which replaces the topic index, because signatures cover the name.
     """
     bare = rpc_pb2.Message()
     bare.CopyFrom(message)
@@ -281,12 +284,16 @@ def build_signed_bytes(message: rpc_pb2.Message, topic: str | None = None) -> by
 
 
 def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = None) -> None:
-    """Sign a message in place: sets `from`, `signature`, and `key` if the peer id does not contain it (RSA, ECDSA).
+    """Sign a message in place: set `from`, `signature` and, for RSA and ECDSA, `key`.
 
-    The caller sets seqno, data and topic before.
+    The message must have seqno, data and topic already.
+
+    Args:
+        private_key: Key of the author.
+        topic: Name of the topic, if the message has only its index.
 
     Raises:
-        PeerIdError: The key is not ed25519, secp256k1, RSA or NIST-curve ECDSA.
+        PeerIdError: The key is not ed25519, secp256k1, RSA or ECDSA on a NIST curve.
     """
     encoded = _encode_public_key(private_key.public_key())
     author = _build_peer_id(encoded)
@@ -305,15 +312,15 @@ def sign(message: rpc_pb2.Message, private_key: PrivateKey, topic: str | None = 
 
 
 def compute_peer_id(private_key: PrivateKey) -> bytes:
-    """Compute the peer id (multihash bytes) of a private key's owner.
+    """Compute the peer id (multihash bytes) that belongs to a private key.
 
     Raises:
-        PeerIdError: libp2p does not have this kind of key.
+        PeerIdError: libp2p does not support this kind of key.
     """
     return _build_peer_id(_encode_public_key(private_key.public_key()))
 
 
-# Peers choose the inputs, so these caches store only texts and bytes of a usual length: their size is bounded.
+# Peers choose the inputs, so these caches only store inputs of usual length, which bounds their memory.
 @lru_cache(maxsize=65536)
 def _format_usual_text(raw: bytes) -> str:
     text: str = base58.b58encode(raw).decode("ascii")
@@ -329,7 +336,7 @@ _usual_peer = lru_cache(maxsize=65536)(_read_peer)
 
 
 def _read_varint(raw: bytes, start: int) -> tuple[int, int] | None:
-    """Read an unsigned varint (multiformats: at most 9 bytes, minimal) and the position after it."""
+    """Read an unsigned varint of at most 9 bytes in its shortest form. Return it and the index after it, or `None`."""
     value = 0
     for i in range(start, min(start + 9, len(raw))):
         byte = raw[i]
@@ -340,7 +347,7 @@ def _read_varint(raw: bytes, start: int) -> tuple[int, int] | None:
 
 
 def split_peer(raw: bytes) -> tuple[bytes, bytes] | None:
-    """Split bytes into a leading peer id and the rest; None if they do not begin with a peer id."""
+    """Split bytes that begin with a peer id into peer id and rest. Return `None` for other bytes."""
     if (head := _read_varint(raw, 0)) is None or (size := _read_varint(raw, head[1])) is None:
         return None
     end = size[1] + size[0]
@@ -348,7 +355,7 @@ def split_peer(raw: bytes) -> tuple[bytes, bytes] | None:
 
 
 def _read_multihash(raw: bytes) -> tuple[int, bytes] | None:
-    """Read code and digest of an identity or sha2-256 multihash, the two kinds that peer ids use."""
+    """Parse an identity or sha2-256 multihash, as in peer ids. Return code and digest, or `None` for other bytes."""
     if (head := _read_varint(raw, 0)) is None or (size := _read_varint(raw, head[1])) is None:
         return None
     code, digest = head[0], raw[size[1] :]
@@ -358,7 +365,7 @@ def _read_multihash(raw: bytes) -> tuple[int, bytes] | None:
 
 
 def _build_peer_id(encoded_key: bytes) -> bytes:
-    """Build the peer id of a PublicKey protobuf (libp2p specs, peer-ids.md, Peer Ids)."""
+    """Build the peer id of an encoded PublicKey protobuf (libp2p specs, peer-ids.md, Peer Ids)."""
     if len(encoded_key) <= _IDENTITY_LIMIT:
         return bytes((_IDENTITY, len(encoded_key))) + encoded_key
     return bytes((_SHA2_256, 32)) + hashlib.sha256(encoded_key).digest()
@@ -383,7 +390,7 @@ def _encode_pkix(key: rsa.RSAPublicKey | ec.EllipticCurvePublicKey) -> bytes:
 
 
 def _public_key(author: bytes, attached: bytes | None) -> PublicKey | Rejected:
-    """Read the author's public key from the peer id or, if it matches the peer id, from the message's key field."""
+    """Read the author's public key from the peer id, or from the message's field `key` if it matches the peer id."""
     peer = _read_multihash(author)
     if peer is None:
         return _NO_KEY
@@ -393,7 +400,7 @@ def _public_key(author: bytes, attached: bytes | None) -> PublicKey | Rejected:
     key, encoded = _parse_public_key(attached)
     if isinstance(key, Rejected):
         return key
-    # compared in the canonical encoding, as go does; a short key under its sha2-256 is the peer id of an old node
+    # Keys are compared in canonical encoding, as go-libp2p does. Old nodes have sha2-256 peer ids even for short keys.
     matches = digest == encoded if code == _IDENTITY else digest == hashlib.sha256(encoded).digest()
     return key if matches else _NO_KEY
 
@@ -402,12 +409,12 @@ _usual_key = lru_cache(maxsize=4096)(_public_key)
 
 
 def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
-    """The key in a PublicKey protobuf, and its canonical encoding."""
+    """Parse a PublicKey protobuf. Return the key and its canonical encoding."""
     try:
         public = rpc_pb2.PublicKey.FromString(encoded)
     except DecodeError:
         return _NO_KEY, b""
-    # a number that is no KeyType stays in the unknown fields
+    # an unknown KeyType stays in the unknown fields
     if not public.HasField("Type") or not public.HasField("Data"):
         return _NO_KEY, b""
     kind, data = public.Type, public.Data
@@ -415,11 +422,11 @@ def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
 
 
 def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
-    """Return true if libsodium accepts an ed25519 signature, in half of OpenSSL's time.
+    """Return true if libsodium, which takes half of OpenSSL's time, accepts an ed25519 signature.
 
-    Go and OpenSSL accept every signature that libsodium accepts, but libsodium rejects some that they accept: it
-    rejects points of small order and unusual encodings of a point, which RFC 8032 leaves open. So check a rejected
-    signature again with OpenSSL, because a peer may relay what all other nodes accept.
+    Go and OpenSSL accept some signatures that libsodium rejects: with points of small order and unusual encodings of
+    points, which RFC 8032 leaves open. So check a rejected signature again with OpenSSL, to accept what other nodes
+    accept.
     """
     try:
         crypto_sign_open(signature + data, key)
@@ -429,7 +436,7 @@ def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
 
 
 def verify_signature(key: PublicKey, signature: bytes, data: bytes) -> bool:
-    """Return whether a libp2p key made this signature of the data (libp2p specs, peer-ids.md, Keys)."""
+    """Return true if a signature of the data is valid for a libp2p key (libp2p specs, peer-ids.md, Keys)."""
     try:
         if isinstance(key, Ed25519PublicKey):
             if _sodium_verifies(key.public_bytes_raw(), signature, data):

@@ -1,7 +1,7 @@
-"""Message ids: by the rule of a network (author and sequence number, or content), and as in control messages.
+"""Message ids: computed by the rule of a network, and read from control messages.
 
-The bridge compares them with the ids in the control messages of peers, whose forms differ between implementations. The
-tables name messages by their ids.
+Networks identify messages by author and sequence number, or by a hash of the content. Implementations of gossipsub
+write the same id in different forms in control messages. The column `message_id` has one form for each id.
 
 Sources: libp2p specs, pubsub/README.md, Message Identification; for ids by content Lotus (`HashMsgId`: blake2b-256 of
 the data) and go-waku and nwaku (`msgIDFn`, `defaultMessageIdProvider`: sha256 of the data).
@@ -20,7 +20,7 @@ from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.wire.identity import MAX_SEQNO, message_id, peer_bytes, peer_text, split_peer
 
 AUTHOR_SEQNO: Final = "author_seqno"
-"""The rule of gossipsub itself: author and sequence number; sha256 of the data without a signature."""
+"""Gossipsub's own rule: author and sequence number for signed messages, sha256 of the data for unsigned ones."""
 
 
 class _Digest(Protocol):
@@ -33,14 +33,14 @@ _DIGESTS: Final[dict[str, Callable[[bytes], _Digest]]] = {
 }
 _DIGEST_BYTES: Final = 32
 CONTENT_PREFIXES: Final = tuple(f"{name}/" for name in _DIGESTS)
-"""Prefixes of the text of ids by content, and of no other id. Messages with the same data have the same id, however far
-apart they are sent."""
+"""Prefixes in the column `message_id` of all ids that are a hash of the content. Messages with the same content have
+the same id, even if they are sent days apart."""
 _MIN_LENGTH: Final = 8  # bytes; shorter ids of different messages could be equal
 _RULE: Final = re.compile(rf"({'|'.join(_DIGESTS)})_(topic_)?data(?::(?=.)(hex)?([0-9]{{1,3}})?)?")
 
 
 class MessageIdRuleError(ValueError):
-    """The text names no rule of message ids."""
+    """The text is not a rule for message ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class MessageIdRule:
     """The rule by which the nodes of a network identify messages.
 
     Attributes:
-        text: The rule as `parse_message_id_rule` reads it.
-        algorithm: Name of the digest; empty for author and sequence number.
-        with_topic: True if the digest covers the topic's name before the data.
+        text: The rule in the form of the setting `network.message_id`.
+        algorithm: Name of the hash function; empty if author and sequence number are the id.
+        with_topic: True if the topic's name is hashed before the data.
         as_hex: True if the id is the digest in lower-case hex.
-        length: Number of bytes of an id, which are the first of the digest; 0 for author and sequence number.
+        length: Number of bytes to which the digest is shortened; 0 if author and sequence number are the id.
     """
 
     text: str = AUTHOR_SEQNO
@@ -63,15 +63,14 @@ class MessageIdRule:
 
     @property
     def by_content(self) -> bool:
-        """True if messages of the same data (on the same topic) have the same id, whoever sent them."""
+        """True if the id is a hash of the content, so that messages of different authors can have the same id."""
         return bool(self.algorithm)
 
     def compute(self, message: rpc_pb2.Message, topic: str) -> bytes:
-        """Compute the id of a message, as in control messages.
+        """Compute the id of a message in the form for control messages.
 
         Args:
-            message: The message.
-            topic: Name of the message's topic, of which the message itself may have only the index.
+            topic: Name of its topic, because the message may contain only the topic's index.
         """
         if not self.algorithm:
             return gossip_id(message)
@@ -80,11 +79,11 @@ class MessageIdRule:
         return (digest.hex().encode() if self.as_hex else digest)[: self.length]
 
     def describe(self, message: rpc_pb2.Message, topic: str) -> str:
-        """Format the id of a message as the column `message_id`: "sha256/<hex>" or "blake2b/<hex>" by content."""
+        """Compute the id of a message in the form of the column `message_id`, such as "sha256/<hex>" for a hash."""
         return self.format(self.compute(message, topic)) if self.algorithm else message_id(message)
 
     def format(self, raw: bytes) -> str:
-        """Format an id of a control message as the column `message_id`, or as hex if it breaks the rule."""
+        """Convert an id in a control message to the form of the column `message_id`: hex if it breaks the rule."""
         if not self.algorithm:
             return format_gossip_id(raw)
         if len(raw) == self.length:
@@ -97,14 +96,14 @@ class MessageIdRule:
 
 @lru_cache
 def parse_message_id_rule(text: str) -> MessageIdRule:
-    """Parse the name of a rule, a value of the setting `network.message_id`.
+    """Parse a value of the setting `network.message_id`.
 
-    `author_seqno`, or a digest of the data, or of topic and data: `sha256_data`, `sha256_topic_data`, `blake2b_data`,
-    `blake2b_topic_data`. After a colon, `hex` makes the id the digest in lower-case hex, and a number shortens it:
-    `sha256_data:20` is the first 20 bytes of the digest, `sha256_data:hex20` its first 20 hex digits.
+    The rule is `author_seqno`, or a hash of the data or of topic and data: `sha256_data`, `sha256_topic_data`,
+    `blake2b_data` or `blake2b_topic_data`. A suffix may select lower-case hex or shorten the digest: `sha256_data:20`
+    means the first 20 bytes of the digest, and `sha256_data:hex20` the first 20 hex digits.
 
     Raises:
-        MessageIdRuleError: The text names no rule.
+        MessageIdRuleError: The text is not a rule. The message describes the allowed values.
     """
     if text == AUTHOR_SEQNO:
         return MessageIdRule()
@@ -123,19 +122,20 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
 
 
 _HASH_BYTES: Final = 32  # bytes of the id of an unsigned message; ids of signed messages are longer
-_MAX_HEX: Final = 128  # bytes of an id of unknown form that are in the id's text
+_MAX_HEX: Final = 128  # bytes of an id of unknown form that its text shows
 _IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256 (libp2p specs, peer-ids.md)
 _SHA256: Final = b"\x12\x20"  # prefix of the multihash
 _BASE58_LENGTHS: Final = (
     (b"12D3KooW", 52),
     (b"Qm", 46),
     (b"16Uiu2HA", 53),
-)  # characters of a peer id, by its first ones
+)  # start of a peer id's text, and number of characters of the text
 _SEQNO_BYTES: Final = 8
 
 
 def gossip_id(message: rpc_pb2.Message) -> bytes:
-    """Return the message id in control messages: from ‖ seqno if it is signed, else sha256(data).
+    """Compute the id of a message in the canonical form for control messages: from ‖ seqno if the message is signed,
+    otherwise sha256(data).
 
     Source: libp2p specs, pubsub/README.md, Message Identification; js-libp2p for unsigned messages.
     """
@@ -146,9 +146,9 @@ def gossip_id(message: rpc_pb2.Message) -> bytes:
 
 
 def canonical_id(raw: bytes) -> bytes:
-    """Convert an id from any form that peers use to the form of `gossip_id`. js-libp2p puts the author's PublicKey
-    where others put the peer id made of that key: key ‖ seqno. rust-libp2p writes text: the peer id in base58 ‖ the
-    seqno in decimal.
+    """Convert a message id from any form that peers use to the canonical form, peer id ‖ seqno.
+
+    js-libp2p writes public key ‖ seqno. rust-libp2p writes text: peer id in base58 ‖ seqno in decimal.
     """
     end = _key_end(raw)
     if not end:
@@ -160,27 +160,27 @@ def canonical_id(raw: bytes) -> bytes:
 
 
 def is_key_form(raw: bytes) -> bool:
-    """Return whether an id is js-libp2p's key ‖ seqno."""
+    """Return true if a message id has the form of js-libp2p: public key ‖ seqno."""
     return _key_end(raw) > 0
 
 
 def key_form(canonical: bytes) -> bytes:
-    """Convert an id to js-libp2p's form if the peer id contains the key (ed25519, secp256k1)."""
+    """Convert a canonical message id to the form of js-libp2p, if the peer id contains the key (ed25519, secp256k1)."""
     if len(canonical) > 2 and canonical[0] == 0 and _key_end(canonical[2:]) == canonical[1]:
         return canonical[2:]
     return canonical
 
 
 def is_text_form(raw: bytes) -> bool:
-    """Return whether an id is rust-libp2p's base58 ‖ decimal."""
+    """Return true if a message id has the form of rust-libp2p: peer id in base58 ‖ seqno in decimal."""
     return _from_text(raw) is not None
 
 
 def text_form(canonical: bytes) -> bytes:
-    """Convert an id to rust-libp2p's form if it is a peer id and a seqno of 8 bytes."""
+    """Convert a canonical message id to the form of rust-libp2p, if it is a peer id and a seqno of 8 bytes."""
     peer, seqno = canonical[:-_SEQNO_BYTES], canonical[-_SEQNO_BYTES:]
     if len(peer) > _IDENTITY_LIMIT:
-        return canonical  # base58 of long bytes takes long, and none of `_TEXT_ENDS` is so long
+        return canonical  # base58 of long bytes is slow, and no peer id is so long
     text = b"%b%d" % (peer_text(peer).encode(), int.from_bytes(seqno, "big"))
     return text if _from_text(text) == canonical else canonical
 
@@ -191,7 +191,7 @@ def _from_text(raw: bytes) -> bytes | None:
     for start, end in _BASE58_LENGTHS:
         if raw.startswith(start):
             number = raw[end:]
-            # one spelling only, that of `int`
+            # one spelling only: no leading zeros
             if not number.isdigit() or len(number) > 20 or (number[0] == 0x30 and len(number) > 1):
                 return None
             seqno = int(number)
@@ -205,7 +205,7 @@ def _from_text(raw: bytes) -> bytes | None:
 
 
 def _key_end(raw: bytes) -> int:
-    """Return the end of a PublicKey protobuf at the start of an id; 0 if there is none, or nothing after it."""
+    """Return the length of the PublicKey protobuf at the start of an id; 0 if there is none, or if nothing follows."""
     if len(raw) < 37 or raw[0] != 0x08 or raw[2] != 0x12 or raw[1] > 3:
         return 0
     size, start = raw[3], 4
@@ -216,9 +216,9 @@ def _key_end(raw: bytes) -> int:
 
 
 def format_gossip_id(raw: bytes) -> str:
-    """Format an id as in the column `message_id` of the table `messages`, from any form that a peer may use.
+    """Convert a message id from any form that peers use to the form of the column `message_id`.
 
-    An id of no known form is formatted as hex.
+    An id of unknown form becomes hex.
     """
     if len(raw) == _HASH_BYTES:
         return f"sha256/{raw.hex()}"
@@ -229,5 +229,5 @@ def format_gossip_id(raw: bytes) -> str:
 
 
 def format_unknown_id(raw: bytes) -> str:
-    """Format an id of no known form as hex; of a long one, the hex of its first bytes and "…"."""
+    """Format a message id of unknown form as hex. A long id is shortened, and ends in "…"."""
     return raw.hex() if len(raw) <= _MAX_HEX else f"{raw[:_MAX_HEX].hex()}…"

@@ -1,8 +1,8 @@
-"""Parser of the public keys of libp2p peers, with bounded cost for any bytes, because strangers send them.
+"""Parser of the public keys of libp2p peers that takes little time for any bytes, because strangers send them.
 
-OpenSSL's loader of DER reads and checks any kind of key that the bytes name. A Diffie-Hellman key of 8,192 bits takes a
-minute before a caller can check its type. So this module first reads the algorithm, the structure and all sizes, in one
-canonical encoding, and then builds the key from its numbers.
+OpenSSL's DER loader checks any kind of key before a caller learns its type; a Diffie-Hellman key of 8,192 bits takes a
+minute. So this module first parses the algorithm, the structure and all sizes itself, accepting a single encoding, and
+then builds the key from its numbers.
 
 Sources: libp2p specs, peer-ids/peer-ids.md (Keys); RFC 5280, 4.1.2.7, and RFC 3279, 2.3.1 (RSA); RFC 5480, 2.1.1 and
 2.2 (named curves, uncompressed points); the bounds of RSA keys as in go-libp2p and Go's crypto/rsa.
@@ -43,7 +43,7 @@ _CURVES: Final[tuple[tuple[bytes, ec.EllipticCurve, int], ...]] = (
     (bytes.fromhex("301006072a8648ce3d020106052b81040022"), ec.SECP384R1(), 48),
     (bytes.fromhex("301006072a8648ce3d020106052b81040023"), ec.SECP521R1(), 66),
 )
-"""AlgorithmIdentifier, curve, bytes of a coordinate."""
+"""AlgorithmIdentifier of a key on the curve, the curve, and the number of bytes of a coordinate."""
 
 _CURVE_COST: Final[Mapping[str, int]] = {
     "secp256k1": 750,
@@ -55,14 +55,17 @@ _CURVE_COST: Final[Mapping[str, int]] = {
 
 
 def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
-    """Read the Data of a PublicKey protobuf whose Type is `kind`.
+    """Read the key in a libp2p PublicKey protobuf.
 
-    Of each RSA and ECDSA key only one encoding is accepted, that of go-libp2p. Otherwise one author could have many
-    peer ids.
+    RSA and ECDSA keys are only accepted in the encoding of go-libp2p. Otherwise an author could have many peer ids.
+
+    Args:
+        kind: Field `Type` of the protobuf.
+        data: Field `Data` of the protobuf.
 
     Returns:
-        The key, or why it is refused. key_algorithm: the bytes name another algorithm than the type, or a curve that
-        libp2p does not have. No honest program makes such a key. bad_key: any other fault.
+        The key, or a rejection: key_algorithm if the bytes name an algorithm other than that of the type, or a curve
+        that libp2p does not have, which no honest program does; bad_key for any other fault.
     """
     try:
         if kind == rpc_pb2.PublicKey.Ed25519:
@@ -82,8 +85,12 @@ def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
 
 
 def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
-    """Read an RSA key in DER (SubjectPublicKeyInfo), or return key_algorithm or bad_key if the bytes are not an RSA key
-    within the bounds."""
+    """Read an RSA key in DER (SubjectPublicKeyInfo).
+
+    Returns:
+        The key, or a rejection: key_algorithm if the bytes name another algorithm; bad_key if they are malformed, or
+        the size or exponent of the key is out of bounds.
+    """
     start = _find_algorithm(data)
     if start is None:
         return Rejected(BAD_KEY, "not a SubjectPublicKeyInfo in DER")
@@ -109,7 +116,7 @@ def read_rsa(data: bytes) -> rsa.RSAPublicNumbers | Rejected:
 
 
 def fits_signature_length(key: PublicKey, signature: bytes) -> bool:
-    """Return true if a signature has a possible length for this key."""
+    """Return true if a signature has a length that signatures of this key can have."""
     if isinstance(key, Ed25519PublicKey):
         return len(signature) == 64
     if isinstance(key, rsa.RSAPublicKey):
@@ -118,10 +125,13 @@ def fits_signature_length(key: PublicKey, signature: bytes) -> bool:
 
 
 def estimate_signature_cost(key: PublicKey, good: bool) -> int:
-    """Estimate the CPU for checking one signature of a key, in µs of a core of 2026 (docs/performance.md).
+    """Estimate the CPU time for verifying a signature of a key, in µs on a core of 2026 (docs/performance.md).
 
-    The estimate comes from a table, so that the same bytes always cost the same. Each value is a third above the
-    measurement. A bad ed25519 signature costs more, since libsodium and OpenSSL both check it.
+    The estimate does not depend on the machine, so the same messages are accepted everywhere. An invalid ed25519
+    signature costs more, because both libsodium and OpenSSL check it.
+
+    Args:
+        good: True if the signature is valid.
     """
     if isinstance(key, Ed25519PublicKey):
         return 88 if good else 300
@@ -150,8 +160,7 @@ def _read_ecdsa(data: bytes) -> ec.EllipticCurvePublicKey | Rejected:
 
 
 def _find_algorithm(data: bytes) -> int | None:
-    """Find the start of the AlgorithmIdentifier of a SubjectPublicKeyInfo; None if the bytes are not a
-    SubjectPublicKeyInfo."""
+    """Return the start of the AlgorithmIdentifier in a SubjectPublicKeyInfo, or `None` if the bytes are none."""
     outer = _read_element(data, 0, _SEQUENCE)
     if outer is None or outer[1] != len(data):
         return None
@@ -159,9 +168,9 @@ def _find_algorithm(data: bytes) -> int | None:
 
 
 def _read_element(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
-    """Read start and end of the content of a DER element; None if there is no complete element with this tag.
+    """Return start and end of the content of the DER element at `at`, or `None` if it is incomplete or has another tag.
 
-    Only definite lengths of the shortest form are DER (X.690, 10.1).
+    DER allows only definite lengths in their shortest form (X.690, 10.1).
     """
     if len(data) < at + 2 or data[at] != tag:
         return None
@@ -178,12 +187,12 @@ def _read_element(data: bytes, at: int, tag: int) -> tuple[int, int] | None:
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int] | None:
-    """Read a positive INTEGER of the shortest form, and its end."""
+    """Read a non-negative INTEGER in its shortest form. Return it and the index after it, or `None`."""
     content = _read_element(data, at, _INTEGER)
     if content is None or content[0] == content[1]:
         return None
     start, end = content
     first = data[start]
     if first >= 0x80 or (first == 0 and end - start > 1 and data[start + 1] < 0x80):
-        return None  # negative, or a zero byte too many
+        return None  # negative, or with a superfluous zero byte
     return int.from_bytes(data[start:end], "big"), end

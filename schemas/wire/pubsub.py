@@ -1,7 +1,7 @@
-"""Ceramic pubsub messages of every era, read into one form.
+"""Reader and writer of Ceramic's pubsub messages of all versions of js-ceramic.
 
-A message is one JSON object, UTF-8, in the ``data`` field of a gossipsub message. Forms by era, as js-ceramic wrote
-them; in brackets the first version that has the form::
+A message is a JSON object (UTF-8) in the field ``data`` of a gossipsub message. Its form depends on the *era*, that is,
+on the version of js-ceramic. The first version with a form is in brackets::
 
     2020         {"typ":0,"id":"/ceramic/<CID>","cid":"<CID>","doctype":"tile"}       REQUEST: typ 1, without cid
                  {"typ":2,"id":"/ceramic/<CID>","cid":"<CID>","doctype":"tile"}       also "ceramic://<CID>"
@@ -15,13 +15,13 @@ them; in brackets the first version that has the form::
     keepalive    {"typ":3,"ts":…}                            [1.3.0]; + "ver" [2.0.4]; + "ipfsVer" [2.35.0]
     batch        {"typ":3,"sep":"<key>/<value>","batch":"<CID>"}    CIP-123
 
-The era depends on the fields, never on key order: clients write keys in different orders, and may add some.
+The reader recognizes the era by the fields, not by their order, because clients order keys differently and add others.
 
-JSON is read as js-ceramic does (``TextDecoder``, ``JSON.parse``). Bytes that are not UTF-8 become U+FFFD, and a leading
-byte order mark is dropped. Of several equal keys the last one wins. 1, 1.0 and 1e0 are the same number; ``true`` is no
-number. Unknown keys are allowed; an optional field that is ``null`` is an error. Three things that JSON.parse accepts
-are rejected as ``invalid_json``, because no message needs them and later stages could not store them: escapes of lone
-surrogates, numbers beyond a double, and nesting over 1,024 levels.
+JSON is parsed as js-ceramic does (``TextDecoder``, ``JSON.parse``). Bytes that are not UTF-8 become U+FFFD, and a
+leading byte order mark is dropped. If a key repeats, its last value counts. 1, 1.0 and 1e0 are the same number, and
+``true`` is not a number. Unknown keys are allowed. An optional field must not be ``null``. Unlike in js-ceramic,
+escapes of lone surrogates, numbers beyond a double, and more than 1,024 levels of nesting are rejected as
+``invalid_json``, because later stages could not store them.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ QUERY: Final = 1
 RESPONSE: Final = 2
 KEEPALIVE: Final = 3
 BATCH_UPDATE: Final = 3
-"""CIP-123's number for BATCH_UPDATE, which KEEPALIVE used already (decision 3)."""
+"""Number of BATCH_UPDATE in CIP-123, which KEEPALIVE already had (decision 3)."""
 BATCH_UPDATE_OTHER: Final = 4
-"""The next free number, for a network that avoids the clash."""
+"""Number of BATCH_UPDATE in networks that avoid the conflict with KEEPALIVE."""
 
 MAX_TIMESTAMP = 8_640_000_000_000_000
-"""Largest accepted ``ts``, in ms on either side of the epoch: the range of a JavaScript Date."""
+"""Maximum of the absolute value of ``ts``, in ms since the epoch: the range of a JavaScript Date."""
 
 MAX_DATA: Final = 1 << 20
-"""Maximum bytes of a message's data that are read as JSON. A larger object, of 270,000 keys, takes 150 ms of CPU; an
-object of the maximum size takes 35 ms."""
+"""Maximum number of bytes of a message's data that is parsed as JSON. Parsing an object of this size takes 35 ms of
+CPU."""
 
 REASONS = (
     "data_too_large",  # data over MAX_DATA, which no go-libp2p peer would pass on
-    "invalid_json",  # not JSON, or one of the three things named above; NaN and Infinity are not JSON
-    "not_an_object",  # JSON, but no object at its top
-    "unknown_typ",  # `typ` absent, not a number, or of no message type
+    "invalid_json",  # not JSON as described above; NaN and Infinity are not JSON
+    "not_an_object",  # JSON, but not an object
+    "unknown_typ",  # `typ` is missing, not a number, or not the number of a message type
     "missing_stream",  # none of `stream`, `doc`, or `id` with `doctype`
     "bad_stream",  # the stream's id is not the text of a StreamID; a CommitID is refused too
-    "unknown_doctype",  # 2020: a `doctype` other than tile and caip10-link; what StreamID it would have is not known
+    "unknown_doctype",  # 2020: a `doctype` other than tile and caip10-link, for which no StreamID is known
     "missing_tip",  # UPDATE without `tip`; 2020: UPDATE or RESPONSE without `cid`
     "bad_tip",  # a tip that is not the text of a CID
     "bad_model",  # `model` present and not a StreamID; also null
@@ -84,16 +84,18 @@ REASONS = (
     "bad_batch",  # BATCH_UPDATE: `batch` is not a CID
     "unusable_batch",  # BATCH_UPDATE: a CID that names no batch block (kiln.schemas.wire.batch_block, is_block_cid)
 )
-"""Every reason that ``read_message`` rejects with."""
+"""Reasons for which ``read_message`` rejects data."""
 
 _JSON: TypeAlias = "dict[str, _JSON] | list[_JSON] | str | int | float | bool | None"
 
 _DOCTYPES = {"tile": TILE, "caip10-link": CAIP10_LINK}
-_DETAIL = 160  # characters
+_DETAIL = 160  # maximum number of characters of a JSON error in `detail`
 
 
 class PubsubMessage(msgspec.Struct, frozen=True):
-    """A message of any era. IDs are in canonical form: StreamIDs in base36, CIDs in base32 (v0: base58).
+    """A pubsub message of any era. StreamIDs and CIDs are in canonical form: base36, and base32 (v0: base58).
+
+    Fields by type of message:
 
     ====================  =====================================================================================
     UPDATE                stream, tip, model if it was sent
@@ -104,8 +106,8 @@ class PubsubMessage(msgspec.Struct, frozen=True):
     DATA                  none: a message of a network that is not Ceramic's, which `read_message` never returns
     ====================  =====================================================================================
 
-    ``query_id`` is the text as sent, base64url or the decimal list of 2020-21: it is opaque, and clients exist that
-    compute it differently.
+    ``query_id`` is the text as sent, usually base64url. Before 2021 it was a list of decimals, and some clients compute
+    it in their own way.
     """
 
     type: MessageType
@@ -122,10 +124,14 @@ class PubsubMessage(msgspec.Struct, frozen=True):
 
 
 def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | Rejected:
-    """Read one message. Any bytes give a message or a rejection with one of REASONS; nothing is raised.
+    """Read the data of a pubsub message. No bytes make this function raise.
 
-    ``batch_typ`` is the number of BATCH_UPDATE in the network; 3 and 4 are read too. The fields distinguish all three
-    from KEEPALIVE (decision 3).
+    Args:
+        batch_typ: The network's number for BATCH_UPDATE; 3 and 4 are accepted too. The fields of the message
+            distinguish it from a KEEPALIVE (decision 3).
+
+    Returns:
+        The message, or a rejection with one of REASONS.
     """
     if len(data) > MAX_DATA:
         return Rejected("data_too_large", f"{len(data):,} bytes of data; the limit is {MAX_DATA:,}")
@@ -133,7 +139,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
         message: _JSON = orjson.loads(data)
     except orjson.JSONDecodeError:
         try:
-            # As TextDecoder does. Second, because hardly any message needs it.
+            # as TextDecoder decodes; hardly any message needs it
             message = orjson.loads(data.decode("utf-8", "replace").removeprefix("\ufeff"))
         except orjson.JSONDecodeError as error:
             return Rejected("invalid_json", str(error)[:_DETAIL])
@@ -192,8 +198,7 @@ def _read_response(message: dict[str, _JSON]) -> PubsubMessage | Rejected:
         return query_id
     if not isinstance(tips, dict):
         return Rejected("bad_tips", f"tips is {_format_value(tips)}")
-    # js-ceramic checks no key, but looks up the queried stream by key: other keys are useless. An empty `tips` is
-    # well-formed in js-ceramic and here.
+    # js-ceramic does not check the keys, but only uses the tip of the queried stream. It accepts an empty `tips`.
     canonical: dict[str, str] = {}
     for key in tips:
         try:
@@ -251,7 +256,7 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
 
 
 def _is_number(value: _JSON) -> TypeGuard[int | float]:
-    return type(value) is int or type(value) is float  # isinstance would accept `true` as 1
+    return type(value) is int or type(value) is float  # isinstance would accept `true`
 
 
 def _is_2020(message: dict[str, _JSON]) -> bool:
@@ -261,7 +266,7 @@ def _is_2020(message: dict[str, _JSON]) -> bool:
 def _read_stream(message: dict[str, _JSON]) -> str | Rejected:
     stream = message.get("stream")
     if stream is None or stream == "":
-        # `stream || doc`, js-ceramic 1.0 to 2.30
+        # as `stream || doc` in js-ceramic 1.0 to 2.30
         stream = message.get("doc")
     if isinstance(stream, str):
         try:
@@ -318,8 +323,7 @@ def _read_query_id(message: dict[str, _JSON]) -> str | Rejected:
 
 
 def _format_value(value: _JSON) -> str:
-    """Format a value for `detail`. Of objects and arrays only the type is named, because repr would traverse all of
-    them."""
+    """Format a JSON value for `detail`. Of objects and arrays, only the type is named: they can be large."""
     if isinstance(value, str):
         return repr(value[:80])
     if isinstance(value, dict | list):
@@ -328,26 +332,24 @@ def _format_value(value: _JSON) -> str:
 
 
 def compute_query_id(stream: str, era: Era = "stream") -> bytes:
-    """Compute a QUERY's id as js-ceramic does: the sha2-256 multihash of DAG-CBOR ``{"typ": 1, "stream": …}``.
+    """Compute the id of a QUERY as js-ceramic does: the sha2-256 multihash of DAG-CBOR ``{"typ": 1, "stream": …}``.
 
-    In the era "doc", the key is ``doc`` instead of ``stream``. The id depends on the stream alone: it joins a RESPONSE
-    to a QUERY, but does not distinguish two queries.
+    In the era "doc", the key is ``doc`` in place of ``stream``. Two QUERYs for the same stream have the same id.
     """
     hashed = cbor2.dumps({"typ": QUERY, ("doc" if era == "doc" else "stream"): stream}, canonical=True)
     return b"\x12\x20" + hashlib.sha256(hashed).digest()
 
 
 def format_query_id(raw: bytes, *, decimal: bool = False) -> str:
-    """Write a query id: base64url without padding, or the decimal list (``"18,32,…"``) that was used before
-    2021-02-25."""
+    """Format a query id as base64url without padding or, as before 2021-02-25, as decimals (``"18,32,…"``)."""
     return ",".join(map(str, raw)) if decimal else base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
 def write_update(stream: str, tip: str, model: str | None = None, era: Era = "stream") -> bytes:
-    """Write an UPDATE. ``model`` exists since 2.3.0, in the era "doc+stream".
+    """Encode an UPDATE. The field ``model`` exists since js-ceramic 2.3.0, in the eras "doc+stream" and "stream".
 
     Raises:
-        ValueError: The era has no ``model``.
+        ValueError: UPDATEs of the era have no ``model``.
     """
     if model is not None and era in ("2020", "doc"):
         raise ValueError(f"an UPDATE of era {era!r} has no model")
@@ -365,10 +367,10 @@ def write_update(stream: str, tip: str, model: str | None = None, era: Era = "st
 
 
 def write_query(stream: str, query_id: str | None = None, era: Era = "stream") -> bytes:
-    """Write a QUERY; ``query_id`` is computed by default.
+    """Encode a QUERY. Without ``query_id``, the id is computed as js-ceramic does.
 
     Raises:
-        ValueError: The era is 2020, which has no query id.
+        ValueError: A query id is given for the era 2020, whose QUERYs have none.
     """
     if era == "2020":
         if query_id is not None:
@@ -384,18 +386,18 @@ def write_query(stream: str, query_id: str | None = None, era: Era = "stream") -
 
 
 def write_response(query_id: str, tips: Mapping[str, str]) -> bytes:
-    """Write a RESPONSE, one form since CIP-71."""
+    """Encode a RESPONSE in the form that all js-ceramic versions since 0.14.1 use. ``tips``: CID by StreamID."""
     return orjson.dumps({"typ": RESPONSE, "id": query_id, "tips": dict(tips)})
 
 
 def write_response_2020(stream: str, tip: str) -> bytes:
-    """Write a RESPONSE of 2020, which names its stream and no query."""
+    """Encode a RESPONSE in the form of 2020, which has the stream in place of a query id."""
     fields = {"typ": RESPONSE, "id": _format_document_2020(stream), "cid": tip, "doctype": _get_doctype(stream)}
     return orjson.dumps(fields)
 
 
 def write_keepalive(ts: int, ver: str | None = None, ipfs_ver: str | None = None) -> bytes:
-    """Write a KEEPALIVE; ``ts`` in ms since the epoch. js-ceramic 1.3.0 sends no ``ver``, 2.0.4 no ``ipfs_ver``."""
+    """Encode a KEEPALIVE. ``ts`` is in ms since the epoch. Nodes of old versions omit ``ver`` and ``ipfs_ver``."""
     fields: dict[str, int | str] = {"typ": KEEPALIVE, "ts": ts}
     if ver is not None:
         fields["ver"] = ver
@@ -405,18 +407,20 @@ def write_keepalive(ts: int, ver: str | None = None, ipfs_ver: str | None = None
 
 
 def write_batch_update(separator: Separator, cid: str, batch_typ: int = BATCH_UPDATE) -> bytes:
-    """Write a BATCH_UPDATE (CIP-123, "Pubsub message type").
+    """Encode a BATCH_UPDATE (CIP-123, Pubsub message type).
 
     Raises:
         TopicError: The separator is invalid.
-        CidError: ``cid`` names no batch block.
-        ValueError: ``batch_typ`` belongs to another message.
+        CidError: ``cid`` cannot be the CID of a batch block.
+        ValueError: ``batch_typ`` is the number of UPDATE, QUERY or RESPONSE.
     """
     if batch_typ in (UPDATE, QUERY, RESPONSE):
-        raise ValueError(f"typ {batch_typ} is another message's; BATCH_UPDATE is {BATCH_UPDATE} in CIP-123")
+        raise ValueError(f"typ {batch_typ} is the number of another message type: use {BATCH_UPDATE}, as CIP-123 does")
     raw = cid_bytes(cid)
     if not is_block_cid(raw):
-        raise CidError(f"{cid[:80]} names no batch block: use a CIDv1 of dag-cbor, cbor or raw with sha2-256")
+        raise CidError(
+            f"{cid[:80]} is not the CID of a batch block: use a CIDv1 of dag-cbor, cbor or raw with sha2-256"
+        )
     return orjson.dumps({"typ": batch_typ, "sep": format_separator(separator), "batch": cid_text(raw)})
 
 

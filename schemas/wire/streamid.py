@@ -5,9 +5,9 @@ Layout::
     StreamID = varint(0xce) varint(type) <genesis CID>
     CommitID = varint(0xce) varint(type) <genesis CID> ( 00 | <commit CID> )        00: the commit is the genesis
 
-Text is multibase base36, "k…". A CommitID can have the same length and prefix as a StreamID: only the bytes distinguish
-them. Types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 the metamodel's; 5 is an EventID (CIP-124),
-which is something else. Other types are accepted, so that no traffic of a new type is lost.
+The text is multibase base36, "k…". A CommitID can have the same length and prefix as a StreamID: only the bytes
+distinguish them. Stream types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 metamodel. Type 5 is an
+EventID (CIP-124) and is refused. Other types are accepted, so that traffic of a new type is not lost.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ MODEL_INSTANCE = 3
 EVENT_ID = 5
 
 METAMODEL = "kh4q0ozorrgaq2mezktnrmdwleo1d"
-"""The StreamID that every model names as its own model."""
+"""StreamID of the metamodel, which is the model of every model."""
 
 MAX_TEXT = 640
-"""Longest accepted text in characters, with prefix: two CIDs with the longest digest of kiln.schemas.wire.cid, in
-base 36."""
+"""Maximum number of characters of a StreamID's or CommitID's text: for two CIDs with digests of
+kiln.schemas.wire.cid.MAX_DIGEST bytes."""
 
 _CODEC = b"\xce\x01"
 _Bytes: TypeAlias = bytes  # inside the two classes, `bytes` is their property
 
 
 class StreamIdError(ValueError):
-    """Bytes or text that are not a StreamID, or not a CommitID."""
+    """The bytes or the text are not a StreamID or, if a CommitID is expected, not a CommitID."""
 
 
 class StreamID(NamedTuple):
-    """A stream: its type and the bytes of its genesis CID."""
+    """Id of a stream: the stream's type, and the CID of its genesis as bytes."""
 
     type: int
     genesis: bytes
 
     @property
     def bytes(self) -> bytes:
-        """The binary form."""
+        """The id as bytes."""
         return _CODEC + write_varint(self.type) + self.genesis
 
     @property
     def text(self) -> str:
-        """The usual text: base36, ``k…``."""
+        """The id as base36 text, ``k…``."""
         return _encode_base36(self.bytes)
 
     @classmethod
     def from_bytes(cls, raw: _Bytes) -> StreamID:
-        """Read the binary form.
+        """Parse the bytes of a StreamID.
 
         Raises:
             StreamIdError: The bytes are not a StreamID. A CommitID is refused too.
@@ -70,7 +70,7 @@ class StreamID(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> StreamID:
-        """Parse text: ``k…``, ``ceramic://k…`` or ``/ceramic/k…``.
+        """Parse the text of a StreamID: ``k…``, ``ceramic://k…`` or ``/ceramic/k…``.
 
         Raises:
             StreamIdError: The text is not a StreamID. A CommitID is refused too.
@@ -79,7 +79,7 @@ class StreamID(NamedTuple):
 
 
 class CommitID(NamedTuple):
-    """A commit of a stream: the stream's type and genesis CID, and the commit's CID, `None` if it is the genesis."""
+    """Id of a commit: type and genesis CID of its stream, and CID of the commit (`None`: the commit is the genesis)."""
 
     type: int
     genesis: bytes
@@ -87,22 +87,22 @@ class CommitID(NamedTuple):
 
     @property
     def stream(self) -> StreamID:
-        """The stream that the commit belongs to."""
+        """Id of the commit's stream."""
         return StreamID(self.type, self.genesis)
 
     @property
     def bytes(self) -> bytes:
-        """The binary form."""
+        """The id as bytes."""
         return self.stream.bytes + (b"\x00" if self.commit is None else self.commit)
 
     @property
     def text(self) -> str:
-        """The usual text: base36, ``k…``."""
+        """The id as base36 text, ``k…``."""
         return _encode_base36(self.bytes)
 
     @classmethod
     def from_bytes(cls, raw: _Bytes) -> CommitID:
-        """Read the binary form.
+        """Parse the bytes of a CommitID.
 
         Raises:
             StreamIdError: The bytes are not a CommitID. A StreamID is refused too.
@@ -122,9 +122,9 @@ class CommitID(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> CommitID:
-        """Parse text: base36, or the URL form ``[ceramic://|/ceramic/]<StreamID>?commit=<CID>`` (``0``: the genesis).
+        """Parse the text of a CommitID: base36, or a URL ``[ceramic://|/ceramic/]<StreamID>?commit=<CID>``.
 
-        A commit that names the genesis CID itself is the genesis, as in js-ceramic.
+        In a URL, both ``0`` and the CID of the genesis stand for the genesis, as in js-ceramic.
 
         Raises:
             StreamIdError: The text is not a CommitID. A StreamID is refused too.
@@ -144,9 +144,9 @@ class CommitID(NamedTuple):
 
 
 def stream_text(text: str) -> str:
-    """Return the canonical base36 text of any accepted spelling of a StreamID.
+    """Convert any accepted text of a StreamID to its canonical base36 text.
 
-    Cached, because the messages of a network repeat the same streams and models.
+    Results are cached, because messages repeat the same streams and models.
 
     Raises:
         StreamIdError: The text is not a StreamID. A CommitID is refused too.
@@ -160,11 +160,11 @@ def stream_text(text: str) -> str:
 def _stream_text(text: str) -> str:
     body = _strip_scheme(text)
     usual = _USUAL.get(body[:_PREFIX])
-    # Bytes of one length sort like their texts, so a text between two StreamIDs of a kind is one too.
+    # Texts of one length sort like their bytes, so a text between the least and the greatest usual StreamID is valid.
     if usual and len(body) == len(usual[0]) and usual[0] <= body <= usual[1] and _is_base36(body):
         return body
     StreamID.from_bytes(_decode_text(body))
-    return body  # base36 text has one spelling: _decode_text accepts lower case only
+    return body  # canonical, because _decode_text accepts lower case only
 
 
 def _encode_base36(raw: bytes) -> str:
@@ -179,11 +179,11 @@ def _strip_scheme(text: str) -> str:
 
 
 def _decode_text(text: str) -> bytes:
-    # int() also accepts signs, spaces, underscores and any script's digits; js-ceramic accepts lower case only.
+    # int() alone would accept signs, spaces, underscores, upper case and digits of any script
     if len(text) > MAX_TEXT:
         raise StreamIdError(f"text of {len(text)} characters is not a StreamID; at most {MAX_TEXT} are accepted")
     if not _is_base36(text) or text[1:2] in ("", "0"):
-        # A leading 0 would be a leading zero byte, and an ID starts with 0xce.
+        # a leading 0 would be a leading zero byte, but ids start with 0xce
         raise StreamIdError(f"{text[:80]!r} is not the base36 text (k…) of a StreamID")
     number = int(text[1:], 36)
     return number.to_bytes((number.bit_length() + 7) // 8, "big")
@@ -194,7 +194,7 @@ def _is_base36(text: str) -> bool:
 
 
 def _read_head(raw: bytes) -> tuple[int, bytes, int]:
-    """Return type, genesis CID and the index after it."""
+    """Parse the part that StreamID and CommitID share: type, genesis CID, and the index after it."""
     if not raw.startswith(_CODEC):
         raise StreamIdError(f"bytes {raw[:4].hex()}… do not start with the StreamID codec, ce01")
     try:
@@ -220,8 +220,8 @@ def _describe_rest(raw: bytes, end: int) -> str:
 
 
 def _compute_usual_ranges() -> dict[str, tuple[str, str]]:
-    """Compute the least and the greatest text of each usual kind of StreamID, by prefix. A StreamID is usual if it has
-    a one-byte type, and a genesis in DAG-CBOR or DAG-JOSE with sha2-256. The metamodel's StreamID is not usual.
+    """Compute, by prefix, the least and the greatest text of each usual kind of StreamID. A usual StreamID has a type
+    below 5, and the CID of a genesis in DAG-CBOR or DAG-JOSE with sha2-256.
     """
     ranges: dict[str, tuple[str, str]] = {}
     for kind in range(EVENT_ID):

@@ -1,22 +1,23 @@
-"""Topic tables of gossipsub (Topic Table Extension, working draft r0, 2025-11-11; cited below as "the draft").
+"""Topic tables of gossipsub (Topic Table Extension, working draft r0, 2025-11-11; below "the draft").
 
-Each peer's hello lists the hashes of its topic bundles. Both peers compute the same table from the two lists, and from
-then on may write a topic's index in place of its name. Rule by rule, in the order of the draft's section "Protocol":
+A *bundle* is a set of topics that peers know in advance. Each peer's hello (first RPC) lists the hashes of its bundles.
+Both peers compute the same table from the two lists, and may then send a topic's index in place of its name. The rules,
+in the order of the draft's section "Protocol", and their functions here:
 
 * "a bundle hash [is] the last 4 bytes of the sha256 digest of the concatenation of all its topic strings, ordered
   lexicographically": ``bundle_hash``.
 * "a hello packet which includes an ord[e]rd list of bundle ha[s]hes is sent … with higher-priority bundles listed
   first": ``BundleSet`` keeps the order of the settings; ``write_hello`` writes it, ``parse_hello`` reads it.
-* "we use the Intersect function … This function is symmetric": ``intersect``. Neither side takes precedence: the common
-  prefix is the same for both, and the rest is sorted by bytes.
+* "we use the Intersect function … This function is symmetric": ``intersect``. Both peers get the same result, because
+  the common prefix is the same for both, and the rest is sorted by bytes.
 * "the topic table is constructed by expanding each agreed bundle to its constituent topic list, concatenating all
   expanded topics into a single sequence, and assigning 1-based indices": ``TopicTable``. The first topic is 1.
 * "If we receive a message with a topic name instead of a topic index, we leave it as it is": ``resolve_topic``.
 
-The draft leaves some points open. Here a bundle expands in the order of its hash (bytewise UTF-8, as in the one
-existing implementation). A topic that is in two agreed bundles has two indices: the lower one is written, and both are
-read. A hello that repeats a hash is rejected, because Intersect would not be symmetric, and so is a hello with a hash
-that is not 4 bytes long.
+The draft leaves some points open. Here, a bundle expands to its topics in bytewise order of UTF-8, as in the only
+existing implementation. A topic in two agreed bundles has two indices: the lower one is written, and both are read. A
+hello that repeats a hash is rejected, because Intersect would not be symmetric. So is a hello with a hash that is not 4
+bytes long.
 """
 
 from __future__ import annotations
@@ -45,53 +46,56 @@ REASONS = (
     "hello_malformed",  # not a protobuf message
     "hello_too_many_bundles",  # more than MAX_BUNDLES hashes
     "hello_hash_length",  # a hash that is not 4 bytes long
-    "hello_repeats",  # a hash twice: Intersect is then not symmetric, and the two peers would build different tables
+    "hello_repeats",  # a repeated hash, with which the two peers would build different tables
 )
-"""Every reason that ``parse_hello`` rejects with (docs/design/contracts.md, Frame.hello_in)."""
+"""Reasons for which ``parse_hello`` rejects a hello (docs/design/contracts.md, Frame.hello_in)."""
 
 INDEX_REASONS = (
-    INDEX_OUT_OF_RANGE,  # 0, or more than the table has
-    NO_TABLE,  # the hellos share no bundle, or a hello was refused or is missing
-    UNKNOWN_BUNDLE,  # in or after an agreed bundle with unknown topics
+    INDEX_OUT_OF_RANGE,  # 0, or beyond the end of the table
+    NO_TABLE,  # the hellos have no common bundle, or a hello is invalid or missing
+    UNKNOWN_BUNDLE,  # in or after an agreed bundle whose topics are not known
 )
-"""Every reason that ``TopicTable.resolve`` rejects with."""
+"""Reasons for which ``TopicTable.resolve`` rejects an index."""
 
 TopicSource = Literal["name", "index"]
 """Form of the topic on the wire: its name, or an index."""
 
-_MAX_AGREEMENTS: Final = 1024  # cached pairs of hellos
-_MAX_CACHED: Final = 4096  # bytes of a hello; MAX_BUNDLES hashes take 1,536
-_SHOWN: Final = 8  # hashes in a detail
+_MAX_AGREEMENTS: Final = 1024  # maximum number of cached pairs of hellos
+_MAX_CACHED: Final = 4096  # maximum bytes of a cached hello; MAX_BUNDLES hashes take 1,536
+_SHOWN: Final = 8  # maximum number of hashes that a `detail` lists
 _MISSING: Final = Rejected(TOPIC_MISSING, "neither a topic nor an index")
 
 
 class BundleError(ValueError):
-    """Bundles cannot be used. The message names the bundle and the remedy."""
+    """A bundle is invalid, or conflicts with another one. The message names the bundle and the remedy."""
 
 
 # ---------------------------------------------------------------- bundles
 
 
 def bundle_hash(topics: Iterable[str]) -> bytes:
-    """Hash a bundle: the last 4 bytes of the sha256 of its topics, concatenated in order (section "Protocol").
+    """Compute the hash of a bundle: the last 4 bytes of the sha256 of its concatenated topics.
 
-    A bundle is a set, so a topic given twice counts once; the lexicographic order is that of the UTF-8 bytes.
+    The topics are sorted bytewise by their UTF-8 bytes, and a repeated topic counts once.
     """
     names = sorted({topic.encode() for topic in topics})
     return hashlib.sha256(b"".join(names)).digest()[-HASH_LENGTH:]
 
 
 class BundleSet(Mapping[bytes, tuple[str, ...]]):
-    """Known bundles by hash, each with its topics in the order of the table. Iterates in order of preference.
+    """Known topic bundles: a mapping from hash to topics, ordered by preference. Topics are in the order of the table.
 
-    Immutable, hashable and cheap to compare (both by content), so that it can be part of a cache's key after it was
-    pickled into another process.
+    The set is immutable. Hashing and comparing take no time and depend on the content, so it can be a part of a cache
+    key even after pickling.
     """
 
     __slots__ = ("_names", "_topics", "digest")
 
     def __init__(self, named: Mapping[str, Iterable[str]] | None = None) -> None:
-        """Create the set from display names and topics, most preferred first.
+        """Create the set.
+
+        Args:
+            named: Topics of each bundle by its name, most preferred bundle first.
 
         Raises:
             BundleError: A bundle has no topics; a topic is empty, longer than MAX_TOPIC or not UTF-8; or two bundles
@@ -105,13 +109,13 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
             if known in names:
                 same = "the same topics" if topics[known] == ordered else f"the same hash, {known.hex()},"
                 raise BundleError(
-                    f"bundles {names[known]!r} and {name!r} both have {same} and a table can hold only one of the two. "
+                    f"bundles {names[known]!r} and {name!r} both have {same} and a table can hold only one of them. "
                     "Remove one"
                 )
             names[known], topics[known] = name, ordered
         self._names, self._topics = names, topics
         self.digest: Final = hashlib.sha256(repr(topics).encode()).digest()
-        """digest of the hashes, in order, and their topics: equal sets have equal digests"""
+        """digest of hashes and topics in order; sets with equal digests are equal"""
 
     def __getitem__(self, known: bytes) -> tuple[str, ...]:
         return self._topics[known]
@@ -132,18 +136,18 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
         return f"Bundles({', '.join(f'{name!r} {known.hex()}' for known, name in self._names.items())})"
 
     def name(self, known: bytes) -> str:
-        """Return the display name of a bundle.
+        """Return the name of the bundle with a hash.
 
         Raises:
-            KeyError: The bundle is not known.
+            KeyError: No bundle has this hash.
         """
         return self._names[known]
 
     def merge(self, others: BundleSet) -> BundleSet:
-        """Append the bundles of ``others`` whose hash is new. A display name that is taken is replaced by the hash.
+        """Append the bundles of ``others`` with a new hash. If a name is taken, the bundle's hash becomes its name.
 
         Raises:
-            BundleError: One hash has different topics in the two sets.
+            BundleError: Two bundles have the same hash but different topics.
         """
         merged = {self._names[known]: topics for known, topics in self._topics.items()}
         for known, topics in others._topics.items():
@@ -154,18 +158,18 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
                 other = others._names[known]
                 raise BundleError(
                     f"bundles {self._names[known]!r} and {other!r} have the same hash, {known.hex()}, but different "
-                    "topics: add or remove a topic"
+                    "topics. Add a topic to one of them, or remove one"
                 )
         return BundleSet(merged)
 
 
 def _expand_bundles(name: str, topics: Iterable[str]) -> tuple[str, ...]:
-    """Sort the topics of a bundle in bytewise UTF-8 order, each once."""
+    """Return the distinct topics of a bundle, sorted bytewise by their UTF-8 bytes."""
     distinct = set(topics)
     if not distinct or "" in distinct:
         raise BundleError(f"bundle {name!r} needs at least one topic, and no topic may be empty")
     if (longest := max(map(len, distinct))) > MAX_TOPIC:
-        raise BundleError(f"bundle {name!r} has a topic of {longest} characters; at most {MAX_TOPIC} are read")
+        raise BundleError(f"bundle {name!r} has a topic of {longest} characters: shorten it to at most {MAX_TOPIC}")
     try:
         return tuple(sorted(distinct, key=str.encode))
     except UnicodeEncodeError as error:
@@ -176,10 +180,11 @@ def _expand_bundles(name: str, topics: Iterable[str]) -> tuple[str, ...]:
 
 
 def intersect(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[bytes]:
-    """Intersect two hellos: the common prefix, then the other common bundles in bytewise order.
+    """Return the bundle hashes that two hellos have in common, in the order of the topic table.
 
-    Symmetric if neither list repeats a hash; ``parse_hello`` refuses lists that do. Source: section "Bundle
-    intersection", the Go function.
+    The order is the common prefix of both lists, then the other common hashes in bytewise order. If no list repeats a
+    hash, which ``parse_hello`` ensures, both peers get the same result. Source: the Go function in the draft's section
+    "Bundle intersection".
     """
     prefix = 0
     for first, second in zip(ours, theirs, strict=False):
@@ -191,9 +196,9 @@ def intersect(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[bytes]:
 
 
 def parse_hello(ext: bytes) -> list[bytes] | Rejected:
-    """Read ExtTopicTable bytes, the topic table part of a peer's hello, into its bundle hashes in the peer's order.
+    """Parse the topic table in a hello (ExtTopicTable bytes). Return its bundle hashes, or a rejection from REASONS.
 
-    Unknown fields are tolerated; empty bytes are a hello with no bundle. For the reasons see REASONS.
+    Unknown fields are ignored. Empty bytes are a hello without bundles.
     """
     try:
         return _read_hashes(ExtTopicTable.FromString(ext))
@@ -202,18 +207,18 @@ def parse_hello(ext: bytes) -> list[bytes] | Rejected:
 
 
 def read_hello(extensions: ControlExtensions) -> list[bytes] | Rejected | None:
-    """Read the extensions of a peer's first RPC (field 4820938) as ``parse_hello`` does; None if they have no table."""
+    """Read the topic table (field 4820938) in the extensions of a peer's first RPC, as ``parse_hello`` does. Return
+    `None` if there is none."""
     if not extensions.HasField("topicTableExtension"):
         return None
     return _read_hashes(extensions.topicTableExtension)
 
 
 def find_hello(rpc: RPC) -> bytes:
-    """Find the hello in the first RPC of a direction, as ExtTopicTable bytes for Frame.hello_in and Frame.hello_out.
+    """Return the topic table in the first RPC of a direction, as bytes for Frame.hello_in and Frame.hello_out.
 
-    Empty if the RPC has no topic table, or an invalid one. Unknown fields are left out: they do not affect the table,
-    and would be repeated in every later frame of the connection. The bytes must be the same for live and captured
-    frames, and in all versions of Kiln.
+    The bytes are empty if the RPC has no topic table, or an invalid one. Unknown fields are left out, because each
+    frame of the connection repeats the bytes. Live and captured frames must have the same bytes.
     """
     if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
         return b""
@@ -236,20 +241,20 @@ def _read_hashes(table: ExtTopicTable) -> list[bytes] | Rejected:
 
 
 def write_hello(hashes: Iterable[bytes]) -> bytes:
-    """Write ExtTopicTable bytes, as in Frame.hello_in and Frame.hello_out; no hash gives no bytes.
+    """Encode bundle hashes as ExtTopicTable bytes, as in Frame.hello_in and Frame.hello_out. No hashes give no bytes.
 
     Raises:
-        BundleError: ``parse_hello`` would refuse the bytes.
+        BundleError: There are too many hashes, or a hash is repeated or not 4 bytes long.
     """
     table = ExtTopicTable(topicBundleHashes=hashes)
     result = _read_hashes(table)
     if isinstance(result, Rejected):
-        raise BundleError(f"peers would refuse this hello: {result.detail}")
+        raise BundleError(f"peers would refuse these bundles: {result.detail}")
     return table.SerializeToString()
 
 
 def build_hello_extensions(hashes: Iterable[bytes]) -> ControlExtensions:
-    """Build the extensions of our first RPC, field 4820938. Raises as ``write_hello``."""
+    """Build the extensions, with the topic table, of the first RPC to a peer. Errors are those of ``write_hello``."""
     return ControlExtensions(topicTableExtension=ExtTopicTable.FromString(write_hello(hashes)))
 
 
@@ -257,16 +262,22 @@ def build_hello_extensions(hashes: Iterable[bytes]) -> ControlExtensions:
 
 
 class TopicTable:
-    """Table that two peers share: index <-> name. Indices begin at 1.
+    """Topic table that two peers have agreed on: topic names by index, from 1.
 
-    An agreed bundle with unknown topics takes an unknown number of indices, so neither its own nor those of later
-    bundles resolve. Source: the draft, section "Protocol" ("assigning 1-based indices").
+    If the topics of an agreed bundle are not known, its indices and those of later bundles cannot be resolved. Source:
+    the draft, section "Protocol" ("assigning 1-based indices").
     """
 
     __slots__ = ("_indices", "_names", "_why", "agreed")
 
     def __init__(self, agreed: Sequence[bytes], bundles: BundleSet, why: str = "the hellos share no bundle") -> None:
-        """Build the table of the bundles that ``intersect`` returned. ``why``: reason if there is no table."""
+        """Build the table.
+
+        Args:
+            agreed: Bundle hashes that ``intersect`` returned.
+            bundles: Known bundles.
+            why: Reason why there is no table, if `agreed` is empty.
+        """
         self.agreed = tuple(agreed)
         self._why = why
         names: list[str] = []
@@ -285,7 +296,7 @@ class TopicTable:
         self._indices: dict[str, int] | None = None
 
     def __len__(self) -> int:
-        """Count the indices that resolve."""
+        """Return the number of indices that can be resolved."""
         return len(self._names)
 
     def resolve(self, index: int) -> str | Rejected:
@@ -299,23 +310,24 @@ class TopicTable:
         return Rejected(INDEX_OUT_OF_RANGE, f"topic index {index} in a table of 1 to {len(self._names)}")
 
     def find_index(self, topic: str) -> int | None:
-        """Find the lowest index of a topic; None if the topic has no index, and is sent by name."""
+        """Return the lowest index of a topic, or `None` if the topic has no index and must be sent by name."""
         indices = self._indices
-        if indices is None:  # built on demand: readers never need it
+        if indices is None:  # built on demand, because only writers need it
             names = self._names
             indices = self._indices = {names[at]: at + 1 for at in range(len(names) - 1, -1, -1)}
         return indices.get(topic)
 
 
 class Agreement(NamedTuple):
-    """Result of two hellos. If the peers agree on no table, no index resolves in `table`."""
+    """Result of two hellos. If the peers did not agree on a table, `table` resolves no index."""
 
     table: TopicTable
     refused: tuple[tuple[Literal["hello_in", "hello_out"], Rejected], ...]
+    """invalid hellos, each with its field in the Frame"""
 
 
 def negotiate_table(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreement:
-    """Negotiate a table by the ExtTopicTable bytes of both hellos, as in a Frame. Computed once per distinct pair."""
+    """Compute the topic table of a connection from both hellos, as they are in a Frame. Results are cached."""
     key = hello_in, hello_out, bundles.digest
     agreement = _agreements.get(key)
     if agreement is None:
@@ -327,7 +339,7 @@ def negotiate_table(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Ag
     return agreement
 
 
-# Not an lru_cache: every frame looks here, and hashing the bundles would cost more than the rest.
+# Not an lru_cache, which would hash the bundles for each frame.
 _agreements: dict[tuple[bytes, bytes, bytes], Agreement] = {}
 
 
@@ -343,15 +355,15 @@ def _negotiate(hello_in: bytes, hello_out: bytes, bundles: BundleSet) -> Agreeme
 
 @lru_cache(maxsize=256)
 def _build_table(agreed: tuple[bytes, ...], bundles: BundleSet) -> TopicTable:
-    """Build a table, which all pairs of hellos with the same agreed bundles share."""
+    """Build a table, once for all pairs of hellos with the same agreed bundles."""
     return TopicTable(agreed, bundles)
 
 
 def resolve_topic(message: Message, table: TopicTable) -> str | Rejected:
-    """Return the topic of a message. A name takes precedence over an index (docs/design, The bridge).
+    """Return the name of a message's topic. If the message has both a name and an index, the name counts.
 
     Returns:
-        The topic, or a rejection: topic_missing, one of INDEX_REASONS, or as ``read_topic_name``.
+        The name, or a rejection: topic_missing, one of INDEX_REASONS, or a rejection of ``read_topic_name``.
     """
     name = read_topic_name(message)
     if name is None:

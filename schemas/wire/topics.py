@@ -1,16 +1,14 @@
-"""Topic names of a Ceramic network (CIP-120, Specification) and the separators in them.
+"""Topic names of a Ceramic network, and the separators in them (CIP-120, Specification).
 
 Names::
 
-    /ceramic/<network>                              the network topic. CIP-120 writes it with a slash at its end. No
-                                                    known node uses that name: Kiln joins and publishes on the topic
-                                                    with the slash while a peer is on it
-    /ceramic/<network>/sep/<key>/<value>            the topic of one separator; value in base36 multibase, "k…". CIP-120
-                                                    says base36: a value without the multibase prefix is read, and
-                                                    never written
+    /ceramic/<network>                      the network topic. CIP-120 adds a slash at its end, which no known node
+                                            does. Kiln also uses the name with the slash while a peer is on it
+    /ceramic/<network>/sep/<key>/<value>    the topic of a separator. The value is base36 multibase text, "k…". Values
+                                            without the prefix "k", as in CIP-120, are read but never written
 
-A key is any text, so it may contain slashes; a value cannot: the last slash separates them, in a topic name and in the
-``sep`` of a BATCH_UPDATE (CIP-123, "<separator-key>/<separator-value>").
+A key is any text and may contain slashes; a value cannot. So the last slash separates key and value, in a topic name
+and in the ``sep`` of a BATCH_UPDATE (CIP-123, "<separator-key>/<separator-value>").
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from typing import NamedTuple
 from libipld import encode_multibase
 
 MAX_NAME = 1024
-"""Longest topic name that the bridge subscribes to and publishes on, in characters. The longest network (256), key and
-value fit into it, so every separator that is read has a topic."""
+"""Maximum number of characters of a topic name that the bridge subscribes to or publishes on. Network (up to 256
+characters), key and value always fit."""
 
 MAX_VALUE = 512
-"""Longest accepted separator value, in characters of its text: about 330 bytes; a model's StreamID has 40."""
+"""Maximum number of characters of a separator value's text, for about 330 bytes. A model's StreamID has 40 bytes."""
 
 MAX_KEY = 224
-"""Longest accepted separator key in characters."""
+"""Maximum number of characters of a separator key."""
 
 _MAX_CACHED = 1024  # characters
 
@@ -36,32 +34,31 @@ _BASE32_CIDS = ("bae", "baf", "bag")
 
 
 class TopicError(ValueError):
-    """A network, key or value that cannot be part of a topic name."""
+    """A network, separator key or separator value cannot be part of a topic name."""
 
 
 class Separator(NamedTuple):
-    """Group of a stream (CIP-120): ``key`` as in the genesis header's ``sep``; ``value`` as base36 multibase
-    text, ``k…``, as in the topic name."""
+    """Key and value by which streams are divided into topics (CIP-120). ``key`` is ``sep`` in the header of a genesis,
+    such as ``model``. ``value`` is base36 multibase text, ``k…``, as in the topic name."""
 
     key: str
     value: str
 
 
 class Topic(NamedTuple):
-    """A Ceramic topic: its network, and the separator if it is a separator's topic."""
+    """Network and separator that a Ceramic topic name contains. The separator is `None` on the network topic."""
 
     network: str
     separator: Separator | None
 
 
 def parse_topic(name: str) -> Topic | None:
-    """Parse a topic name; None if it is not a Ceramic topic.
+    """Parse a topic name. Return `None` if it does not begin with ``/ceramic/<network>``.
 
-    Any name below ``/ceramic/<network>`` belongs to that network. A name that is neither the network topic nor a
-    well-formed separator topic (the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, ``/ceramic/inmemory/test``,
-    a value that is no lower-case base36, a key longer than MAX_KEY) has no separator: its messages are read as on the
-    network topic, so that none is lost for a bad name and no separator is guessed. The bare ``/ceramic`` of 2020 names
-    no network and gives None: the network is then that of the frame (docs/design/contracts.md).
+    Any other name below ``/ceramic/<network>`` that is not a valid separator topic counts as the network topic, so that
+    its messages are not lost. Examples are the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, a value that is
+    not lower-case base36, and a key longer than MAX_KEY. For the bare ``/ceramic`` of 2020 the result is `None`, and
+    the network is that of the frame (docs/design/contracts.md).
     """
     if len(name) > _MAX_CACHED:  # before the cache, so that it stores no large name
         return _parse_topic(name)
@@ -89,7 +86,7 @@ def format_topic(network: str, separator: Separator | None) -> str:
     """Format a topic name.
 
     Raises:
-        TopicError: ``parse_topic`` would not return the same network and separator.
+        TopicError: The network, key or value is invalid, so ``parse_topic`` would not return it.
     """
     if not network or "/" in network:
         raise TopicError(f"network {network[:80]!r} must be non-empty and without a slash")
@@ -99,7 +96,7 @@ def format_topic(network: str, separator: Separator | None) -> str:
 
 
 def network_topics(network: str) -> tuple[str, str]:
-    """Return the network's topic in the form that nodes use, and in CIP-120's form, with a slash at its end."""
+    """Return both names of the network topic: the one that nodes use, and CIP-120's, with a slash at its end."""
     name = format_topic(network, None)
     return name, f"{name}/"
 
@@ -112,7 +109,7 @@ def encode_separator_value(raw: bytes) -> str:
     """
     if not raw:
         raise TopicError("a separator value must not be empty")
-    # A byte is never less than one digit.
+    # each byte takes at least one digit
     text: str = encode_multibase("k", raw) if len(raw) < MAX_VALUE else ""
     if not text or len(text) > MAX_VALUE:
         raise TopicError(f"separator value of {len(raw)} bytes; as base36 text it may have {MAX_VALUE} characters")
@@ -120,7 +117,7 @@ def encode_separator_value(raw: bytes) -> str:
 
 
 def format_separator(s: Separator) -> str:
-    """Format ``key/value``, the ``sep`` of a BATCH_UPDATE.
+    """Format a separator as ``key/value``, as in the ``sep`` of a BATCH_UPDATE.
 
     Raises:
         TopicError: The key or value is invalid.
@@ -132,7 +129,7 @@ def format_separator(s: Separator) -> str:
 
 
 def parse_separator(text: str) -> Separator:
-    """Parse ``key/value``, split at the last slash.
+    """Parse a separator in the form ``key/value``, which is split at the last slash.
 
     Raises:
         TopicError: The text has another form.
@@ -148,27 +145,27 @@ def parse_separator(text: str) -> Separator:
 
 
 class Interest(NamedTuple):
-    """Separators that a node follows: all (no key), all separators of a key (no value), or a single separator."""
+    """Separators that a node follows: all if `key` is `None`, all with this key if `value` is `None`, else one."""
 
     key: str | None
     value: str | None
 
     def covers(self, separator: Separator) -> bool:
-        """Return true if the node follows this separator."""
+        """Return true if the interest includes a separator."""
         return self.key in (None, separator.key) and self.value in (None, separator.value)
 
 
 def parse_interest(text: str) -> Interest:
-    """Parse ``*``, a key, ``key/*`` or ``key/value``.
+    """Parse an interest: ``*``, a key, ``key/*`` or ``key/value``.
 
-    A text without a value after its last slash is a key. Write ``key/*`` for a key that would be ambiguous alone:
-    ``*/*`` is the key ``*``, and ``a/k2/*`` the key ``a/k2``. A value must have its prefix.
+    If the part after the last slash is not a value with the prefix ``k``, the whole text is a key. The form ``key/*``
+    is for keys that would be ambiguous: ``*/*`` is the key ``*``, and ``a/k2/*`` the key ``a/k2``.
 
     Raises:
         TopicError: The text is empty, or its key is invalid.
     """
     if not text:
-        raise TopicError("an interest must not be empty: it is *, a key, key/* or key/value")
+        raise TopicError("an interest must not be empty: write *, KEY, KEY/* or KEY/VALUE")
     if text == "*":
         return Interest(None, None)
     key, slash, value = text.rpartition("/")
@@ -181,16 +178,16 @@ def parse_interest(text: str) -> Interest:
 
 
 def _normalize_value(text: str) -> str | None:
-    """Return the value with its prefix; None if the text is no base36.
+    """Return a separator value with its prefix "k", or `None` if the text is not base36.
 
-    A text without prefix may not begin with "k", or with the letters of a CID in base32.
+    A text that begins like a CID in base32 gets no prefix, so it is refused.
     """
     value = text if text.startswith(("k", *_BASE32_CIDS)) else f"k{text}"
     return value if _is_value(value) else None
 
 
 def _is_value(value: str) -> bool:
-    # Every such text is canonical: base36 multibase maps n leading zero digits to n leading zero bytes, one to one.
+    # each such text is canonical, because base36 multibase also encodes leading zero bytes as zero digits
     return (
         1 < len(value) <= MAX_VALUE
         and value.startswith("k")

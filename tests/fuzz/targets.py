@@ -327,7 +327,7 @@ def height(data: bytes) -> None:
 def router(data: bytes) -> None:
     """A router between six peers: RPCs, comings, goings, heartbeats. Its memories stay within their bounds."""
     made = Router(b"\x00\x24own", _NARROW, Random(1), check, TableAgreements(BUNDLES))
-    made.join(T, 0.0)
+    made.join(T)
     now, rest = 0.0, BytesIO(data)
     for step in islice(_steps(rest), 200):
         who = peer(step % 6)

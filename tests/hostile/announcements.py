@@ -25,11 +25,11 @@ from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.updates.separators import SeparatorConfig
 from kiln.pipelines.updates.transform import build_copies
 from kiln.schemas.kafka.records import Epoch, decode_block, decode_stream
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_batch_update, write_update
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, encode_separator_value
+from kit.batch_blocks import write_blocks
 from kit.bitswap_sides import Block, Side, open_side
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client, variables

@@ -232,7 +232,7 @@ def measure(what: str, rpc: RPC) -> Cost:
     payload = rpc.SerializeToString()
     gc.collect()  # what made the RPC is not to be collected while the RPC is measured
     router = Router(b"\x00\x24own", RouterOptions(), Random(1), partial(check, policy="strict"))
-    router.join(TOPIC, 0.0)
+    router.join(TOPIC)
     peers = [_PEER[:-1] + bytes([number]) for number in range(12)]
     for peer in peers:
         router.add_peer(peer, "/meshsub/1.2.0", True, 0.0)

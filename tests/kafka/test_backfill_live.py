@@ -170,7 +170,10 @@ def test_kafka_gives_the_same_and_a_signal_ends_a_run_in_words(kiln: Kiln, middl
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == 130
     said = (kiln.state / "started.out").read_text(encoding="utf-8")
-    assert "run of-kafka was stopped. Its finished chunks are stored: type the same command to continue" in said
+    assert (
+        "backfill run of-kafka was stopped. Its finished part is stored: type the same command again to continue"
+        in said
+    )
     kiln.run_kept(*command, timeout=1_800)
     for table in (*EQUAL, "frames"):
         assert differences(kiln, "of-kafka", table, low, high) == [], table

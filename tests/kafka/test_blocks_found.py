@@ -23,11 +23,11 @@ from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.kafka.topics import TOPICS
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.topics import Separator, encode_separator_value, format_topic
 from kit.awaiting import wait_until
+from kit.batch_blocks import write_blocks
 from kit.bridge_alone import BridgeAlone
 from kit.broker_access import client, security
 from kit.foreign_peer import NewPeer

@@ -163,7 +163,7 @@ def test_a_broker_stopped_by_force_is_started_again_by_its_kiln(kiln: Kiln, caps
         launched.await_ready()
         broker = _pid(kiln.state)
         assert run_command(("broker", "stop", "--state", str(kiln.state), "--force")) == 0
-        assert f"the running Kiln (process {os.getpid()}) starts it again" in capsys.readouterr().out
+        assert f"the running Kiln (process {os.getpid()}) restarts the broker" in capsys.readouterr().out
         wait_until(partial(_another, kiln.state, broker), "another broker")
 
 

@@ -41,11 +41,11 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.kafka.topics import TOPICS
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import encode_separator_value
 from kit.awaiting import wait_until
+from kit.batch_blocks import write_blocks
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
 from kit.strange_records import CODECS, GARBAGE, HUGE, Writer, Written, read_all

@@ -26,13 +26,13 @@ from kiln.schemas.kafka.records import BatchRecord, SeparatorRecord, encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message as PubsubEnvelope
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import build_ed25519_peer_id, sign
 from kiln.schemas.wire.pubsub import write_update
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 from kit.awaiting import wait_until
+from kit.batch_blocks import write_blocks
 from kit.broker_access import client
 from kit.chance import new_key
 from kit.kiln_process import Kiln, end

@@ -27,10 +27,10 @@ from kiln.schemas.kafka.records import (
     decode_update,
     encode,
 )
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import encode_separator_value, parse_interest
+from kit.batch_blocks import write_blocks
 
 NETWORK = "local-test"
 S = 1_000_000

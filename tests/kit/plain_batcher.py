@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kiln.pipelines.batch.batching import BatchOutput, batch_offset_ranges, build_batch_records
 from kiln.pipelines.batch.offset_range import WindowKey, read_offset_range
-from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
+from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
 from kiln.schemas.kafka.records import (
     UNREADABLE,
     QuarantineRecord,
@@ -16,6 +16,7 @@ from kiln.schemas.kafka.records import (
     decode_update,
     encode,
 )
+from kiln.schemas.wire.batch_block import list_tips
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
@@ -27,6 +28,11 @@ class LogRecord(NamedTuple):
     offset: int
     stamp: int
     value: bytes | None
+
+
+def list_window_tips(window: Window) -> dict[str, set[bytes]]:
+    """CID bytes of the tips in a window, by StreamID."""
+    return {stream: set(links) for stream, links in list_tips(window.leaves).items()}
 
 
 def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[BatchOutput]:

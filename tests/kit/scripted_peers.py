@@ -74,7 +74,7 @@ def node(
 ) -> Router:
     router = Router(OWN, options or RouterOptions(), Random(1), check, table)
     for topic in topics:
-        router.join(topic, 0.0)
+        router.join(topic)
     return router
 
 

@@ -132,12 +132,12 @@ def test_through_a_server_that_is_named_only(tmp_path: Path) -> None:
     async def test(town: Town) -> None:
         third = await server(town)
         named = [await server(town, third.address) for _ in range(3)]
-        await town.bell.until(lambda: all(each.discovery.servers >= 2 for each in named))  # each other
+        await town.bell.until(lambda: all(each.discovery.sizes["servers"] >= 2 for each in named))  # each other
         # a server that a busy machine kept from answering is told again soon
         first = await finder(town, third.address, options=replace(FAST, reprovide_interval=5.0))
         await town.bell.until(lambda: first.count("provided") >= 4)
         begun = await finder(town, third.address, topics=(OTHER,))
-        await town.bell.until(lambda: begun.discovery.servers >= 4)
+        await town.bell.until(lambda: begun.discovery.sizes["servers"] >= 4)
         third.node.close()
         await town.bell.until(lambda: not begun.node.is_connected(peer_bytes(third.peer)))
         begun.node.join(TOPIC)

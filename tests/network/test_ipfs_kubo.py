@@ -11,9 +11,9 @@ import pytest
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.node import KuboBlockStore
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
+from kit.batch_blocks import write_blocks
 from kit.kubo_daemon import Daemon, program
 
 pytestmark = [pytest.mark.network, pytest.mark.timeout(300)]

@@ -185,7 +185,7 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
         calls.append(1)
         return len(calls) == 3
 
-    with pytest.raises(StoppedError, match=r"^run again was stopped\. .* to continue$"):
+    with pytest.raises(StoppedError, match=r"^backfill run again was stopped\. .* to continue$"):
         world.run("again", stopped=stop_at_third, chunk=400)
     found = find_run(world.lake, "again")
     assert found is not None
@@ -209,10 +209,11 @@ def test_what_is_done_stays_as_it_is_and_other_terms_are_refused(world: World) -
     assert done.rows["messages"] == len(world.rows(None, "messages"))
     assert before == {table: world.lake.locate_run("once").open(table).version() for table in before}
     with pytest.raises(
-        RunError, match="there is already a run once, which differs: its T in µs is 1000000, not 5000000"
+        RunError,
+        match="a backfill run once with other options: its window length in µs is 1000000, not 5000000",
     ):
         world.run("once", window=timedelta(seconds=5))
-    with pytest.raises(RunError, match="its range is different"):
+    with pytest.raises(RunError, match="it has another time range"):
         world.run("once", high=END + 1)
 
 

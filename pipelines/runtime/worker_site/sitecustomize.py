@@ -1,8 +1,8 @@
-"""Startup hook of Spark's Python processes on one machine: makes them import the installed PySpark.
+"""Startup hook of Spark's Python processes in local mode: makes them import the installed package pyspark.
 
-Spark puts its zip file of PySpark first on their path. A zip file has no bytecode, so each process would spend most of
-a second on compiling PySpark, and a planner that takes longer than 10 s to start fails its query. The installed PySpark
-has bytecode. It is the same release, because the driver found Spark in its folder.
+Spark puts a zip file of PySpark first on the import path. The zip file has no bytecode, so each process would compile
+PySpark for most of a second. On a busy machine this can exceed the 10 s that Spark waits for a process. The installed
+package has bytecode. It is the same release, because the driver uses the Spark inside this package.
 
 Source: Python documentation, module `site`.
 """

@@ -1,9 +1,8 @@
 """Views over the Delta tables, one SQL file each.
 
-`NAME.sql` begins with a comment: a description of the view, then a line `Grain:` with the meaning of one row. One
-SELECT follows, over tables of `kiln.schemas.delta.tables` and over other views, in SQL that both DuckDB and Spark
-accept. If there is no such SQL, or DuckDB needs its own to be fast, `NAME.spark.sql` contains the Spark form, and
-`NAME.sql` contains the DuckDB form. Sessions of both run in UTC.
+`NAME.sql` begins with a comment: a description of the view, then a line `Grain:` with the meaning of a row. Then comes
+one SELECT over tables and other views, in SQL that both DuckDB and Spark accept. If a view needs different SQL for each
+engine, `NAME.spark.sql` is for Spark, and `NAME.sql` for DuckDB. Sessions of both engines use UTC.
 """
 
 from __future__ import annotations
@@ -23,40 +22,39 @@ _COMMENT: Final = re.compile(r"--.*$", re.MULTILINE)
 
 
 class View(NamedTuple):
-    """A view and its SELECT for each engine."""
+    """A view, with its SELECT for DuckDB and for Spark."""
 
     name: str
     sentence: str
+    """description of the view, of one or more sentences"""
     grain: str
-    """meaning of one row, such as "a message\""""
+    """meaning of a row, such as "a message\""""
     tables: tuple[str, ...]
-    """tables that the view reads on either engine, directly or through other views; sorted"""
+    """tables that the view reads on either engine, directly or through other views, in alphabetical order"""
     views: tuple[str, ...]
-    """views that the view reads directly on either engine; sorted"""
+    """other views that the view reads directly on either engine, in alphabetical order"""
     duckdb: str
-    """the SELECT for DuckDB"""
     spark: str
-    """the SELECT for Spark"""
 
 
 @cache
 def views() -> dict[str, View]:
-    """Read all views, each after the views that it reads.
+    """Read the files of all views, by name. Each view comes after the views that it reads.
 
     Raises:
-        ValueError: A file has no description or no grain.
+        ValueError: A file lacks the description or the line `Grain:`.
     """
     texts = {
         file.name.removesuffix(".sql"): file.read_text("utf-8")
         for file in files(__package__).iterdir()
         if file.name.endswith(".sql")
     }
-    # what either engine's SELECT reads, so that a view exists on both engines or on neither
+    # tables and views that the SELECT of either engine reads, so that a view exists on both engines or on neither
     read: dict[str, set[str]] = {}
     for name, text in texts.items():
         found = _READS.findall(_COMMENT.sub("", text))
         sources = [source for source in found if source in TABLES or source in texts]
-        read.setdefault(name.removesuffix(_SPARK), set()).update(sources)  # without its own WITH queries
+        read.setdefault(name.removesuffix(_SPARK), set()).update(sources)  # without the names of its WITH clauses
     result: dict[str, View] = {}
     for name in TopologicalSorter({name: sorted(read[name] - TABLES.keys()) for name in sorted(read)}).static_order():
         sentence, grain, select = _split_file(name, texts[name])
@@ -68,7 +66,7 @@ def views() -> dict[str, View]:
 
 
 def markdown() -> str:
-    """Build the list of views in docs/SQL.md, with the first sentence of each description."""
+    """Build the table of views in docs/SQL.md, with the first sentence of each description."""
     lines = ["| view | one row per | content |", "| --- | --- | --- |"]
     for name, view in sorted(views().items()):
         first = view.sentence.partition(". ")[0].removesuffix(".")
@@ -77,9 +75,8 @@ def markdown() -> str:
 
 
 def _split_file(name: str, text: str) -> tuple[str, str, str]:
-    """Split a file into description, grain and SELECT."""
     head = _HEAD.match(text)
     if head is None:
-        raise ValueError(f"view {name}: the file must begin with a description and a line `-- Grain: …`")
+        raise ValueError(f"{name}.sql: the file must begin with comment lines: a description, then `-- Grain: …`")
     sentence = " ".join(line.removeprefix("--").strip() for line in head[1].splitlines())
     return sentence, head[2].removesuffix("."), text[head.end() :].strip()

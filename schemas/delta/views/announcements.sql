@@ -1,8 +1,8 @@
--- Every UPDATE message: the new updates, which are in the table updates, and the repeats of earlier updates. A repeat
--- is in the table messages only and has the separator of the update that it repeats.
--- Grain: an UPDATE message; two rows if it is a new update both live and in a replay.
--- If messages lags behind updates, update_bytes is the length of the newest form of UPDATE without a model. Lengths are
--- computed before the joins, which would otherwise carry the bytes.
+-- Every UPDATE message, new or repeated. New updates come from the table updates. Repeats of earlier updates (again is
+-- true) come from the table messages, and have the separator of the update that they repeat.
+-- Grain: an UPDATE message; two rows if it is new both in live traffic and in a replay.
+-- If an update's message is not in messages yet, update_bytes is the length of an UPDATE of the newest form without a
+-- model. Lengths are computed before the joins, so that the joins do not carry the bytes.
 SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, false AS again,
        least(u.observed_at, u.log_time) AS heard_at,
        CAST(coalesce(m.bytes, 30 + length(u.stream) + length(u.tip)) AS BIGINT) AS update_bytes

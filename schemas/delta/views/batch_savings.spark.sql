@@ -1,8 +1,9 @@
--- What batching saves: number and bytes of messages without batches, with batches in place of the UPDATEs, and with
--- both. Rows without window_seconds are UPDATEs outside any window, which are sent in any case.
+-- Savings by batching: number and bytes of the messages if only UPDATEs are sent (unbatched), if batches replace them
+-- (batched), or if both are sent (both). Rows without window_seconds count UPDATEs in no window, which are sent in any
+-- case.
 -- Grain: a network, origin, separator and window length.
--- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
--- in event time. A repeated UPDATE counts for the window that was open at the time of the repeat.
+-- A new update counts for the batch that contains its tip. Event time alone does not determine the batch, because
+-- windows may overlap in event time. A repeated UPDATE counts for the window that was open when it arrived.
 WITH opened AS (
     SELECT network, origin, separator_key, separator_value, opened_at, max(closed_at) AS closed_at,
            max(window_seconds) AS window_seconds

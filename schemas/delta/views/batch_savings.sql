@@ -1,11 +1,12 @@
--- What batching saves: number and bytes of messages without batches, with batches in place of the UPDATEs, and with
--- both. Rows without window_seconds are UPDATEs outside any window, which are sent in any case.
+-- Savings by batching: number and bytes of the messages if only UPDATEs are sent (unbatched), if batches replace them
+-- (batched), or if both are sent (both). Rows without window_seconds count UPDATEs in no window, which are sent in any
+-- case.
 -- Grain: a network, origin, separator and window length.
--- A new update is in the batch that names its tip: event time alone does not say which batch, as windows may overlap
--- in event time. A repeated UPDATE counts for the window that was open at the time of the repeat.
--- A number, `place`, stands for a network, origin and separator. Each large table is joined once: updates with messages
--- to get lengths, and with batches to find the few updates that are in none. If all windows of a separator have one
--- length, it does not matter which batch an update is in. The list in `separators` shows DuckDB that they are few.
+-- A new update counts for the batch that contains its tip. Event time alone does not determine the batch, because
+-- windows may overlap in event time. A repeated UPDATE counts for the window that was open when it arrived. The number
+-- `place` stands for a network, origin and separator. Each large table is joined once: updates with messages for the
+-- lengths, and with batches for the few updates without a batch. If all windows of a separator have the same length,
+-- the batch of an update does not matter. The list in `separators` shows DuckDB that there are few separators.
 WITH separators AS MATERIALIZED (
     SELECT unnest(list(each), recursive := true), generate_subscripts(list(each), 1) AS place
     FROM (
@@ -49,7 +50,7 @@ sent AS NOT MATERIALIZED (
     SELECT network, origin, message_id, stream, tip, observed_at, CAST(octet_length(data) AS BIGINT) AS bytes
     FROM messages
     WHERE type = 'UPDATE'),
--- sums over the new updates of each separator, and the messages that are repeats or of another origin
+-- by separator: sums over its new updates, and lists of messages that are repeats or have another origin
 heard AS MATERIALIZED (
     SELECT u.place, m.network, count(*) AS updates, CAST(coalesce(sum(m.bytes), 0) AS BIGINT) AS update_bytes,
            list(u.message_id) FILTER (WHERE m.message_id IS NULL) AS unsized,
@@ -86,7 +87,7 @@ repeated AS (
                  CASE WHEN u.origin = a.origin THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_source = 'genesis' THEN 0 ELSE 1 END,
                  CASE WHEN u.separator_key IS NULL THEN 1 ELSE 0 END, u.log_partition, u.log_offset) = 1),
--- new updates to which `heard` does not apply: in no batch yet, or of a separator with several window lengths
+-- new updates that `heard` counts wrongly: they are in no batch yet, or their separator has several window lengths
 odd AS MATERIALIZED (
     SELECT u.network, u.message_id, u.place, 30 + length(u.stream) + length(u.tip) AS least_bytes,
            NULL AS window_seconds

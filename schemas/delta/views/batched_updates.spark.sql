@@ -1,5 +1,5 @@
--- Each new update with a separator, and its batch: the first one that has its tip and closed after its event time.
--- Updates have no batch while their window is open, or until their batch is in the tables.
+-- Each new update with a separator, and its batch. The batch of an update is the first one that contains its tip and
+-- closed after its event time. batch_cid is null while the window is open, or until the batch is in the tables.
 -- Grain: a new update with a separator.
 SELECT u.network, u.origin, u.message_id, u.separator_key, u.separator_value, u.stream, u.tip, u.heard_at, b.batch_cid,
        b.opened_at, b.closed_at, b.emitted_at, b.window_seconds

@@ -1,9 +1,10 @@
--- Each new update with a separator, and its batch: the first one that has its tip and closed after its event time.
--- Updates have no batch while their window is open, or until their batch is in the tables.
+-- Each new update with a separator, and its batch. The batch of an update is the first one that contains its tip and
+-- closed after its event time. batch_cid is null while the window is open, or until the batch is in the tables.
 -- Grain: a new update with a separator.
 -- A number stands for the four texts of a separator, so that the expensive join with the tips compares few texts. The
--- last condition equals separator_key IS NOT NULL, as each batch has a separator. DuckDB would push that one below the
--- join, expect few rows from it, and build the hash table on the updates, which have the longer rows.
+-- last condition means separator_key IS NOT NULL, as each batch has a separator. DuckDB would push that shorter
+-- condition below the join, expect few rows from it, and build the hash table on the updates, which have the longer
+-- rows.
 WITH separators AS MATERIALIZED (
     SELECT network, origin, separator_key, separator_value, row_number() OVER () AS place
     FROM (SELECT DISTINCT network, origin, separator_key, separator_value FROM batches)),

@@ -1,4 +1,4 @@
--- The content of the batches that Kiln made: each tip with the separator, times and window of its batch.
+-- The tips in the batches that Kiln built, each with the separator, times and window length of its batch.
 -- Grain: a tip in a batch.
 SELECT b.network, b.origin, b.separator_key, b.separator_value, batch_cid, b.opened_at, b.closed_at, b.emitted_at,
        t.stream, t.tip, b.window_seconds

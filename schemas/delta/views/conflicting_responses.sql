@@ -1,9 +1,9 @@
--- Streams for which RESPONSEs of the same minute name different tips, unless an UPDATE between the RESPONSEs names the
--- later tip.
+-- Streams for which RESPONSEs of the same minute disagree on the tip. There is no conflict if an UPDATE between the
+-- RESPONSEs announces the later tip.
 -- Grain: a minute, network and stream.
--- A stream that advances has another tip afterwards: its UPDATE lies between the last RESPONSE with the earlier tip and
--- the first with the later one. Tips that one node alone names are its own steps.
--- DISTINCT is expensive, so only streams with more than one tip reach it.
+-- When a stream advances, its UPDATE lies between the last RESPONSE with the earlier tip and the first RESPONSE with
+-- the later tip. If a single node names several tips, the stream has advanced at that node. DISTINCT is expensive, so
+-- it runs only on streams with more than one tip.
 WITH said AS (
     SELECT date_trunc('minute', observed_at) AS minute, network, stream, tip, from_peer, observed_at
     FROM responses),

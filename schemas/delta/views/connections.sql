@@ -1,6 +1,6 @@
--- Connections of gossipsub and of the BEP 50 overlay, with the number of frames, of bytes, and of bytes of
--- subscriptions and control entries in each direction. A connection without closed_at is open, or its last frames were
--- lost. Agent, reason and who dialled are known once it has ended.
+-- Connections of gossipsub and of the BEP 50 overlay, with frames, bytes and control bytes in each direction. Control
+-- bytes are those of subscriptions and control entries. If closed_at is null, the connection is open, or its last
+-- frames were lost. agent, end_reason and dialled are null until the connection has ended.
 -- Grain: a connection.
 WITH sides AS (
     SELECT network, origin, connection, local_peer, remote_peer, protocol, direction, min(observed_at) AS opened_at,

@@ -1,7 +1,8 @@
--- Number of duplicates by peer: copies of a message after its first copy. after_idontwant counts those that the peer
--- sent although our node had sent it an IDONTWANT; an earlier IDONTWANT could have saved the others. saved counts the
--- IDONTWANTs after which the peer sent no copy at all; it might have sent none anyway.
--- Grain: a peer that sent copies, or to which our node sent an IDONTWANT.
+-- Duplicates that each peer sent, and duplicates that IDONTWANT saved. A duplicate is a copy of a message after its
+-- first copy from any peer. after_idontwant counts the duplicates that the peer sent after Kiln's node had sent it an
+-- IDONTWANT for the message; without_idontwant counts all others. saved counts the IDONTWANTs for messages of which the
+-- peer sent no copy, though it might have sent none anyway.
+-- Grain: a peer that sent copies, or to which Kiln's node sent an IDONTWANT.
 WITH told AS (
     SELECT remote_peer, message_id, min(observed_at) AS told_at
     FROM (SELECT remote_peer, explode(message_ids) AS message_id, observed_at FROM controls

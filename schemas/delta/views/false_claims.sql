@@ -1,6 +1,6 @@
--- Tips in batches of a wrong separator: not the one in the genesis of their stream (true_key, true_value).
+-- Tips in batches of the wrong separator. The genesis of the stream names the right separator (true_key, true_value).
 -- Grain: a tip in a batch.
--- Equal tips of two separators give one CID: the separator belongs to the batch, not to the block.
+-- Batches of two separators with the same tips have the same CID, so the separator comes from the row of the batch.
 WITH known AS (
     SELECT network, stream, min(log_time) AS known_since
     FROM updates

@@ -1,6 +1,7 @@
--- Numbers of message ids for each peer: those that it announced with IHAVE, that our node requested from it with IWANT,
--- and that it then delivered; and those that our node announced to it, and that it requested. Only ids in controls
--- count: the first 5,000 of each RPC.
+-- Number of message ids in IHAVE and IWANT, for each peer. announced: the peer sent the id in an IHAVE. requested:
+-- Kiln's node sent the peer an IWANT for the id. delivered: it was requested, and the peer sent the message.
+-- announced_to_peer and requested_by_peer count the other direction. Only ids stored in the table controls count: the
+-- first 5,000 of each RPC.
 -- Grain: a local and a remote peer.
 WITH listed AS (
     SELECT DISTINCT local_peer, remote_peer, kind, direction, explode(message_ids) AS message_id

@@ -1,8 +1,8 @@
--- Tips that a batch repeats from an earlier batch of the same separator, and the time at which the earlier batch
--- closed. An update with an event time before then is in the earlier batch.
--- Grain: a tip in a batch that repeats it.
--- Few tips are in several batches. Hashes of CIDs are enough to find them; they differ by engine. A hash collision
--- costs time only.
+-- Tips that a batch has in common with an earlier batch of the same separator. An update of such a tip whose event time
+-- is before earlier_closed_at belongs to the earlier batch.
+-- Grain: a tip in a batch, if an earlier batch contains it too.
+-- Few tips are in several batches, and hashes of CIDs find them. DuckDB and Spark compute different hashes. A hash
+-- collision only costs time.
 WITH named AS (
     SELECT hash(batch_cid) AS mark
     FROM batches

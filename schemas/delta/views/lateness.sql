@@ -1,5 +1,5 @@
--- Delay of the batches of live traffic by minute: from the end of the window to the LogAppendTime of the batch. After
--- an outage or a catch-up this includes the downtime of Kiln.
+-- Delay of the batches of live traffic by minute. The delay is the time from the end of the window, in event time, to
+-- the LogAppendTime of the batch in Kafka. After an outage, it includes the downtime of Kiln.
 -- Grain: a minute of event time and a network.
 SELECT date_trunc('minute', closed_at) AS minute, network, count(*) AS batches,
        percentile_disc(0.5) WITHIN GROUP (ORDER BY late_seconds) AS late_p50_seconds,

@@ -1,10 +1,11 @@
--- The newest tips of each stream: the newest of its current tips, and the current tips up to 10 s older. A tip is
--- current as long as an author has announced no other tip of the stream since; a tip from a batch of another node
--- always is. The age of a tip counts from when it was first observed, or from when an author last returned to it after
--- announcing another tip, if that is the newest update of the stream.
--- Grain: a tip of a stream that is among its newest.
--- Most tips are old. The tip of the newest update of a stream is current, as it is the last announcement of its author.
--- So only tips that were observed less than 10 s before it can be among the newest, and most streams have no other.
+-- The newest tips of each stream: its newest current tip, and the current tips that are at most 10 s older. A tip is
+-- current as long as it is the last tip of the stream that one of its authors announced; a tip from a batch of another
+-- node is always current. The age of a tip counts from its first announcement or, if the newest update of the stream
+-- returns to an earlier tip, from that update.
+-- Grain: a stream and one of its newest tips.
+-- The tip of a stream's newest update is current, because its author has announced no other tip since. So only tips
+-- that were observed at most 10 s before that tip, or later, can be among the newest. Most streams have no other such
+-- tip, so the steps below process few rows.
 WITH last_said AS (
     SELECT network, stream, max_by(tip, observed_at) AS tip, max_by(from_peer, observed_at) AS from_peer,
            max(observed_at) AS said_at

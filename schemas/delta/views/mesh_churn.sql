@@ -1,4 +1,4 @@
--- GRAFTs and PRUNEs of each topic by minute, and the peers that exchanged them with our nodes.
+-- Number of GRAFTs and PRUNEs of each topic by minute, and number of peers that exchanged them with Kiln's nodes.
 -- Grain: a minute, network and topic.
 SELECT date_trunc('minute', observed_at) AS minute, network, topic,
        count(*) FILTER (WHERE kind = 'GRAFT' AND direction = 'IN') AS grafts_in,

@@ -1,6 +1,6 @@
--- Stays of peers in the mesh of a topic at our node: from a GRAFT that either side sent to the next PRUNE, or to the
--- end of the connection. A GRAFT that the other side refuses counts as a stay, which the PRUNE of that side ends at
--- once. If until is null, the peer is still in the mesh.
+-- Stays of peers in the gossipsub mesh of a topic at Kiln's node. A stay begins with a GRAFT from either side, and ends
+-- with the next PRUNE or with the connection. A refused GRAFT counts as a short stay, because the other side answers it
+-- with a PRUNE. If until is null, the peer is still in the mesh.
 -- Grain: a stay of a peer in the mesh of a topic.
 WITH events AS (
     SELECT network, connection, local_peer, remote_peer, topic, kind, direction, observed_at, kafka_offset, entry_index,

@@ -1,8 +1,8 @@
--- Number of copies that gossip delivered of each message, and the peer that relayed the message first. Copies of
--- rejected messages count too, and so does a forged copy, which has the id of the message that it imitates.
+-- Number of received copies of each message, and the peer whose copy came first. Copies of rejected messages count too.
+-- A forged copy counts for the message whose id it has.
 -- Grain: a message.
--- The first peer is the minimum of texts that begin with the time in 18 digits. Of several peers at the same time it is
--- the first by name.
+-- first_peer is cut from the least text that consists of a copy's time in 18 digits and its peer. Among peers with the
+-- same time, the first by name wins.
 SELECT network, message_id, count(*) AS copies,
        substring(min(concat(100000000000000000 + unix_micros(observed_at), remote_peer)), 19) AS first_peer,
        min(observed_at) AS first_at,

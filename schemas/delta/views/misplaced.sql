@@ -1,7 +1,8 @@
--- Messages on the topic of a wrong separator: not the one in the genesis of their stream or, for a BATCH_UPDATE, not
--- the one in the message.
+-- Messages on the topic of the wrong separator. The right separator is in the genesis of the stream or, for a
+-- BATCH_UPDATE, in the message.
 -- Grain: a message and a stream that it names, or a BATCH_UPDATE.
--- Topics are parsed as in kiln.schemas.wire.topics.parse_topic. $ in Java also matches before a newline at the end.
+-- Topics are parsed as in kiln.schemas.wire.topics.parse_topic. In Spark, whose regular expressions are Java's, $ also
+-- matches before a final newline; the condition on right() excludes such topics.
 WITH split AS (
     SELECT topic, regexp_extract(topic, '(?s)^/ceramic/[^/]+/sep/(.+)/([0-9a-z]+)$', 1) AS topic_key,
            regexp_extract(topic, '(?s)^/ceramic/[^/]+/sep/(.+)/([0-9a-z]+)$', 2) AS text

@@ -1,9 +1,9 @@
--- Messages that one vantage point received and another did not. A vantage point is one of our nodes on the gossip of a
--- network, identified by its peer id. A message counts as missed only if it was first received between the first and
--- the last frame of the vantage point. Captures of other programs are compared only with each other, because their
--- messages have other ids.
+-- Messages that one vantage point received and another missed. A vantage point is a node of Kiln in a network,
+-- identified by its peer id. A message counts as missed only if its first copy at any vantage point arrived between the
+-- first and the last frame of the vantage point that missed it. Captures of other programs are compared only with each
+-- other, because their message ids have another form.
 -- Grain: a message and a vantage point that did not receive it.
--- A number, `place`, stands for a vantage point, so that the vantage points of a message are a short list.
+-- The number `place` stands for a vantage point, so that the vantage points of a message are a short list.
 WITH points AS (
     SELECT network, local_peer, kafka_partition < 0 AS of_file, min(observed_at) AS since, max(observed_at) AS until,
            row_number() OVER (ORDER BY network, local_peer, kafka_partition < 0) AS place

@@ -1,4 +1,5 @@
--- Versions of each node, from its newest KEEPALIVE. Older nodes omit ver, ipfs_ver or both.
+-- Software versions of each node, from its newest KEEPALIVE. ver or ipfs_ver is null if the node, being old, does not
+-- send it.
 -- Grain: an author of KEEPALIVEs on a network.
 SELECT network, from_peer, ver, ipfs_ver, observed_at AS heard_at
 FROM messages

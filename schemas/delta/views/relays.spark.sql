@@ -1,5 +1,5 @@
--- Number of copies that each peer relayed, number of messages that it relayed first, and the delay of its copies after
--- the first copy of a message. Copies of rejected messages count too.
+-- For each peer: number of copies that it relayed, number of messages that it relayed first, and delay of its copies
+-- after the first copy of a message. Copies of rejected messages count too.
 -- Grain: a network and a peer that sent copies.
 WITH timed AS (
     SELECT c.network, c.remote_peer, unix_micros(c.observed_at) - unix_micros(f.first_at) AS behind

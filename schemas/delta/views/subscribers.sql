@@ -1,5 +1,5 @@
--- Peers that are subscribed to a topic, by the newest of their SUBSCRIBEs and UNSUBSCRIBEs on connections that have not
--- ended.
+-- Peers that are subscribed to a topic: on a connection that has not ended, their newest SUBSCRIBE or UNSUBSCRIBE for
+-- the topic is a SUBSCRIBE.
 -- Grain: a network, topic, local and remote peer.
 WITH newest AS (
     SELECT network, topic, local_peer, remote_peer, connection, subscribe, observed_at,

@@ -1,8 +1,8 @@
--- Bytes of the topics in SUBSCRIBE, IHAVE, GRAFT, PRUNE and PUBLISH: as sent, and computed for names, for indices and
--- for topic streams. as_sent: as on the wire. as_names: if every topic were a name. as_indices: if every topic were an
--- index; an unknown index counts as 2 bytes, which is correct up to index 127. with_topic_streams: with topic streams,
--- another draft, in which only a SUBSCRIBE names the topic. PUBLISH counts the received copies of the messages in the
--- table messages, in the form of the stored copy.
+-- Bytes of the topics in SUBSCRIBE, IHAVE, GRAFT, PRUNE and PUBLISH: as sent, and if they had another form. as_sent: as
+-- on the wire. as_names: if every topic were a name. as_indices: if every topic were an index into a topic table; an
+-- unknown index counts as 2 bytes, which is correct up to index 127. with_topic_streams: with topic streams, a draft in
+-- which only a SUBSCRIBE names the topic. PUBLISH counts all received copies of the messages in the table messages,
+-- with the topic in the form of the stored copy.
 -- Grain: a network, kind and direction.
 WITH entries AS (
     SELECT network, 'SUBSCRIBE' AS kind, direction, topic_source, topic_index, topic, CAST(1 AS BIGINT) AS entries

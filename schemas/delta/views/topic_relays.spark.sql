@@ -1,5 +1,5 @@
--- Number of copies that each peer relayed on a topic, number of messages that it relayed first, and the delay of its
--- copies after the first copy of a message. Copies of messages that are not in the table messages do not count.
+-- For each topic and peer: number of copies that the peer relayed, number of messages that it relayed first, and delay
+-- of its copies after the first copy of a message. Only copies of messages in the table messages count.
 -- Grain: a network, topic and peer that sent copies.
 WITH firsts AS (
     SELECT f.network, f.message_id, m.topic, f.first_at

@@ -1,7 +1,7 @@
--- Number of copies that each peer relayed on a topic, number of messages that it relayed first, and the delay of its
--- copies after the first copy of a message. Copies of messages that are not in the table messages do not count.
+-- For each topic and peer: number of copies that the peer relayed, number of messages that it relayed first, and delay
+-- of its copies after the first copy of a message. Only copies of messages in the table messages count.
 -- Grain: a network, topic and peer that sent copies.
--- Numbers stand for a topic and a message, because their texts take twice the time.
+-- Numbers stand for topics and messages, because joins on their texts take twice the time.
 WITH topics AS MATERIALIZED (
     SELECT network, topic, row_number() OVER () AS topic_number FROM (SELECT DISTINCT network, topic FROM messages)),
 numbered AS (

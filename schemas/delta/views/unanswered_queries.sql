@@ -1,6 +1,6 @@
--- QUERYs without a RESPONSE within a minute. A QUERY of 2020 has no id and is not here.
+-- QUERY messages without a RESPONSE within a minute. QUERYs in the form of 2020 are left out, because they have no id.
 -- Grain: a QUERY message.
--- A client derives the id of a QUERY from the stream alone, so a RESPONSE answers the QUERYs before it.
+-- Clients derive the id of a QUERY from the stream alone, so a RESPONSE answers all earlier QUERYs for the stream.
 SELECT network, origin, message_id, query_id, stream, topic, from_peer, observed_at, answered_at
 FROM (
     SELECT network, origin, message_id, query_id, stream, topic, from_peer, observed_at, type,

@@ -1,5 +1,5 @@
--- Time from the event time of each new update to its batch, and to the first successful publication of the batch.
--- Several batches may have one CID, and then share one publication.
+-- Delays of each new update, from its event time: until its window closed, until Kafka had its batch, and until the
+-- batch was first published. Batches with the same CID share one publication.
 -- Grain: a new update with a separator.
 WITH announced AS (
     SELECT batch_cid, min(published_at) AS published_at

@@ -107,7 +107,7 @@ def test_an_address_is_read_as_it_is_written(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "127.0.0.1", ":1", "::1:4813", "127.0.0.1:65536", "127.0.0.1:-1", "1.2.3.4:٣"])
 def test_what_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"host:port|brackets"):
+    with pytest.raises(ValueError, match=r"HOST:PORT|brackets"):
         parse_host_and_port(text)
 
 

@@ -31,7 +31,7 @@ def test_the_first_rpc_tells_our_topics_and_extensions_only_to_those_who_know_th
         assert first.rpc.control.extensions == build_hello_extensions(bundles)
     else:
         assert not first.rpc.HasField("control")
-    later = router.join("c", 1.0) + router.heartbeat(1.0)
+    later = router.join("c") + router.heartbeat(1.0)
     assert not any(send.rpc.control.HasField("extensions") for send in later)
 
 
@@ -95,7 +95,7 @@ def test_joining_and_leaving_leaves_a_peers_room_for_topics_as_it_was() -> None:
     router.add_peer(peer(1), MESHSUB, True, 0.0)
     router.receive(peer(1), subscribe("a"), 0.0)
     for turn in range(5):
-        router.join("a", float(turn))
+        router.join("a")
         router.leave("a", turn + 0.5)
     router.receive(peer(1), subscribe("b", "c"), 9.0)
     assert router.peers[peer(1)].topics == {"a", "b"}

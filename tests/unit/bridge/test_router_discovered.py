@@ -32,7 +32,7 @@ def says(*, subscribe: bool = True, graft: bool = False) -> RPC:
 def router(topics: Iterable[str] = (T,)) -> Router:
     made = Router(b"\x00\x24own", RouterOptions(), Random(1), lambda message: Judgement(Verdict.VALID))
     for topic in topics:
-        made.join(topic, 0.0)
+        made.join(topic)
     return made
 
 
@@ -63,7 +63,7 @@ def test_by_subscribing_and_grafting(graft: bool) -> None:
 def test_by_joining() -> None:
     made = router(topics=())
     meet(made, range(20), discovered=True)
-    made.join(T, 1.0)
+    made.join(T)
     assert len(made.mesh[T]) == HALF
 
 
@@ -71,7 +71,7 @@ def test_by_joining_what_was_published_on() -> None:
     made = router(topics=())
     meet(made, range(20), discovered=True)
     made.publish(Message(topic=T, data=b"1", seqno=b"1"), 1.0)
-    made.join(T, 2.0)
+    made.join(T)
     assert len(made.mesh[T]) == HALF
 
 

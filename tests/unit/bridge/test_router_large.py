@@ -176,7 +176,7 @@ def test_whatever_the_router_sends_is_accepted_and_nothing_that_fits_is_missing(
     bundles = BundleSet({"some": ["a", *names[: topics // 2]]})
     router = Router(OWN, RouterOptions(), Random(1), check, TableAgreements(bundles, "eager"))
     for name in (T, *names):
-        router.join(name, 0.0)
+        router.join(name)
     sent: list[Send] = []
     hello = RPC()
     hello.control.extensions.CopyFrom(build_hello_extensions(bundles))

@@ -142,7 +142,7 @@ def test_an_absurd_back_off_does_not_last_for_ever() -> None:
 def test_a_graft_within_back_off_is_refused_counted_and_penalised() -> None:
     router = with_peers(node(), 1)
     router.leave(T, 0.0)
-    router.join(T, 0.5)
+    router.join(T)
     sends, _, _ = router.receive(peer(0), graft(T), 1.0)
     assert prunes(sends) == [(peer(0), T, 60)]
     assert router.mesh[T] == set()
@@ -219,7 +219,7 @@ def test_leaving_prunes_with_the_short_back_off_and_tells_all() -> None:
     assert {send.peer for send in sends if not send.rpc.subscriptions[0].subscribe} == set(router.peers)
     assert T not in router.mesh
     # the back-off is ours to keep, too
-    assert mesh.isdisjoint(each for each, _ in grafts(router.join(T, 3.0)))
+    assert mesh.isdisjoint(each for each, _ in grafts(router.join(T)))
 
 
 def test_peer_exchange_is_neither_used_nor_sent() -> None:

@@ -76,7 +76,7 @@ def test_signatures_are_checked_once_per_message_and_only_on_our_topics() -> Non
         return check(each)
 
     router = Router(OWN, RouterOptions(), Random(1), counting)
-    router.join(T, 0.0)
+    router.join(T)
     with_peers(router, 3)
     for number in range(3):
         router.receive(peer(number), rpc_of(message(1), message(2, topic="/other")), 1.0)
@@ -124,7 +124,7 @@ def test_garbage_stops_buying_our_time() -> None:
         return Judgement(Verdict.INVALID)
 
     router = Router(OWN, RouterOptions(), Random(1), bad)
-    router.join(T, 0.0)
+    router.join(T)
     with_peers(router, 1)
     _, _, verdicts = router.receive(peer(0), rpc_of(*(message(number) for number in range(5000))), 1.0)
     assert len(verdicts) == 5000
@@ -134,7 +134,7 @@ def test_garbage_stops_buying_our_time() -> None:
 
 def test_of_an_rpc_that_is_expensive_to_check_the_rest_is_neither_checked_nor_relayed_and_the_sender_pays() -> None:
     router = Router(OWN, RouterOptions(), Random(1), lambda each: check(each)._replace(cost=MAX_RPC_COST // 10))
-    router.join(T, 0.0)
+    router.join(T)
     with_peers(router, 3)
     rpc = rpc_of(*(message(number) for number in range(100)))
     _, delivered, verdicts = router.receive(peer(0), rpc, 1.0)
@@ -156,7 +156,7 @@ def test_as_many_ordinary_messages_as_kiln_requests_and_sends_at_once_are_relaye
         sign(each, key)
     rpc = rpc_of(*messages)
     router = Router(OWN, RouterOptions(), Random(1), partial(identity.check, policy="strict"))
-    router.join(T, 0.0)
+    router.join(T)
     with_peers(router, 3)
     assert len(router.receive(peer(0), rpc, 1.0)[1]) == most
     assert router.peers[peer(0)].score >= 0
@@ -170,7 +170,7 @@ def test_one_key_that_is_made_to_be_expensive_is_enough(
     bad = Message(data=b"x", seqno=b"\x01", topic=T, key=encoded, signature=bytes(64))
     setattr(bad, "from", b"\x12\x20" + sha256(encoded).digest())  # a keyword in Python
     router = Router(OWN, RouterOptions(), Random(1), partial(identity.check, policy="strict"))
-    router.join(T, 0.0)
+    router.join(T)
     with_peers(router, 2)
     assert router.receive(peer(0), rpc_of(bad), 1.0) == ([], [], bytes([Verdict.INVALID]))
     assert router.is_graylisted(peer(0))
@@ -204,7 +204,7 @@ def test_good_messages_over_the_limit_of_one_rpc_are_left_and_what_goes_on_keeps
         assert all(send.rpc.ByteSize() <= 1 << 20 for send in sends)
     assert router.peers[peer(0)].score >= 0
     both = rpc_of(*(message(number) for number in range(8000, 8000 + MAX_MESSAGES + 1)))
-    parts = split(both, RpcLimits(1 << 30, 1 << 30)).rpcs
+    parts, _ = split(both, RpcLimits(1 << 30, 1 << 30))
     assert [len(part.publish) for part in parts] == [2000, 2000, 1001]
     _, delivered, verdicts = router.receive(peer(1), both, 1.0)
     assert (len(delivered), verdicts) == (MAX_MESSAGES, b"\1" * MAX_MESSAGES)
@@ -238,7 +238,7 @@ def test_real_signatures_under_each_policy() -> None:
     expected: dict[Policy, list[int]] = {"strict": [1, 2, 4], "none": [4, 4, 3], "either": [1, 2, 3]}
     for policy, verdicts in expected.items():
         router = Router(compute_peer_id(key), RouterOptions(), Random(1), partial(identity.check, policy=policy))
-        router.join(T, 0.0)
+        router.join(T)
         with_peers(router, 1)
         assert list(router.receive(peer(0), rpc_of(signed, tampered, plain), 1.0)[2]) == verdicts
 
@@ -255,7 +255,7 @@ def in_policy(policy: Policy) -> Router:
     router = Router(
         OWN, RouterOptions(topic_policies={"/ceramic/*": policy}), Random(1), partial(stand_in_check, policy=policy)
     )
-    router.join(T, 0.0)
+    router.join(T)
     return with_peers(router, 3)
 
 
@@ -389,7 +389,7 @@ def test_fanout_serves_topics_we_are_not_on_and_ends() -> None:
     assert router.sizes["fanout"] == 0
     # who joins takes the fanout into the mesh
     again = receivers(router.publish(message(3, author=OWN), 70.0))
-    router.join(T, 71.0)
+    router.join(T)
     assert router.mesh[T] == again
 
 

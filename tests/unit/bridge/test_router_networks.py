@@ -104,7 +104,7 @@ def test_thirty_nodes_of_all_versions_hear_every_message_once(seed: int, flood: 
         for b in rng.sample(range(30), 10):
             network.connect(a, b, rng.choice([*VERSIONS, MESHSUB, MESHSUB, MESHSUB]))
     for number, router in enumerate(network.routers):
-        network.put(number, router.join(T, 0.0))
+        network.put(number, router.join(T))
     network.drain()
     network.beat(5)
     options = network.options
@@ -135,7 +135,7 @@ def test_what_the_mesh_lost_comes_by_gossip() -> None:
         for b in range(a):
             network.connect(a, b, MESHSUB)
     for number, router in enumerate(network.routers):
-        network.put(number, router.join(T, 0.0))
+        network.put(number, router.join(T))
     network.drain()
     network.beat(3)
     sent = message(1, author=peer(0))
@@ -188,7 +188,7 @@ class RandomNetwork(RuleBasedStateMachine):
         for a in range(8):
             for b in range(a):
                 self.network.connect(a, b, protocol)
-            self.network.put(a, self.network.routers[a].join(topic, self.network.now))
+            self.network.put(a, self.network.routers[a].join(topic))
         self._done()
 
     @precondition(lambda self: self.network.links)
@@ -200,7 +200,7 @@ class RandomNetwork(RuleBasedStateMachine):
 
     @rule(a=nodes, topic=topics)
     def join(self, a: int, topic: str) -> None:
-        self.network.put(a, self.network.routers[a].join(topic, self.network.now))
+        self.network.put(a, self.network.routers[a].join(topic))
         self._done()
 
     @rule(a=nodes, topic=topics)

@@ -106,7 +106,7 @@ def test_an_rpc_that_peers_accept_is_sent_as_it_is() -> None:
     rpc = RPC(publish=[message(0, size=limits.size - 100)])
     rpc.publish[0].data += bytes(limits.size - rpc.ByteSize())
     assert rpc.ByteSize() == limits.size
-    assert split(rpc, limits).rpcs[0] is rpc
+    assert split(rpc, limits)[0][0] is rpc
     rpc.publish[0].data += b"\0"
     assert split(rpc, limits) == ([], 1)
 

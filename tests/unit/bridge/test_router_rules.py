@@ -52,7 +52,7 @@ def test_an_own_protocol_is_spoken_as_gossipsub_1_1() -> None:
     router = with_peers(node(BY_SHA256), 2, WAKU)
     sends, _, _ = router.receive(peer(0), rpc_of(unsigned(1, 5000)), 1.0)
     assert not any(send.rpc.control.idontwant for send in sends)  # nothing of 1.2
-    with pytest.raises(ValueError, match=rf"known are \['{WAKU}', '/meshsub/1.2.0'\]"):
+    with pytest.raises(ValueError, match=rf"protocols \['{WAKU}', '/meshsub/1.2.0'\]"):
         router.add_peer(peer(9), "/meshsub/1.1.0", True, 2.0)
 
 

@@ -85,10 +85,3 @@ def test_only_time_and_deliveries_lift_a_score(events: list[str]) -> None:
             assert after <= before
         if event == "deliver":
             assert after >= before
-
-
-def test_thresholds_out_of_order_are_refused() -> None:
-    with pytest.raises(ValueError, match="graylist"):
-        ScoreOptions(graylist_threshold=-1)
-    with pytest.raises(ValueError, match="positive"):
-        ScoreOptions(invalid_weight=1)

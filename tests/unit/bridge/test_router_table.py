@@ -30,7 +30,7 @@ def peer(number: int) -> PeerID:
 def node(send: SendMode = "eager", bundles: BundleSet = ONE, topics: tuple[str, ...] = (A, B, C)) -> Router:
     router = Router(OWN, RouterOptions(), Random(1), partial(check, policy="strict"), TableAgreements(bundles, send))
     for topic in topics:
-        router.join(topic, 0.0)
+        router.join(topic)
     return router
 
 
@@ -151,7 +151,7 @@ def test_a_name_wins_over_the_index_beside_it() -> None:
 
 def test_without_bundles_an_index_beside_a_name_is_not_passed_on() -> None:
     router = Router(OWN, RouterOptions(), Random(1), partial(check, policy="strict"))
-    router.join(A, 0.0)
+    router.join(A)
     greet(router, 1)
     greet(router, 2)
     sends, (deliver,), _ = router.receive(peer(1), indexed(signed(1), 2, name=True), 1.0)
@@ -162,7 +162,7 @@ def test_without_bundles_an_index_beside_a_name_is_not_passed_on() -> None:
 def test_graft_prune_and_ihave_go_and_come_by_index() -> None:
     router = node(topics=())
     greet(router, 1)
-    (join,) = router.join(A, 1.0)
+    (join,) = router.join(A)
     (graft,) = join.rpc.control.graft
     assert (graft.topicIndex, graft.HasField("topicID")) == (1, False)
     assert [(each.topicid, each.HasField("topicIndex")) for each in join.rpc.subscriptions] == [(A, False)]

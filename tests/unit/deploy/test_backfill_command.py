@@ -23,9 +23,12 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
         (("--from", "2026-11-03", "--to", "2026-11-03"), "the range is empty, because --to is exclusive"),
         (("--from", "2026-11-03", "--to", "2026-11-02"), "the range ends before it starts"),
         ((*RANGE, "--source", "kafak"), "kafak: no such file or folder; did you mean kafka?"),
-        ((*RANGE, "--source", "kafka", "a.log"), "--source kafka a.log: expected frames, kafka, or files"),
+        (
+            (*RANGE, "--source", "kafka", "a.log"),
+            "--source kafka a.log: expected one kind of --source: frames, kafka, or files",
+        ),
         ((*RANGE, "--source", "nothing.log"), "nothing.log: no such file or folder"),
-        ((*RANGE, "--window", "0s"), "--window 0s: must be greater than zero"),
+        ((*RANGE, "--window", "0s"), "--window 0s: the duration must be greater than zero"),
         ((*RANGE, "--window", "5"), "--window 5: expected a duration"),
         ((*RANGE, "--as-of", "then"), "--as-of then: expected a time"),
     ],
@@ -39,14 +42,14 @@ def test_a_command_line_that_makes_no_sense(
 
 def test_a_name_that_no_run_can_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["backfill", "run", "--run", "../a", "--state", str(tmp_path), *RANGE]) == USAGE
-    assert "'../a' is not a valid run name" in capsys.readouterr().err
+    assert "'../a' is not a valid name of a backfill run" in capsys.readouterr().err
     assert not (tmp_path / "lake").exists()
 
 
 def test_no_run_is_taken_for_the_live_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`kiln backfill diff live` compares live and the run."""
     assert run_command(["backfill", "run", "--run", "live", "--state", str(tmp_path), *RANGE]) == USAGE
-    assert "no run can be named 'live': it stands for the live tables" in capsys.readouterr().err
+    assert "a backfill run cannot have the name 'live', which stands for the live tables" in capsys.readouterr().err
     assert not (tmp_path / "lake").exists()
 
 
@@ -86,7 +89,7 @@ def test_the_end_of_a_run_in_words_and_as_json() -> None:
     assert encode_outcome(outcome) == said
     lacking = replace(outcome, lost=["kiln.frames, partition 0: all 9 records were removed"])
     assert describe_outcome(lacking) == (
-        "run november is done: 7 batches, 2,000 updates; missing from its source at the start: kiln.frames, partition "
-        "0: all 9 records were removed"
+        "run november is done: 7 batches, 2,000 updates; records that Kafka had removed before the run are missing: "
+        "kiln.frames, partition 0: all 9 records were removed"
     )
     assert encode_outcome(lacking) == {**said, "gone": list(lacking.lost)}

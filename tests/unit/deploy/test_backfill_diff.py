@@ -182,7 +182,10 @@ def test_a_batch_that_lacks_a_tip_differs_in_its_tips(lake: Lake) -> None:
     assert counts(found["batches"]) == (1, 0, 0, 0)
     assert counts(found["batch_tips"]) == (1, 1, 0, 0)
     assert found["batch_tips"].groups[0][:2] == (found["batch_tips"].groups[0].day, "model/k1")
-    assert describe_difference(found["batch_tips"].examples[0]) == "batch_cid c stream s2 tip t2: only live has it"
+    assert (
+        describe_difference(found["batch_tips"].examples[0])
+        == "batch_cid c stream s2 tip t2: only the live table has it"
+    )
 
 
 def test_a_row_that_is_there_twice_is_found(lake: Lake) -> None:

@@ -193,7 +193,7 @@ def test_frames_alone_are_added_once_and_the_swap_goes_on_from_there(lake: Lake)
     assert {table for table in after if after[table] != before[table]} == {"frames"}
     assert swap_run(lake, run, exchange, lambda: TO + 10, lambda words: None, replace=True)
     assert lake.open("frames").version() == after["frames"]
-    with pytest.raises(SwapError, match="has none to add: omit --only-frames"):
+    with pytest.raises(SwapError, match=r"has no frames to add\. Omit --only-frames"):
         add_frames(lake, begin(lake, "own"), exchange, lambda words: None)
 
 
@@ -221,7 +221,7 @@ def test_frames_that_came_when_the_run_had_begun_are_a_reason_to_refuse(lake: La
     lake.create(["frames"])
     begin(lake)
     append(lake, "frames", [row("frames")])
-    with pytest.raises(SwapError, match='1 frames of the range reached the table "frames" after the run r began'):
+    with pytest.raises(SwapError, match="backfill run r: 1 frames of its time range were added to the table frames"):
         swapped(lake)
     assert [each.event for each in read_events(lake)] == ["begun", "done"]
 
@@ -241,7 +241,9 @@ def test_the_times_of_files_say_nothing_about_late_frames(lake: Lake, at: int) -
     begin(lake, "later")
     append(lake, "frames", [row("frames", sequence=2)])
     with_file_times(Path(lake.path), at)
-    with pytest.raises(SwapError, match='1 frames of the range reached the table "frames" after the run later began'):
+    with pytest.raises(
+        SwapError, match="backfill run later: 1 frames of its time range were added to the table frames"
+    ):
         swapped(lake, name="later")
 
 
@@ -264,7 +266,9 @@ def test_a_table_that_is_older_than_the_run_is_refused(lake: Lake, table: str, t
     shutil.rmtree(folder)
     shutil.copytree(older, folder)
     before = {name: lake.open(name).version() for name in lake.tables()}
-    with pytest.raises(SwapError, match=r"the table messages in .* is older than run r: it ends with version"):
+    with pytest.raises(
+        SwapError, match=r"the table messages in .* is older than backfill run r: the table ends with version"
+    ):
         swapped(lake)
     assert {name: lake.open(name).version() for name in lake.tables()} == before
 

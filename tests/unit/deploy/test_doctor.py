@@ -135,7 +135,7 @@ def test_a_file_that_is_no_offset_log_is_refused(text: str) -> None:
 def test_a_bad_checkpoint_is_named(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, batches=1, commits=1)
     (tmp_path / "offsets" / "0").write_text("v7\n")
-    with pytest.raises(CheckpointError, match="offsets/0: version 'v7'"):
+    with pytest.raises(CheckpointError, match="offsets/0: Spark's offset log has the version 'v7'"):
         read_checkpoint(parse_location(tmp_path))
 
 
@@ -461,12 +461,12 @@ def test_variables_of_another_spark_are_named(tmp_path: Path, monkeypatch: pytes
     for name in find_foreign_variables(os.environ):
         monkeypatch.delenv(name)
     settings = Settings(state=tmp_path, kafka=nowhere())
-    assert "ignores" not in next(check for check in run_checks(settings) if check.name == "spark").found
+    assert "ignored" not in next(check for check in run_checks(settings) if check.name == "spark").found
     for name in ("SPARK_HOME", "HADOOP_CONF_DIR", "PYSPARK_PYTHON"):
         monkeypatch.setenv(name, "/nowhere")
     spark = next(check for check in run_checks(settings) if check.name == "spark")
     assert spark.level == "ok"
-    assert spark.found.endswith("; ignores HADOOP_CONF_DIR, PYSPARK_PYTHON, SPARK_HOME of another Spark")
+    assert spark.found.endswith("; ignored variables: HADOOP_CONF_DIR, PYSPARK_PYTHON, SPARK_HOME")
     on_a_cluster = settings.model_copy(update={"spark": Spark(master="spark://master:7077")})
     assert not any(check.name == "spark" for check in run_checks(on_a_cluster))
 
@@ -488,7 +488,7 @@ def test_updates_that_wait_for_geneses_that_no_peer_has_are_counted_with_what_to
     fetcher = FetcherStatus("fetching 9", waiting=200, unanswered_streams=9, unanswered_updates=193)
     (check,) = check_geneses(structs.replace(BRIDGE, fetcher=fetcher), 101.0)
     assert check.level == "warn"
-    assert check.found == "193 updates of 9 streams wait for geneses that no peer has sent"
+    assert check.found == "193 updates of 9 streams wait for the streams' first events, which no peer has sent"
     assert "ipfs.peers" in check.what_to_do
     assert check_geneses(structs.replace(BRIDGE, fetcher=fetcher), 200.0) == []
     assert check_geneses(structs.replace(BRIDGE, fetcher=FetcherStatus("fetching 9", waiting=7)), 101.0) == []
@@ -524,5 +524,5 @@ def test_the_screen_says_what_to_do_and_how_it_stands() -> None:
 def test_a_low_limit_of_open_files_is_a_warning() -> None:
     assert check_open_files(1_024).level == "ok"
     low = check_open_files(256)
-    assert (low.level, low.found) == ("warn", "at most 256 a process")
+    assert (low.level, low.found) == ("warn", "a process may open at most 256 files and sockets")
     assert "ulimit -n 4096" in low.what_to_do

@@ -348,11 +348,11 @@ def test_the_command_exports_the_sample_lake(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--since", "1h"], "only with --export"),
-        (["--tables", "tips"], "only with --export"),
-        (["--export", "e", "SELECT 1"], "takes neither a query nor --spark"),
-        (["--export", "e", "--spark"], "takes neither a query nor --spark"),
-        (["--export", "e", "--since", "soon"], "--since soon: expected 1h"),
+        (["--since", "1h"], "need --export"),
+        (["--tables", "tips"], "need --export"),
+        (["--export", "e", "SELECT 1"], "copies tables without a query"),
+        (["--export", "e", "--spark"], "copies tables without a query"),
+        (["--export", "e", "--since", "soon"], "--since soon: expected a duration"),
         (["--export", ""], "a path is empty"),
     ],
 )

@@ -219,7 +219,7 @@ def test_what_is_served(monitor: Monitor) -> None:
     assert metrics.headers["content-type"].startswith("text/plain; version=")
     assert samples(metrics.content)["kiln_frames_total", ()] == 1_000
     ready = httpx.get(f"{url}/ready")
-    assert (ready.status_code, ready.json()["reasons"]) == (503, ["batch restarting"])
+    assert (ready.status_code, ready.json()["reasons"]) == (503, ["the query batch is restarting"])
     well = replace(SNAPSHOT, queries=[replace(line, phase="idle") for line in SNAPSHOT.queries])
     monitor.see(well)
     assert httpx.get(f"{url}/ready").json() == {"ok": True, "reasons": []}
@@ -234,7 +234,10 @@ def test_what_is_served(monitor: Monitor) -> None:
     ("changed", "reason"),
     [
         (replace(SNAPSHOT, broker="the broker does not answer"), "the broker does not answer"),
-        (replace(SNAPSHOT, bridge=BridgeInRun(None)), "the bridge does not report its status"),
+        (
+            replace(SNAPSHOT, bridge=BridgeInRun(None)),
+            "the bridge does not report its status. See its log, for kiln run logs/bridge.log",
+        ),
     ],
 )
 def test_why_a_run_is_not_ready(monitor: Monitor, changed: Snapshot, reason: str) -> None:
@@ -292,7 +295,7 @@ def test_the_page_says_that_the_breaker_tripped_and_how_to_go_on_and_what_the_la
     line = QueryState("archive", "tripped", error=problem)
     page = render_page(facts_of(replace(SNAPSHOT, queries=[line], errors=[f"archive: {problem}"]), lake), [])
     assert problem in page
-    assert "archive tripped" in page
+    assert "the query archive is tripped" in page
     assert "<h2>Quality, 0:31 ago</h2>" in page
     assert '<tr><td>messages<td class="n">9<td class="n">1<td class="n">0</tr>' in page
 

@@ -367,9 +367,9 @@ def test_a_network_without_batches_is_not_checked_for_them(tmp_path: Path) -> No
     ("name", "wrong", "right", "words"),
     [
         ("messages.no_large_ones", "level: warn", "level: fatal", "level fatal: expected warn or error"),
-        ("messages.no_large_ones", "-- hint: ask", "-- tip: ask", "-- hint: is missing"),
+        ("messages.no_large_ones", "-- hint: ask", "-- tip: ask", "the comment `-- hint: …` is missing"),
         ("messages.no_large_ones", "SELECT", "SELEC", "Parser Error"),
-        ("messages.no_large_ones", "SELECT", "DROP TABLE messages; SELECT", "expected one SELECT"),
+        ("messages.no_large_ones", "SELECT", "DROP TABLE messages; SELECT", "expected exactly one SELECT"),
         ("mesages.no_large_ones", "", "", "did you mean messages?"),
     ],
 )

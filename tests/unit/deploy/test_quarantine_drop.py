@@ -54,7 +54,8 @@ def test_rows_that_cannot_be_recorded_are_an_error_in_words(
     monkeypatch.setattr(quarantine, "write_deltalake", write)
     before = lake.open("quarantine").version()
     assert run_command(["quarantine", "drop", "--all", "--yes", "--why", "x"]) == 1
-    assert capsys.readouterr().err == f"kiln: cannot write to {lake.path} (No space left). No row was dropped\n"
+    said = f"kiln: cannot write to {lake.path} (No space left), so no row was dropped. Fix this, and try again\n"
+    assert capsys.readouterr().err == said
     assert lake.open("quarantine").version() == before
 
 
@@ -187,10 +188,10 @@ def test_no_bytes_move_a_cursor_and_a_limit_holds(data: bytes, limit: int) -> No
     [
         (["show", "--stage", "mesage"], "did you mean message?", 1),
         (["list", "--reason", "unknown_typ_"], "did you mean unknown_typ?", 1),
-        (["list", "--since", "yesterday"], "--since yesterday: expected 1h (ago)", 2),
-        (["drop", "--why", "garbage"], "--all for every row", 2),
-        (["drop", "--why", "garbage", "--all", "--stage", "message"], "--all for every row", 2),
-        (["drop", "--why", " ", "--all"], "--why: must not be empty", 2),
+        (["list", "--since", "yesterday"], "--since yesterday: expected a duration before now such as 1h", 2),
+        (["drop", "--why", "garbage"], "every row with --all", 2),
+        (["drop", "--why", "garbage", "--all", "--stage", "message"], "every row with --all", 2),
+        (["drop", "--why", " ", "--all"], "--why is empty", 2),
     ],
 )
 def test_a_wrong_command_line_is_named(

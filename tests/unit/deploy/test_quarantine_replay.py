@@ -265,7 +265,7 @@ def test_what_is_no_message_that_the_tables_lack_is_refused_in_words(world: Worl
         ("frame_malformed", "frame"),
         ("processing_failed", "sink, updates"),
     ):
-        words = rf"{reason} \(stage {stages}\).* kiln quarantine show --reason {reason} shows what to do$"
+        words = rf"{reason} \(stage {stages}\) cannot be replayed.* kiln quarantine show --reason {reason}$"
         with pytest.raises(KilnError, match=words):
             QuarantineReplay(Lake(str(world.lake)), reason, AFTER)
     with pytest.raises(KilnError, match="did you mean update_malformed"):
@@ -333,7 +333,7 @@ def test_a_capture_by_index(world: World, tmp_path: Path) -> None:
 def test_what_was_found_is_said() -> None:
     assert describe_candidates(ReplayCandidates()) == "nothing to replay"
     assert "1,000 messages" in describe_candidates(ReplayCandidates(back=1000))
-    assert "3 would be rejected" in describe_candidates(ReplayCandidates(refused=3))
+    assert "3 messages skipped, because Kiln would reject" in describe_candidates(ReplayCandidates(refused=3))
 
 
 # ---------------------------------------------------------------- the command
@@ -383,7 +383,7 @@ def test_the_command(
     assert [row["reason"] for row in json.loads(capsys.readouterr().out)] == [UNKNOWN_BUNDLE]
 
     assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
-    assert "nothing to replay; 2 would be rejected for the same reason" in capsys.readouterr().err
+    assert "nothing to replay; 2 messages skipped, because Kiln would reject them again" in capsys.readouterr().err
     config.write_text(f'topic_table.bundles = {{ clay = ["{CLAY}", "/ceramic/zzz"] }}', encoding="utf-8")
     assert run_command(["quarantine", "replay", "--reason", UNKNOWN_BUNDLE]) == 0
     assert "2 messages sent to Kafka again" in capsys.readouterr().err

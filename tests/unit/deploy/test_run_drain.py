@@ -170,7 +170,7 @@ def test_a_bounded_run_takes_nothing_new_and_reads_all_that_there_is(run: Execut
     assert world.counted_to == world.end, "and so did the counts of the summary"
     assert (outcome.error, outcome.unread) == ("", {})
     assert [snapshot.mode for snapshot in world.shown][-1] == "draining"
-    assert any(words.startswith("draining: no new frames") for words in world.said)
+    assert any(words.startswith("draining: no new frames are captured") for words in world.said)
 
 
 def test_what_is_left_after_the_longest_drain_is_told(run: Execute) -> None:
@@ -178,7 +178,7 @@ def test_what_is_left_after_the_longest_drain_is_told(run: Execute) -> None:
     outcome = run(world, drain="50ms")
     assert outcome.error == ""
     assert outcome.unread == {"archive": world.end - world.read_to}
-    assert describe_unread(outcome.unread).startswith(f"not read yet: archive {outcome.unread['archive']:,} records. ")
+    assert f"by query: archive {outcome.unread['archive']:,} records. " in describe_unread(outcome.unread)
 
 
 def test_a_run_without_a_drain_and_one_that_is_stopped_end_at_once(run: Execute) -> None:

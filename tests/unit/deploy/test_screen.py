@@ -195,11 +195,11 @@ def test_what_is_fetched_out_of_ipfs_has_a_line_where_there_is_a_node() -> None:
     bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=fetcher, ipfs=node))
     (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
     assert "wanted 12  fetching 3  blocks 40  updates released 7  given up 1  kubo 0.43.0" in shown
-    assert "wanted 12 blocks 40" in format_line(replace(FULL, bridge=bridge))
+    assert "blocks fetched 40, records waiting for blocks 12" in format_line(replace(FULL, bridge=bridge))
     counts = {"quarantined": 9, "contradicts_genesis": 8}
     bridge = BridgeInRun(msgspec.structs.replace(STATUS, fetcher=FetcherStatus("fetching", 0, 0, counts, claimed=5)))
     (shown,) = [text for text in picture(replace(FULL, bridge=bridge), 120, 24) if "IPFS" in text]
-    assert "given up 1  claimed 5" in shown, "a false claim is given up by nobody"
+    assert "given up 1  claims to check 5" in shown, "a false claim is given up by nobody"
 
 
 def test_the_bridge_is_shown_as_it_tells_of_itself() -> None:
@@ -221,7 +221,7 @@ def test_a_bridge_that_has_said_nothing_is_starting() -> None:
     assert "network  starting" in text
     assert "in 0  out 0  topics 0  mesh 0  spool empty  published 0" in text
     line = format_line(replace(FULL, bridge=BridgeInRun()))
-    assert "peers 0 topics 0 mesh 0 in 0 out 0 | control 12/s duplicates 67% | published 0" in line
+    assert "topics 0 mesh 0 frames in 0 out 0 | control entries 12/s duplicates 67% | published 0" in line
 
 
 def test_more_room_shows_more_batches() -> None:
@@ -246,7 +246,7 @@ def test_the_line_has_it_all_in_one_line() -> None:
     for expected in (
         "0:37",
         "frames 22,914 (604/s)",
-        "messages 7,721 x3.0",
+        "messages 7,721 (3.0 copies each)",
         "batches 211",
         "p50 380 ms p99 810 ms",
         "archive 212",

@@ -6,9 +6,9 @@ import pytest
 
 from kiln.deploy.ops.snapshot_builder import OpenWindows, TopicCounts
 from kiln.schemas.kafka.records import BatchRecord, Origin, SeparatorRecord, encode
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import compute_cid
 from kiln.schemas.wire.streamid import StreamID
+from kit.batch_blocks import write_blocks
 
 T = 1_000_000  # µs
 AT = 1_700_000_000_000  # ms

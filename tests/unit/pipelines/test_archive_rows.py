@@ -535,7 +535,7 @@ def test_a_frame_that_comes_twice_is_written_once(lake: Lake) -> None:
     faults = [row.early for row in made.rows if row.kind == FAULT]
     assert (len(faults), len(set(faults))) == (3, 2)
     assert made.passed.valid_copies == 2
-    assert made.passed.frame_ranges == {build_range_key(b"0123456789abcdef", Frame.IN): [(7, 8)]}
+    assert made.passed.frame_ranges == {build_range_key(b"0123456789abcdef", "IN"): [(7, 8)]}
 
 
 def test_a_task_says_what_it_has_read_of_each_partition(lake: Lake) -> None:

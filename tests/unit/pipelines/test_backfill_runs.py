@@ -59,8 +59,8 @@ def test_a_run_reads_what_was_said_before_where_the_live_tables_do_not_say() -> 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batching": BatchConfig(5)}, "its T in µs is 1000000, not 5"),
-        ({"span": TimeRange(10, 21)}, "its range is different"),
+        ({"batching": BatchConfig(5)}, "its window length in µs is 1000000, not 5"),
+        ({"span": TimeRange(10, 21)}, "it has another time range"),
         ({"source": "kafka"}, "its source is frames, not kafka"),
         ({"network": "n"}, "its network is none, not n"),
         ({"as_of": 7}, "its --as-of in µs is none, not 7"),
@@ -117,7 +117,9 @@ def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_pat
     no_spark = cast(SparkSession, None)
     means = RunResources(no_spark, lake, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
     for _ in range(2):  # the id is kept with the run
-        with pytest.raises(RunError, match=r"^run a-run cannot continue: .* is another, .*kiln backfill drop a-run"):
+        with pytest.raises(
+            RunError, match=r"^backfill run a-run cannot continue: .* is another, .*backfill drop a-run"
+        ):
             run(terms, means, lambda: inputs)
     for _ in range(2):  # it reads on; a broker before Kafka 2.8 tells no id
         with pytest.raises(AttributeError, match="NoneType"):
@@ -126,7 +128,7 @@ def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_pat
 
 @pytest.mark.parametrize("name", ["", "-a", "A", "a/b", "..", "a b", "a" * 64, "ü", "a\n"])
 def test_names_that_no_run_can_have(name: str) -> None:
-    with pytest.raises(RunNameError, match="is not a valid run name"):
+    with pytest.raises(RunNameError, match="is not a valid name of a backfill run"):
         check_name(name)
     assert check_name("a" * 63) == "a" * 63
 
@@ -139,7 +141,7 @@ def test_times_and_sources_of_a_command_line() -> None:
     assert parse_source(()) == ("frames", ())
     assert parse_source(["kafka"]) == ("kafka", ())
     assert parse_source(["a", "b"]) == ("files", (Path("a"), Path("b")))
-    with pytest.raises(ValueError, match="one of the three"):
+    with pytest.raises(ValueError, match="one kind of --source"):
         parse_source(["frames", "a"])
 
 

@@ -44,11 +44,11 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.times import MAX_MICROS
-from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.batch_block import MAX_BLOCK, encode_stream_key
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
-from kit.plain_batcher import LogRecord, batch_partition, build_outputs, plainly
+from kit.plain_batcher import LogRecord, batch_partition, build_outputs, list_window_tips, plainly
 
 T = 1_000_000
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "batches.schema.json"
@@ -351,8 +351,7 @@ def window_of(streams: int, tips: int, order: int) -> ClosedWindow:
     ]
     random.Random(order).shuffle(pairs)
     window = Window(ORIGIN + 10, ORIGIN + 20)
-    for stream, tip in pairs:
-        window.add(stream, tip)
+    window.leaves.update(encode_stream_key(stream) + tip for stream, tip in pairs)
     return ClosedWindow(WindowKey("mainnet", "LIVE", "model", "ka"), window)
 
 
@@ -370,7 +369,9 @@ def test_the_limit_splits_a_window_the_same_way_each_time(streams: int, tips: in
     found = [(stream, tip) for batch in batches for stream, links in tips_of(batch).items() for tip in links]
     assert len(found) == len(set(found)) == streams * tips
     assert set(found) == {
-        (stream, cid_text(tip)) for stream, links in window_of(streams, tips, 0).window.tips.items() for tip in links
+        (stream, cid_text(tip))
+        for stream, links in list_window_tips(window_of(streams, tips, 0).window).items()
+        for tip in links
     }
 
 
@@ -435,7 +436,10 @@ def test_blocks_hold_exactly_what_their_windows_do(taken: list[Step]) -> None:
             heard = min(windows.log_time, record.stamp - step.ago)
             closed += windows.add(key, STREAMS[step.stream], cid_bytes(TIPS[step.tip]), heard)
         for key, window in closed:
-            tips = {stream: [cid_text(tip) for tip in sorted(links)] for stream, links in sorted(window.tips.items())}
+            tips = {
+                stream: [cid_text(tip) for tip in sorted(links)]
+                for stream, links in sorted(list_window_tips(window).items())
+            }
             expected.append((key, window.opened_at, window.opened_at + T, tips))
 
     batches, others = run(log_from(taken))

@@ -38,8 +38,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 """The first and the last µs of the years 1 to 9999, which are all that a statistic can name."""
 
+TOO_LONG = "x" * 5_000
+"""Parquet states no bounds of more than 4 KiB."""
+
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
-    ("", "x" * 5_000, "ÿ\U0001f600", "\uffff", "\U00010000", "\0", '"\\\n', "é" * 40, "x" * 32 + "\U0010ffff")
+    ("", TOO_LONG, "ÿ\U0001f600", "\uffff", "\U00010000", "\0", '"\\\n', "é" * 40, "x" * 32 + "\U0010ffff")
 )
 times = st.integers(FIRST, LAST) | st.integers(-2_000_000, 2_000_000) | st.sampled_from((FIRST, LAST, -1, 0, 999))
 beyond = st.sampled_from((-(2**63), FIRST - 1, LAST + 1, 2**63 - 1))
@@ -96,7 +99,7 @@ def stated(text: object, kind: str) -> object:
 @given(rows_of_table)
 @example([row(observed_at=FIRST), row(observed_at=LAST)])
 @example([row(observed_at=-1)])
-@example([row(separator_value="x" * 5_000), row(separator_value="\U0010ffff")])
+@example([row(separator_value=TOO_LONG), row(separator_value="\U0010ffff")])
 def test_a_file_holds_its_rows_and_states_what_holds_for_each(lake: Lake, rows: list[tuple[object, ...]]) -> None:
     (file,) = write(lake, *rows)
     path = Path(lake.table(TABLE)) / file.name
@@ -110,11 +113,15 @@ def test_a_file_holds_its_rows_and_states_what_holds_for_each(lake: Lake, rows: 
             continue
         values = [each[place] for each in rows if each[place] is not None]
         assert stats["nullCount"][column.name] == len(rows) - len(values)
+        in_order = sorted(values, key=_order)
         assert (column.name in stats["minValues"]) == (column.name in stats["maxValues"]) == bool(values)
         if values:
             low, high = (stated(stats[name][column.name], column.type) for name in ("minValues", "maxValues"))
-            in_order = sorted(values, key=_order)
-            assert (low, high) == (in_order[0], in_order[-1])
+            if TOO_LONG in (in_order[0], in_order[-1]):
+                assert _order(low) <= _order(in_order[0])
+                assert _order(in_order[-1]) <= _order(high)
+            else:
+                assert (low, high) == (in_order[0], in_order[-1])
     delete_files(lake, [file])
 
 

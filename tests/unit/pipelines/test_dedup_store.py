@@ -302,12 +302,14 @@ def test_where_tasks_may_run_elsewhere_spark_remembers(tmp_path: Path) -> None:
         parse_location("s3://bucket/updates"), "local[4]", SPAN, durable=True
     ) == StateDeduplication(SPAN)
     (tmp_path / FILE_NAME).touch()
-    with pytest.raises(KilnError, match=rf"{FILE_NAME}, which executors of spark://a:7077 do not have"):
+    with pytest.raises(
+        KilnError, match=rf"spark.master spark://a:7077: .*{FILE_NAME}, which executors on other machines cannot open"
+    ):
         find_deduplication(checkpoint, "spark://a:7077", SPAN, durable=True)
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / "state").mkdir()
     assert find_deduplication(checkpoint, "spark://a:7077", SPAN, durable=True) == StateDeduplication(SPAN)
-    with pytest.raises(KilnError, match=rf"\({tmp_path}/state\), which .* local\[4\] does not use"):
+    with pytest.raises(KilnError, match=rf"spark.master local\[4\]: .* \({tmp_path}/state\), which only"):
         find_deduplication(checkpoint, "local[4]", SPAN, durable=True)
 
 

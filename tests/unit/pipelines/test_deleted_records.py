@@ -24,8 +24,8 @@ def test_a_topic_that_began_above_zero_is_reported(tmp_path: Path) -> None:
     assert checkpoint.deleted_records == {"kiln.frames": 1_975}
     words = describe_deleted_records("archive", checkpoint.deleted_records)
     assert words == (
-        "Kafka had deleted the first 1,975 records of kiln.frames before archive first ran: they are missing in its "
-        "tables"
+        "Kafka had deleted the first 1,975 records of kiln.frames before the query archive first ran, so the tables "
+        "lack these records"
     )
     row = check_first_offsets({"archive": words})
     assert (row.level, row.found) == ("warn", words)

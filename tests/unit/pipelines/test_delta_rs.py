@@ -180,7 +180,8 @@ def test_checkpoints_of_the_log_keep_what_was_committed(lake: Lake) -> None:
 # ---------------------------------------------------------------- two drivers
 
 WORDS = (
-    r"^cannot commit to table tips: another driver runs the query query and has just written to it.*Stop one of the two"
+    r"^cannot commit to table tips: another driver runs the query query, and has just committed to "
+    r"this table.*Run only one"
 )
 
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.pipelines.delta.frame_ranges import (
-    FrameRangeFilter,
     FrameRanges,
     Ranges,
     StoredFrameRanges,
@@ -64,39 +63,20 @@ def test_nothing_is_new_in_a_range_that_is_held(low: int) -> None:
 
 
 def test_a_connection_without_loss_is_one_range() -> None:
-    sieve = FrameRangeFilter({})
-    assert all(sieve.accept(A, 0, sequence) for sequence in range(1, 1_001))
-    assert sieve.accepted == {build_range_key(A, 0): [(1, 1_000)]}
+    ranges: Ranges = []
+    assert all(insert(ranges, sequence, sequence) for sequence in range(1, 1_001))
+    assert ranges == [(1, 1_000)]
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from((A, B)), st.integers(0, 1), numbers), max_size=60),
-    st.dictionaries(st.tuples(st.sampled_from((A, B)), st.integers(0, 1)), st.sets(numbers), max_size=4),
-)
-def test_a_frame_passes_if_not_held_and_once(
-    frames: list[tuple[bytes, int, int]], before: dict[tuple[bytes, int], set[int]]
-) -> None:
-    sieve = FrameRangeFilter({build_range_key(*key): ranges_of(held) for key, held in before.items()})
-    seen = {(*key, number) for key, held in before.items() for number in held}
-    taken: set[tuple[bytes, int, int]] = set()
-    for frame in frames:
-        assert sieve.accept(*frame) == (frame not in seen)
-        taken |= {frame} - seen
-        seen.add(frame)
-    assert {(key, number) for key, ranges in sieve.accepted.items() for number in numbers_in(ranges)} == {
-        (build_range_key(connection, direction), number) for connection, direction, number in taken
-    }
-
-
-def test_the_largest_sequence_passes_once() -> None:
-    sieve = FrameRangeFilter({})
-    assert sieve.accept(A, 0, 2**63 - 1)
-    assert not sieve.accept(A, 0, 2**63 - 1)
-    assert not FrameRangeFilter(sieve.accepted).accept(A, 0, 2**63 - 1)
+def test_the_largest_sequence_is_inserted_once() -> None:
+    ranges: Ranges = []
+    assert insert(ranges, 2**63 - 1, 2**63 - 1)
+    assert not insert(ranges, 2**63 - 1, 2**63 - 1)
+    assert contains(ranges, 2**63 - 1)
 
 
 held = st.dictionaries(
-    st.sampled_from((build_range_key(A, 0), build_range_key(A, 1), build_range_key(B, 0))),
+    st.sampled_from((build_range_key(A, "IN"), build_range_key(A, "OUT"), build_range_key(B, "IN"))),
     st.sets(numbers).map(ranges_of),
 )
 
@@ -133,8 +113,8 @@ def test_two_overlap_if_they_share_a_frame(one: FrameRanges, other: FrameRanges)
     [((1, 2), False), ((2, 3), True), ((5, 6), True), ((4, 4), True), ((6, 9), False), ((1, 9), True)],
 )
 def test_two_overlap_from_their_first_frame_to_their_last(taken: tuple[int, int], shared: bool) -> None:
-    assert overlap({build_range_key(A, 0): [(3, 5), (20, 22)]}, {build_range_key(A, 0): [taken]}) == shared
-    assert not overlap({build_range_key(A, 0): [(3, 5)]}, {build_range_key(A, 1): [taken]})
+    assert overlap({build_range_key(A, "IN"): [(3, 5), (20, 22)]}, {build_range_key(A, "IN"): [taken]}) == shared
+    assert not overlap({build_range_key(A, "IN"): [(3, 5)]}, {build_range_key(A, "OUT"): [taken]})
 
 
 # ---------------------------------------------------------------- on disk
@@ -162,7 +142,7 @@ def test_ranges_on_disk_are_those_in_memory(parts: list[FrameRanges], asked: Fra
 
 
 def test_the_largest_sequence_is_held_on_disk() -> None:
-    largest: FrameRanges = {build_range_key(A, 0): [(2**63 - 1, 2**63 - 1)]}
+    largest: FrameRanges = {build_range_key(A, "IN"): [(2**63 - 1, 2**63 - 1)]}
     on_disk = StoredFrameRanges()
     on_disk.add(largest)
     on_disk.add(largest)

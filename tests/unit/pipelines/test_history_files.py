@@ -156,7 +156,7 @@ def test_folders_archives_and_streams_are_read(tmp_path: Path) -> None:
     captures, skipped = find_captures([str(folder)])
     found = [(Path(each.path).name, each.member.name if each.member else "") for each in captures]
     assert found == [("all.zip", "logs/ceramic.log.gz"), ("b.ndjson", ""), ("a.ndjson.gz", "")]
-    assert skipped == [f"{folder}/README is not read: it is text, and its first line is 'logs of 2021'"]
+    assert skipped == [f"skipping {folder}/README: it is text, and its first line is 'logs of 2021'"]
     assert len([item for item in read_all(folder) if isinstance(item, Frame)]) == 4
 
     os.mkfifo(tmp_path / "pipe")
@@ -252,14 +252,14 @@ def test_the_files_of_a_large_archive_are_found_with_progress_and_a_bound(
     (tmp_path / "logs.zip").write_bytes(many_logs(9, "zip"))
     shown: list[str] = []
     find_captures([str(tmp_path)], shown.append)
-    assert shown == [f"{tmp_path}: {seen} files seen, {seen} of them of a known format" for seen in (4, 8)]
+    assert shown == [f"{tmp_path}: {seen} files found, {seen} of them have a known format" for seen in (4, 8)]
     steps: list[int] = []
     split_captures(find_captures([str(tmp_path)])[0], "n", steps.append)
     assert steps == list(range(1, 10))
     monkeypatch.setattr(compression, "MAX_MEMBERS", 8)
     for kind in ("zip", "tar"):
         (tmp_path / "logs").write_bytes(many_logs(9, kind))
-        with pytest.raises(InputError, match=r"the archive has more than 8 files\. Extract the archive"):
+        with pytest.raises(InputError, match=r"the archive has more than 8 entries\. Extract it"):
             find_captures([str(tmp_path / "logs")])
 
 
@@ -278,7 +278,7 @@ def test_files_of_no_known_format_are_named_up_to_a_number(tmp_path: Path) -> No
         (tmp_path / f"{number:02}.txt").write_text("x")
     _, skipped = find_captures([str(tmp_path)])
     assert len(skipped) == 21
-    assert skipped[-1] == f"5 other files of {tmp_path} are not read either"
+    assert skipped[-1] == f"skipping 5 other files of {tmp_path}, which have no known format"
 
 
 def test_a_tar_whose_member_claims_more_than_the_tar_has_is_refused_in_words(tmp_path: Path) -> None:
@@ -319,8 +319,8 @@ def _written(folder: Path, texts: list[bytes]) -> list[Path]:
     [
         (b"", "it is empty"),
         (b"hello\n", "it is text, and its first line is 'hello'"),
-        (ARCHIVES["zip"](b"hello\n"), "none of its 1 files is of a known format. Of logs/ceramic.log.gz in "),
-        (ARCHIVES["zip"](b"hello\n" * 99)[:80], "the archive is damaged: File is not a zip file. Extract what is left"),
+        (ARCHIVES["zip"](b"hello\n"), "none of its 1 files has a known format. For example, logs/ceramic.log.gz in "),
+        (ARCHIVES["zip"](b"hello\n" * 99)[:80], "the archive is damaged: File is not a zip file. Extract the files"),
         (gzip.compress(gzip.decompress(ARCHIVES["tar.gz"](b"hello\n" * 9999))[:4000]), "the archive is cut off."),
     ],
     ids=["empty", "text", "zip of text", "cut zip", "cut tar"],
@@ -339,7 +339,7 @@ def test_other_forms_of_a_log_are_refused_with_what_is_read(name: str, tmp_path:
     with pytest.raises(InputError) as error:
         find_captures([str(tmp_path / "a.log")])
     assert "ceramic-log" in str(error.value)
-    assert "lines of UTF-8, bare or as Docker, CRI and PM2 write them" in str(error.value)
+    assert "Lines must be UTF-8, bare or as Docker, CRI and PM2 write them" in str(error.value)
 
 
 def cut(raw: bytes) -> bytes:
@@ -355,7 +355,7 @@ def test_a_damaged_file_is_refused_before_the_run_and_a_capture_is_read_up_to_th
     packed = PACKINGS[pack](b"\n".join(lines))
     (tmp_path / "a.log").write_bytes(cut(packed))
     captures, _ = find_captures([str(tmp_path / "a.log")])
-    with pytest.raises(InputError, match=r"a\.log: the compressed data is cut off\. Decompress what is left of it"):
+    with pytest.raises(InputError, match=r"a\.log: the compressed data is cut off\. Decompress the intact part"):
         split_captures(captures, "n")
     with zipfile.ZipFile(tmp_path / "logs.zip", "w") as archive:
         archive.writestr("whole.log", packed)
@@ -410,13 +410,15 @@ def test_a_stream_that_the_disk_cannot_hold_leaves_nothing_behind(
     left = iter((2 << 30, 2 << 30, 1 << 30))
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=next(left)))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(line * 100_000)))
-    with pytest.raises(InputError, match=r"after 3,145,728 bytes, less than 1024 MiB are free there\. Free some space"):
+    with pytest.raises(
+        InputError, match=r"after 3,145,728 bytes, less than 1024 MiB of the disk are free\. Free some space"
+    ):
         save_streams([Path("-")], tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_an_empty_folder_and_an_encrypted_archive_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there are no files in it"):
+    with pytest.raises(InputError, match="it contains no files"):
         find_captures([str(tmp_path)])
     raw = bytearray(ARCHIVES["zip"](b"hello"))
     for start in (b"PK\x03\x04", b"PK\x01\x02"):

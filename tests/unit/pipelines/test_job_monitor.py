@@ -24,7 +24,7 @@ def test_a_driver_serves_how_its_query_stands() -> None:
     job, watch = SubmittedQuery("archive", "local-test"), QueryWatch("archive", ["kiln.frames"])
     with Exporter(("127.0.0.1", 0), job) as exporter:
         url = f"http://{exporter.address}"
-        assert httpx.get(f"{url}/ready").json()["reasons"] == ["starting"]
+        assert httpx.get(f"{url}/ready").json()["reasons"] == ["the query archive is starting"]
         assert httpx.get(f"{url}/health").status_code == 200
         progress = QueryProgress("archive", READ, batch_id=7, input_rate=3.0, records=90)
         for now in (100.0, 104.0):
@@ -38,7 +38,7 @@ def test_a_driver_serves_how_its_query_stands() -> None:
         assert values["kiln_query_restarts"] == 2
         assert values["kiln_query_up"] == 1
         job.observe(watch.build_state(105.0, ENDS, progress, restarts=3, error="no room", tripped=False), ["no room"])
-        assert httpx.get(f"{url}/ready").json()["reasons"] == ["archive restarting", "no room"]
+        assert httpx.get(f"{url}/ready").json()["reasons"] == ["the query archive is restarting", "no room"]
         assert httpx.get(url).status_code == 404
 
 

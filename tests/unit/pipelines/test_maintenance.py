@@ -359,7 +359,7 @@ def test_a_file_that_is_gone_is_said_in_words_and_the_table_stays_as_it_is(lake:
     Appender(lake).append(10)
     gone = folder(lake) / read_state(lake, TABLE).files[3].path
     gone.unlink()
-    with pytest.raises(MaintenanceError, match=f"cannot compact updates: its file .*{gone.name} is missing"):
+    with pytest.raises(MaintenanceError, match=f"cannot compact table updates: its file .*{gone.name} is missing"):
         cared(lake)
     assert number_of_files(lake) == 10
     assert len(list(folder(lake).glob("*.parquet"))) == 9, "what was begun is taken away"
@@ -438,7 +438,7 @@ def test_a_table_goes_back_within_a_short_log(long: Lake) -> None:
 def test_a_table_does_not_go_back_further_than_its_log(long: Lake) -> None:
     cared(long, at=now() + 13 * HOUR)
     lack(long, 20)
-    with pytest.raises(RestoreError, match="the log of the table begins after that version"):
+    with pytest.raises(RestoreError, match="maintenance has removed that version from the log"):
         find_restore_point(long, [TABLE, "tips", "streams"])
 
 

@@ -10,6 +10,7 @@ from kiln.pipelines.backfill.separator_windows import SeparatorWindows
 from kiln.pipelines.batch.offset_range import WindowKey
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.log_model import Update, windows_of
+from kit.plain_batcher import list_window_tips
 
 KEY = WindowKey("n", "LIVE", "model", "k1")
 STREAM = "kjzl6cwe1jw145as2el62s5k2n5xwij7snqu1mngluhpr05xy5wylfswe1zvq39"
@@ -28,7 +29,7 @@ def opened(log: Log, windows: SeparatorWindows, first: int = 0) -> list[tuple[in
     ]
     closed += windows.close()
     return sorted(
-        ((each.window.opened_at, frozenset(map(cid_text, each.window.tips[STREAM]))) for each in closed),
+        ((each.window.opened_at, frozenset(map(cid_text, list_window_tips(each.window)[STREAM]))) for each in closed),
         key=lambda window: (window[0], sorted(window[1])),
     )
 

@@ -14,8 +14,8 @@ needs_core = pytest.mark.skipif(engines.core_is_missing(), reason="no native cor
 @pytest.mark.parametrize(
     ("name", "functions", "files"),
     [
-        ("frame → messages row", 65, 17),
-        pytest.param("frame → messages row, native core", 34, 7, marks=needs_core),
+        ("frame → messages row", 55, 17),
+        pytest.param("frame → messages row, native core", 23, 7, marks=needs_core),
         ("update → batch", 22, 9),
     ],
 )

@@ -210,8 +210,8 @@ def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, si
     state.begin(4)
     put_back(older, table)
     end = f"ends with micro-batch {since - 1}" if since else "has no micro-batch of this query"
-    words = rf"the table tips in .* is older than the checkpoint of sink in .*: it {end}, and sink has written micro-"
-    words += "batch 3"
+    words = rf"the table tips in .* is older than the checkpoint of sink in .*: the table {end}, and sink has written "
+    words += "micro-batch 3"
     with pytest.raises(DamageError, match=f"^sink cannot start: {words}"):
         repair(state.place, ["sink"])
     with pytest.raises(OlderTableError, match=f"^{words}.* Restore the newest copy of the table"):
@@ -220,7 +220,7 @@ def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, si
     assert not damage.is_restorable, "the deduplication state is in Spark's"
     shutil.rmtree(table)
     state.lake.create((TABLE,))
-    assert "it has no micro-batch of this query" in examine(state.place, ["sink"])[0].problem
+    assert "the table has no micro-batch of this query" in examine(state.place, ["sink"])[0].problem
 
 
 def test_a_table_without_rows_in_the_newest_micro_batches_is_not_old(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.run(0, 1, 2)
     damaged(Path(locate_commit(state.lake.folder(TABLE), 2).uri), EMPTY)
-    with pytest.raises(DamageError, match=r"2\.json is damaged, or names a missing file, and later commits"):
+    with pytest.raises(DamageError, match=r"2\.json is damaged, or contains a file that is missing, and later commits"):
         repair(state.place, ["sink"])
 
 
@@ -310,7 +310,9 @@ def test_what_a_torn_file_hides_is_refused_too(tmp_path: Path) -> None:
     state.lake.open(TABLE).create_checkpoint()
     shutil.rmtree(state.path)
     damaged(Path(state.lake.table(TABLE)) / "_delta_log" / "_last_checkpoint", CUT)
-    with pytest.raises(DamageError, match=r"sink cannot start: there is no checkpoint .*, yet the tables tips in"):
+    with pytest.raises(
+        DamageError, match=r"sink cannot start: the checkpoint .* does not exist, but the tables tips in"
+    ):
         repair(state.place, ["sink"])
 
 
@@ -328,7 +330,7 @@ def test_a_torn_commit_of_a_table_that_no_query_writes_is_set_aside(tmp_path: Pa
 
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 1).uri), how)
     damaged(Path(locate_commit(lake.folder("backfill_runs"), 0).uri), how)
-    assert "Kiln creates it again" in repair(state.place, ["sink"])[0]
+    assert "Kiln creates the table again" in repair(state.place, ["sink"])[0]
     assert "backfill_runs" not in lake.tables()
     lake.create(("backfill_runs",))
     assert read_runs(lake) == []
@@ -358,8 +360,8 @@ def test_another_topic_is_read_from_its_beginning_with_tables_state_and_id_as_th
     with pytest.raises(DamageError, match=r"^batch cannot start: kiln.updates is not the topic .* Run kiln"):
         repair(state.place, ["batch"], None, topics)
     (damage,) = examine(state.place, ["batch"], None, topics)
-    assert "reads kiln.updates from the oldest new record on" in damage.remedy
-    assert ("micro-batch 3 was not finished" in damage.remedy) is begun
+    assert "reads kiln.updates from the oldest new record" in damage.remedy
+    assert ("unfinished micro-batch 3 are lost" in damage.remedy) is begun
     assert "To repair: kiln recover --yes" in render_recovery([damage], [damage]).plain
     with monkeypatch.context() as patch:
         patch.setattr("kiln.pipelines.recovery.save_topic_ids", lambda *_: 1 / 0)
@@ -463,12 +465,15 @@ def tear(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (change("DELETE FROM digests"), "has only 0 of its 5,000 digests: without"),
-        (change("DELETE FROM digests WHERE position < '0/2'"), "of its 5,000 digests: without"),
-        (change("DELETE FROM progress"), "is damaged: it does not name the newest micro-batch that it has: without"),
+        (change("DELETE FROM digests"), "contains 0 of its 5,000 digests. Without"),
+        (change("DELETE FROM digests WHERE position < '0/2'"), "of its 5,000 digests. Without"),
+        (
+            change("DELETE FROM progress"),
+            "is damaged: it does not name the newest micro-batch whose digests it contains. Without",
+        ),
         (
             change("UPDATE progress SET query_id = '', batch_id = -1"),
-            "ends with micro-batch -1, and the checkpoint with 2",
+            "ends with micro-batch -1, and its checkpoint with micro-batch 2",
         ),
         (tear, FILE_NAME),
         (lambda path: path.write_bytes(b""), "no such table"),

@@ -56,9 +56,9 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.queries import QUERIES
-from kiln.schemas.wire.batch_block import write_blocks
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
+from kit.batch_blocks import write_blocks
 
 TOPICS = QUERIES["sink"].reads
 SEPARATOR = SeparatorRecord("model", "ka")

@@ -144,7 +144,7 @@ def test_a_query_that_fails_starts_again_after_a_pause_that_doubles(world: World
         pauses.append(world.pause())
         assert world.supervisor.errors == {}
     assert pauses == [1.0, 2.0, 4.0]
-    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: the disk is full$"):
+    with pytest.raises(RestartsExhaustedError, match=r"^the query archive stopped: the disk is full$"):
         world.fail(RuntimeError("the disk is full"))
 
 
@@ -217,7 +217,7 @@ BROKEN = "Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format 
 def test_broken_decoding_is_not_tried_again(world: World) -> None:
     with pytest.raises(
         RestartsExhaustedError,
-        match=r"^archive stopped: the breaker tripped at 2027-01-15 08:00 UTC: their format is new",
+        match=r"^the query archive stopped: the breaker tripped at 2027-01-15 08:00 UTC: their format is new",
     ):
         world.fail(RuntimeError(BROKEN))
 
@@ -234,11 +234,14 @@ def test_a_trip_holds_what_decodes_and_nothing_else_until_the_next_start(
     world.supervisor.check()
     assert world.supervisor.held_queries == {"archive", "updates"}
     assert {name for name, query in running.items() if query.isActive} == {"sink"}
-    assert world.supervisor.errors["updates"] == "stopped, because the breaker of archive tripped"
+    assert (
+        world.supervisor.errors["updates"]
+        == "the query updates is stopped, because the breaker of the query archive tripped"
+    )
     world.now += 3_600
     world.supervisor.check()
     assert len(world.queries) == 3  # none started again
-    assert "their format is new. Fix the build" in world.supervisor.errors["archive"]
+    assert "their format is new. If this Kiln cannot decode" in world.supervisor.errors["archive"]
     again = World(settings, monkeypatch, names).supervisor
     again.start()
     assert again.held_queries == set()
@@ -246,20 +249,20 @@ def test_a_trip_holds_what_decodes_and_nothing_else_until_the_next_start(
 
 def test_a_second_driver_does_not_try_again(world: World) -> None:
     error = "kiln.pipelines.delta.commits.SecondWriterError: cannot commit to table x: another driver runs the query 1"
-    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: .*another driver runs the query 1"):
+    with pytest.raises(RestartsExhaustedError, match=r"^the query archive stopped: .*another driver runs the query 1"):
         world.fail(RuntimeError(f"Traceback:\n{error}"))
 
 
 def test_a_query_whose_table_has_other_columns_does_not_try_again(world: World) -> None:
     error = "kiln.pipelines.delta.lake.SchemaChangedError: cannot write to table tips in x: the column tip is missing"
-    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: .*the column tip is missing"):
+    with pytest.raises(RestartsExhaustedError, match=r"^the query archive stopped: .*the column tip is missing"):
         world.fail(RuntimeError(f"Traceback:\n{error}"))
 
 
 def test_broken_decoding_at_the_start_is_told_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(Settings(state=tmp_path), monkeypatch)
     world.refusal = DecodingBrokenError("a good UPDATE does not decode")
-    with pytest.raises(RestartsExhaustedError, match=r"^archive stopped: a good UPDATE does not decode$"):
+    with pytest.raises(RestartsExhaustedError, match=r"^the query archive stopped: a good UPDATE does not decode$"):
         world.supervisor.start()
 
 
@@ -267,7 +270,9 @@ def test_tables_without_their_checkpoint_are_not_written_twice(tmp_path: Path, m
     monkeypatch.setattr(Lake, "has_rows", lambda self, table: table == "messages")
     monkeypatch.setattr(supervisor, "launch", lambda *_: FakeQuery())
     settings = Settings(state=tmp_path)
-    words = r"^archive cannot start: there is no checkpoint .*/archive, yet the tables messages in .* Run kiln recover"
+    words = (
+        r"^archive cannot start: the checkpoint .*/archive does not exist, but the tables messages .* Run kiln recover"
+    )
     with pytest.raises(RestartsExhaustedError, match=words):
         Supervisor(cast(SparkSession, None), settings, ["archive"], topics=FakeTopics()).start()
     (settings.state / "checkpoints" / "archive").mkdir(parents=True)
@@ -297,9 +302,9 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
         with pytest.raises(RestartsExhaustedError) as caught:
             start()
         assert str(caught.value) == (
-            f"archive cannot start: the checkpoint of archive in {checkpoint} is older than the table {table}: it ends "
-            f"with micro-batch {begun}, and the table has micro-batch 4. The query would skip the records in "
-            "between. Run kiln recover, which lists the repairs"
+            f"archive cannot start: the checkpoint of archive in {checkpoint} is older than the table {table}: the "
+            f"checkpoint ends with micro-batch {begun}, and the table has micro-batch 4. The query would skip the "
+            "records in between. Run kiln recover, which lists the repairs"
         )
     (checkpoint / "offsets" / "4").write_text("v1\n{}\n{}")  # begun, and committed to this table before the crash
     start()
@@ -328,7 +333,7 @@ def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passe
     first = world.supervisor.errors["clock"]
     assert first.startswith(
         "the clock of this machine is 172,800 s behind the watermark of archive, since 2027-01-13 08:00:00 UTC: the "
-        "clock was ahead before. Nothing is lost: until the clock has passed 2027-01-15 08:00:00 UTC, "
+        "clock was ahead before. Until it reaches 2027-01-15 08:00:00 UTC, "
     )
     world.time += 60_000_000
     world.supervisor.check()
@@ -358,7 +363,7 @@ Driver stacktrace:
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (None, "the query ended by itself"),
+        (None, "the query ended without an error"),
         (ValueError(), "ValueError"),
         (ValueError("[SOME_CODE] first\n at second"), "[SOME_CODE] first"),
         (
@@ -456,7 +461,7 @@ def test_another_topic_is_refused_however_long_it_is(tmp_path: Path, monkeypatch
     world = World(settings, monkeypatch)
     world.topics.found["kiln.frames"] = ("another", 100)
     with pytest.raises(
-        RestartsExhaustedError, match=r"kiln.frames is not the topic .* is another, and .* is one.*kiln recover"
+        RestartsExhaustedError, match=r"kiln.frames is not the topic .* is another, but .* is one.*kiln recover"
     ):
         world.supervisor.start()
     assert world.queries == []
@@ -489,7 +494,8 @@ def test_a_topic_that_is_created_again_under_a_running_query_stops_it_in_words(
     world.now += 60
     world.supervisor.check()
     assert (
-        world.supervisor.errors["topics"] == f"topics that the queries need are missing: kiln.{topic}. Start Kiln again"
+        world.supervisor.errors["topics"]
+        == f"Kafka lacks topics that the queries need: kiln.{topic}. Start Kiln again: its bridge creates them"
     )
     world.topics.found[f"kiln.{topic}"] = kept
     world.now += 60
@@ -518,7 +524,7 @@ def test_partitions_that_are_added_where_no_query_reads_them_stop_the_queries_in
     world.now += 60
     world.supervisor.check()  # of frames: Spark reads them
     queries: dict[JobName, str] = {
-        "sink": r"kiln.updates had 1 partitions, and now has 2. The number of partitions cannot change",
+        "sink": r"kiln.updates had 1 partitions, and now has 2. This topic must keep its number",
         "updates": r"kiln.streams had 1 partitions, and now has 2. Start Kiln again",
     }
     for name, words in queries.items():

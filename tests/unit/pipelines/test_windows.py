@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kiln.pipelines.batch.offset_range import WindowKey
 from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
+from kit.plain_batcher import list_window_tips
 
 T, G = 10, 4
 
@@ -77,7 +78,7 @@ def read(log: Iterable[tuple[int, Entry]], windows: PartitionWindows) -> list[Em
         if entry.update:
             closed += windows.add(*entry.update)
         for key, window in closed:
-            tips = frozenset((stream, tip) for stream, tips in window.tips.items() for tip in tips)
+            tips = frozenset((stream, tip) for stream, tips in list_window_tips(window).items() for tip in tips)
             emitted.append(Emitted(n, key, window.opened_at, window.closes_at, tips))
     return emitted
 
@@ -179,7 +180,7 @@ def test_a_shorter_window_opened_later_closes_first() -> None:
 
 
 def closed_by(windows: PartitionWindows, stamp: int) -> dict[WindowKey, dict[str, set[bytes]]]:
-    return {closed.key: closed.window.tips for closed in windows.advance(stamp)}
+    return {closed.key: list_window_tips(closed.window) for closed in windows.advance(stamp)}
 
 
 def test_each_network_origin_and_separator_has_windows_of_its_own() -> None:
@@ -217,7 +218,7 @@ def test_all_that_comes_at_once_is_parted_by_when_it_was_heard() -> None:
     windows = PartitionWindows(T)
     windows.advance(1_000)
     ended = [windows.add(KEYS[0], "s1", b"t%d" % heard, heard) for heard in (103, 112, 113, 122, 123)]
-    assert [[(each.window.opened_at, each.window.tips) for each in closed] for closed in ended] == [
+    assert [[(each.window.opened_at, list_window_tips(each.window)) for each in closed] for closed in ended] == [
         [],
         [],
         [(103, {"s1": {b"t103", b"t112"}})],
@@ -225,7 +226,11 @@ def test_all_that_comes_at_once_is_parted_by_when_it_was_heard() -> None:
         [(113, {"s1": {b"t113", b"t122"}})],
     ]
     (last,) = windows.advance(1_010)
-    assert (last.window.opened_at, last.window.closes_at, last.window.tips) == (123, 133, {"s1": {b"t123"}})
+    assert (last.window.opened_at, last.window.closes_at, list_window_tips(last.window)) == (
+        123,
+        133,
+        {"s1": {b"t123"}},
+    )
 
 
 def test_what_was_heard_before_the_first_is_late_but_in() -> None:
@@ -236,7 +241,7 @@ def test_what_was_heard_before_the_first_is_late_but_in() -> None:
     (closed,) = windows.advance(113)
     assert isinstance(closed, ClosedWindow)
     assert (closed.window.opened_at, closed.window.closes_at) == (100, 110)
-    assert closed.window.tips == {"s1": {b"t1", b"t2"}}
+    assert list_window_tips(closed.window) == {"s1": {b"t1", b"t2"}}
 
 
 def test_the_clock_ends_a_window_t_and_g_after_its_first_update_was_written() -> None:
@@ -247,7 +252,7 @@ def test_the_clock_ends_a_window_t_and_g_after_its_first_update_was_written() ->
     windows.add(KEYS[0], "s1", b"t2", 99)
     (closed,) = windows.advance(103 + T + G)
     assert (closed.window.opened_at, closed.window.closes_at) == (90, 100)
-    assert closed.window.tips == {"s1": {b"t1", b"t2"}}
+    assert list_window_tips(closed.window) == {"s1": {b"t1", b"t2"}}
 
 
 def test_a_window_that_an_update_ended_is_not_ended_again_by_the_clock() -> None:

@@ -200,7 +200,7 @@ def test_writers_refuse_what_their_era_had_not() -> None:
     with pytest.raises(TopicError):
         write_batch_update(Separator("", MODEL), BATCH)
     for cid in (TIP, V0):
-        with pytest.raises(CidError, match="no batch block"):
+        with pytest.raises(CidError, match="not the CID of a batch block"):
             write_batch_update(Separator("model", MODEL), cid)
 
 

@@ -18,7 +18,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.batch_block import is_block_cid, read_block, write_blocks
+from kiln.schemas.wire.batch_block import is_block_cid, read_block
 from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.control import Kind
 from kiln.schemas.wire.identity import VERDICT_NAMES, parse_author, peer_bytes
@@ -26,6 +26,7 @@ from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topic_table import bundle_hash, parse_hello
 from kiln.schemas.wire.topics import Topic, parse_separator, parse_topic
+from kit.batch_blocks import write_blocks
 
 # docs/design/contracts.md, Delta tables: the columns others rely on
 PROMISED = {
