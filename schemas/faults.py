@@ -164,7 +164,7 @@ FAULTS: Final = (
         "rpc",
         "rpc_too_costly",
         "The RPC exceeds one of three limits on the work per RPC. (1) Checking signatures used up the CPU budget of an "
-        "RPC: this row stands for the later messages, which Kiln did not read unless the bridge had checked them. "
+        "RPC. Of the later messages, Kiln read only those that the bridge had checked; this row stands for the others. "
         "(2) The RPC has more than 50,000 messages, subscriptions and ids: Kiln read no message, and `data` is the "
         "RPC. (3) The RPC has more than 20,000 subscriptions and control entries: only the first 20,000 have rows. The "
         "table `frames` has all bytes.",

@@ -139,8 +139,8 @@ class DoneOffsets:
 
     @property
     def is_repeating(self) -> bool:
-        """True while records that an earlier run may have released are released again. Until these are finished, no
-        other record is released, and no new offset is committed."""
+        """True while this run releases again what an earlier run may have released. Until that is done, no other record
+        is released, and no new offset is committed."""
         return bool(self._releasing)
 
     def can_release(self, offset: int) -> bool:

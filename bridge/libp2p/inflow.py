@@ -64,8 +64,8 @@ class BufferedTCP(TrioTCPStream):
 class InflowSession(SecureSession):
     """A noise session that moves yamux data frames directly into the buffers of their streams.
 
-    This happens when yamux reads a header. The read then returns the first header that is not of a data frame without
-    flags for an open stream.
+    This happens when yamux reads a header. The read consumes data frames that have no flags and belong to an open
+    stream, and returns the header of the first other frame.
     """
 
     _yamux: Yamux | None = None

@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--network",
             metavar="NAME",
-            help="Only frames of this network. For files: network of the frames whose topics name none.",
+            help="Only frames of this network. In files: network of messages whose topics name none.",
         ),
     ] = None,
     as_of: Annotated[

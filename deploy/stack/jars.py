@@ -202,7 +202,8 @@ def ensure_jars(
 
 
 def list_jars(conf: Conf, root: Path | None = None, ivy_xml: Path = IVY_XML) -> list[Path]:
-    """List the jars of an Ivy conf: `spark` are added to Spark's own jars, `broker` run the embedded broker.
+    """List the jars of an Ivy conf. Those of `spark` are added to Spark's own jars; those of `broker` run the embedded
+    broker.
 
     Raises:
         JarsError: The folder is incomplete.

@@ -46,7 +46,8 @@ _NOTHING: Final = PlannedBatch(_NONE, 0, {})
 
 
 def save_caught_up(checkpoints: Location, numbers: Mapping[str, int]) -> None:
-    """Save the newest micro-batch of each query, by query id, when all queries have read their topics to the end."""
+    """Save the number of each query's newest micro-batch, by query id. Call it once all queries have read their topics
+    to the end."""
     (checkpoints / CAUGHT_UP_FILE).write([msgspec.json.encode(numbers)])
 
 

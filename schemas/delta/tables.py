@@ -194,7 +194,8 @@ _ALL: Final = (
             _must(
                 "protocol",
                 "string",
-                "Negotiated protocol, e.g. /meshsub/1.3.0, or bep50. From a file of another program: its format",
+                "Negotiated protocol, e.g. /meshsub/1.3.0, or bep50. For a frame from another program's file: its "
+                "format",
                 "/meshsub/1.3.0",
             ),
             _OBSERVED,
