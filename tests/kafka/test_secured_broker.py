@@ -140,7 +140,8 @@ def test_missing_rights_are_listed(broker: SecuredBroker) -> None:
     with pytest.raises(Exception, match="GroupAuthorizationFailed") as group:
         consumer.committed(TopicPartition("kiln.batches", 0), timeout_ms=10_000)
     words = describe_kafka_error(group.value, poor.client_options())
-    assert words == "kafka.sasl_username (poor) lacks the right READ on the consumer group kiln.publisher.x"
+    lacks = "kafka.sasl_username (poor) lacks the right READ on the consumer group kiln.publisher.x"
+    assert words == f"{lacks}. Grant the rights in docs/kafka-security.md"
     consumer.close()
     elsewhere = poor.model_copy(update={"prefix": "other."})
     with pytest.raises(TopicsError, match="the user lacks the right CREATE, or DESCRIBE if the topic exists"):

@@ -142,7 +142,7 @@ def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_word
     process = kiln.start("run", "--no-network")
     try:
         out = kiln.state / "started.out"
-        wait_until(lambda: "| delay p50" in out.read_text(), "the queries run", 120)
+        wait_until(lambda: "batch delay p50" in out.read_text(), "the queries run", 120)
         kafka = kiln.settings().broker
         with KafkaAdminClient(**kafka.client_options()) as admin:
             admin.delete_topics([kafka.topic("frames")])

@@ -38,6 +38,7 @@ from kiln.schemas.wire.identity import Verdict, compute_peer_id, peer_bytes, pee
 from kit.awaiting import until
 from kit.chance import new_key
 from kit.node_town import (
+    ENDS,
     OPTIONS,
     TOPIC,
     Bell,
@@ -545,14 +546,17 @@ def test_a_bootstrap_peer_that_opens_no_stream_is_dialled_again_with_more_patien
             address = str(host.get_addrs()[0])
             options = replace(OPTIONS, bootstrap=(address,), inbound_timeout=0.2, redial_first=0.01)
             one = await town.node(options)
-            await town.bell.until(lambda: one.node.bootstrap_peers[0].streamless == 3)
-            assert one.node.view().counters["stream_missing"] == 3
-            await town.bell.until(lambda: bool(one.node.view().peers))
-            stream = await host.new_stream(ID(one.node.peer), [TProtocol("/meshsub/1.3.0")])
-            await stream.write(encode(subscription()))
-            await town.bell.until(lambda: subscribed(one, 1))
             target = one.node.bootstrap_peers[0]
-            assert (target.attempts, target.streamless) == (4, 0)
+            await town.bell.until(lambda: target.streamless >= 3)
+            assert one.node.view().counters["stream_missing"] >= 3
+            while not subscribed(one, 1):  # a slow machine may miss a connection; the next one has twice the time
+                await town.bell.until(lambda: bool(one.node.view().peers))
+                with suppress(*ENDS):
+                    stream = await host.new_stream(ID(one.node.peer), [TProtocol("/meshsub/1.3.0")])
+                    await stream.write(encode(subscription()))
+                await town.bell.until(lambda: subscribed(one, 1) or not one.node.view().peers)
+            assert target.attempts >= 4
+            assert target.streamless == 0
 
     in_town(tmp_path, test)
 
