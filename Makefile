@@ -55,7 +55,7 @@ test: setup ## run the unit tests and the main path on Spark, Kafka and foreign 
 	@$(PYTEST) -n 2 -m "not slow" $(ARGS)
 
 test-all: setup ## run every test, or every one of some folders (ARGS="tests/kafka")
-	@$(PYTEST) -n 3 $(ARGS)
+	@$(PYTEST) -n 4 $(ARGS)
 
 fuzz: setup ## fuzz decoders, router and batcher, and run property tests with new seeds; failures go to .fuzz (FOR=10m)
 	@.ci/fuzz $(FOR) $(ARGS)

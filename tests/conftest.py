@@ -113,10 +113,11 @@ class ModuleScheduling(LoadScopeScheduling):
             any(_starts_spark(scope) and self._pending_of({scope: unit}) for scope, unit in work.items())
             for work in others
         )
-        # Modules of the whole, which are few and long, come before those of packages: at the end, no process is left
-        # alone with a long one.
+        # The longest module, then those of the whole, which are few and long, come before those of packages: no process
+        # is left alone with a long one at the end.
         units = sorted(
-            self.workqueue, key=lambda scope: (not _starts_spark(scope), scope != _SESSION, scope.count("/"))
+            self.workqueue,
+            key=lambda scope: (not _starts_spark(scope), scope != _SESSION, scope != _LONGEST, scope.count("/")),
         )
         allowed = units if busy < SPARKS else [scope for scope in units if not _starts_spark(scope)] or units
         self.workqueue.move_to_end(allowed[0], last=False)
@@ -124,6 +125,7 @@ class ModuleScheduling(LoadScopeScheduling):
 
 
 _SESSION: Final = "modules that share a session"
+_LONGEST: Final = "tests/faults/test_chaos.py"
 
 
 @cache
