@@ -112,11 +112,12 @@ class Log:
 def quiet(stack: Stack, log: Log, seconds: float = PATIENCE) -> str:
     """Waits until no query lags, the spool is empty and each batch has a receipt. In words what never came.
 
-    The bridge and its peers may still exchange control messages, for minutes if it leaves thousands of topics: of
-    `frames`, what was there at the first look must be read.
+    The bridge and its peers may still exchange control messages, for minutes if it leaves thousands of topics. So of
+    frames, those of the first look must be in Kafka, and those that Kafka had then must be read.
     """
     waits = "all queries done"
     first: dict[str, TopicStatus] = {}
+    put: dict[int, int] = {}  # frames of the bridge at the first look, by its process
 
     def lags(query: QueryStatus) -> bool:
         reads_frames = "frames" in QUERIES[query.name].reads
@@ -131,7 +132,11 @@ def quiet(stack: Stack, log: Log, seconds: float = PATIENCE) -> str:
             waits = f"{', '.join(behind) or 'the broker'} is behind"
             return False
         status = stack.status()
-        if status is None or status.spool.waiting or status.spool.disk_bytes:
+        if (
+            status is None
+            or status.spool.disk_bytes
+            or (status.spool.waiting and status.spool.acknowledged < put.setdefault(status.pid, status.spool.put))
+        ):
             waits = "the bridge's spool is not empty"
             return False
         log.read()
