@@ -1,4 +1,4 @@
-"""What measurements share: a broker and a Spark session in a temporary folder."""
+"""Resources that measurements share: a broker and a Spark session in a temporary folder."""
 
 from __future__ import annotations
 

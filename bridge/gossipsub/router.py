@@ -143,7 +143,7 @@ class Router:
     # ---------------------------------------------------------------- peers and topics
 
     def add_peer(self, peer: PeerID, protocol: str, outbound: bool, now: float, discovered: bool = False) -> list[Send]:
-        """Add a peer whose pubsub stream is open. A peer that was added before starts anew, but keeps a negative score.
+        """Add a peer whose pubsub stream is open. The state of an earlier session is dropped, except a negative score.
 
         Args:
             discovered: True if the node found the peer by DHT discovery. At most D / 2 peers of a mesh are discovered.

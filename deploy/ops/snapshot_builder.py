@@ -54,7 +54,7 @@ class SnapshotBuilder:
         self._names = names
         self._watch = watch
         self.mode = mode
-        """as `Snapshot.mode`; the main loop sets "draining" """
+        """state of the run (values: `Snapshot.mode`); the main loop sets "draining" """
         self._duration = duration
         self._started = started
         self._messages: dict[str, int] = {}
@@ -187,7 +187,7 @@ class TopicCounts:
     newest: deque[BatchLine] = field(default_factory=lambda: deque(maxlen=_SHOWN))
     late: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENESS))
     late_by_bucket: list[int] = field(default_factory=lambda: [0] * (len(BATCH_DELAY_BUCKETS) + 1))
-    """as `Snapshot.late_by_bucket`"""
+    """number of live batches in each delay bucket (`Snapshot.late_by_bucket`)"""
     late_sum: float = 0.0
     tips: int = 0
     quarantine: Counter[tuple[str, str]] = field(default_factory=Counter)

@@ -191,7 +191,7 @@ class _Run:
         )
         self._queries = Supervisor(spark, settings, names, self._snapshots.count)
         self._jvm_ends = 0
-        """how often Spark's JVM has ended since a query last completed a micro-batch"""
+        """number of times that Spark's JVM has ended since a query last completed a micro-batch"""
         self._problems = ProblemLog(_LOG)
         self._first_batch: float | None = None
         self._drain = settings.run.drain.total_seconds()

@@ -138,7 +138,7 @@ that checks a claim, "!" the fault that a claim contradicts the genesis or the t
 
 
 class StreamStates(KnownSeparators, Protocol):
-    """What is known about streams whose geneses were verified."""
+    """Separators, and tips that waited, of streams whose geneses were verified."""
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
         """Return true if an update of the stream waited for its genesis, and was then written to `kiln.updates`.
