@@ -238,7 +238,7 @@ def _find_obstacle(location: DamageLocation, name: str) -> str:
 def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]) -> tuple[log.Offsets, bool]:
     """Find the offsets at which a query continues after its tables are restored.
 
-    They are the offsets that the restored tables contain. In a topic that was created again, they are its oldest ones.
+    They are the end offsets in the restored tables' commits, or the oldest offsets of a topic that was created again.
 
     Returns:
         The offsets, and true if a topic was created again. Its old records cannot be read again, so the tables must
@@ -271,9 +271,9 @@ def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, 
     """Let a query without tables continue after its newest output in Kafka, with a new checkpoint.
 
     The first micro-batch of the new checkpoint reads records again whose output exists, only to rebuild the
-    deduplication state. The next one writes output, and its number follows on the numbers of the old checkpoint, so
-    that consumers do not take it for a repeat (decision 7). The old checkpoint is moved away. A call that was
-    interrupted can be repeated.
+    deduplication state. The next one writes output, with the epoch number after that of `advance_from`, so that
+    consumers do not take it for a repeat (decision 7). The old checkpoint is moved away. A call that was interrupted
+    can be repeated.
 
     Args:
         damage: The damage. `advance_from` is the progress after which the query continues.

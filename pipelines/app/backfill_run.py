@@ -86,7 +86,7 @@ def build_terms(
     """Build the terms of a backfill run from the settings and the options of the command.
 
     Args:
-        low: Begin of the time range, µs.
+        low: Start of the time range, µs.
         high: End of the time range (exclusive), µs.
         source: Source of the frames.
         files: Paths, if the source is files.
@@ -146,14 +146,14 @@ def execute(
 
 
 def save_input(settings: Settings, terms: RunTerms) -> RunTerms:
-    """Save standard input and pipes among a run's input files in the state folder, so that all tasks can read them.
+    """Save the data of standard input and pipes in the state folder, so that all tasks of a run can read it.
 
     Returns:
         The terms, with the paths of the saved files.
 
     Raises:
-        InputError: A stream cannot be read or saved.
-        StoppedError: SIGTERM arrived before all streams were saved.
+        InputError: Standard input or a pipe cannot be read or saved.
+        StoppedError: SIGTERM arrived before all data was saved.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -171,7 +171,7 @@ def save_input(settings: Settings, terms: RunTerms) -> RunTerms:
 
 
 def _check_files(settings: Settings, terms: RunTerms, say: Callable[[str], None]) -> None:
-    """Report the files that the run will skip. If an input cannot be read, delete the saved streams."""
+    """Report the files that the run will skip. If an input cannot be read, delete all saved inputs."""
     try:
         for skipped in find_captures(terms.files, say)[1]:
             say(printable_lines(skipped))

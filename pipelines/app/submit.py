@@ -34,7 +34,7 @@ from kiln.schemas.metrics import build_family
 from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES
 
-_LOCK_PATIENCE = 25.0  # s for the driver of a killed application to end, as long as for its lease
+_LOCK_PATIENCE = 25.0  # s to wait for the driver of a killed application to end
 _CHECK_EVERY = 1.0  # s
 _REPORT_EVERY = 10  # checks
 _HANG_TIMEOUT = 30.0  # s after which a driver that does not check its query is considered hung
@@ -69,7 +69,7 @@ class SubmittedQuery:
             yield from build_query_metrics([newest.line])
 
     def why_dead(self) -> list[str]:
-        """Return the reasons why the driver counts as hung. A driver that is still starting does not."""
+        """Return the reasons why the driver counts as hung; none while it is starting."""
         silent = 0.0 if self._newest is None else time.monotonic() - self._newest.at
         return (
             [f"the driver hangs: its last check of the query was {silent:.0f} s ago"] if silent > _HANG_TIMEOUT else []

@@ -51,12 +51,12 @@ _FATAL_ERRORS = (SecondWriterError.__name__, SchemaChangedError.__name__)
 """Names of the errors after which a query must not be restarted"""
 _WORKER_ERROR = "Python worker failed to connect back"
 """Text of Spark's error if a Python process takes more than 10 s to start. No setting raises this limit."""
-_WORKER_RESTARTS = 4  # restarts, as a multiple of those after other failures: the query is not at fault
+_WORKER_RESTARTS = 4  # times as many restarts as after other failures, because the query is not at fault
 _FRAMES_TOPIC = "frames"
 """Topic that the decoding queries read"""
-_HOLD_PATIENCE = 10.0  # s for the micro-batch of a query to end before the query is held
+_HOLD_PATIENCE = 10.0  # s for a query's micro-batch to end before the query is stopped because of the breaker
 _STOP_PATIENCE = 45.0  # s for the micro-batches of all queries to end before the queries are stopped
-_WINDOW_PATIENCE = timedelta(minutes=1)  # log time for which a run that catches up waits for the last windows
+_WINDOW_PATIENCE = timedelta(minutes=1)  # log time for which `kiln run --catch-up` waits for the last windows
 _SYNC_EVERY = 1.0  # s between two syncs of the checkpoint of `batch`
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0  # s between a failure and the next start
 
@@ -236,8 +236,8 @@ class Supervisor:
         Spark would continue at the old offset of the new topic, and skip the records before it.
 
         Raises:
-            RestartsExhaustedError: A topic was created again, or has another number of partitions that the queries
-                cannot adopt while they run.
+            RestartsExhaustedError: A topic was created again, or its number of partitions has changed and the queries
+                cannot adopt the new number while they run.
         """
         self._topics_at = self._now() + CHECK_EVERY
         try:

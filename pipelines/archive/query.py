@@ -9,14 +9,14 @@ becomes the row of `messages`; which one is not defined. Bytes that are no messa
                      ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files of `messages`, faults to Kafka, commits
 
 The source is Kiln's own Python data source (`pipelines/runtime/kafka.py`), whose tasks read Kafka and decode. Tasks
-write the rows of tables into files; no row reaches the driver. The driver gets the faults, and of each task a
+write the rows of tables into files; no row reaches the driver. The driver gets the faults, and from each task a
 `DecodeResult` (the files of `frames`, `copies`, `subscriptions` and `controls`) and an `ArchiveOutput` (the files of
 `messages`). The column `kind` tells them apart.
 
-The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+The first micro-batch begins at the oldest records in Kafka, and each later one where the previous one ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read. A micro-batch starts every 10 s (`jobs.archive.trigger`); if the one before it takes
-longer, when that one is done.
+that the query has not read. A micro-batch starts every 10 s (`jobs.archive.trigger`), or as soon as the previous one
+ends if that one takes longer.
 
 A message is accepted unless a message with the same digest was accepted within `dedupe.signed_ttl`. On one machine, a
 file next to the checkpoint stores the digests, each with the position of the accepted copy (partition, offset, index in
@@ -29,27 +29,27 @@ number, and drops its rows of all tables but `messages`, for which the digests d
 sequence numbers in memory, and reads them from `frames` at the first micro-batch after a start.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
-after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
+after 4, and tasks and commits sync their files. So a power cut has the same effects as a crash.
 
 1. Spark's offset log: which records the micro-batch has.
 2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.
 3. Faults, in `kiln.quarantine`.
-4. The driver rewrites files that have repeated frames, without these. Then come the Delta commits: to `messages`, then
-   to each other table with new rows. The transaction identifier of a commit (`txn`) holds the ids of the query and the
+4. The driver removes repeated frames by rewriting their files. Then come the Delta commits: to `messages`, then to each
+   other table with new rows. The transaction identifier of a commit (`txn`) holds the ids of the query and the
    micro-batch.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
 
-- The same messages are accepted, unless the stop was so long that digests have expired. On one machine, these are the
-  copies whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
+- The same messages are accepted, unless the stop was so long that digests have expired. On one machine, the file
+  has the positions of the accepted copies; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
 - Faults may be in the topic twice, with the same key, and `sink` stores them once.
 - A table that already has the transaction ignores the commit. If `frames` has it, `FrameDedup` leaves out the rows with
   this micro-batch's own offsets when it reads the stored ranges.
 
 Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. It
-compares with messages of the same authors that decoded before, and has these in memory only. So after the next start,
+compares them with earlier messages of the same authors, which it remembers only in memory. So after the next start,
 the repeated micro-batch passes, and its faults go to quarantine even if Kiln's decoder is still at fault.
 """
 

@@ -108,8 +108,7 @@ def read_control_rpc(frame: Frame) -> RPC | None:
     """Parse the RPC of a frame if it has subscriptions or control entries.
 
     Returns:
-        None if it has none, or if the payload is no whole gossipsub RPC. `FrameDecoder` reports the fault of such a
-        frame.
+        None if it has neither, or if the payload is not a complete gossipsub RPC, a fault that `FrameDecoder` reports.
     """
     payload = frame.payload
     if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
@@ -349,7 +348,7 @@ def reject_message(item: DecodedMessage, error: Exception) -> RejectedMessage:
 def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedMessage:
     """Build the fault of a row that its table cannot store.
 
-    The data of the fault is the payload for a row of `frames`, the data of the message for `messages`, and else empty.
+    The fault's data is the payload for a row of `frames`, the data of the message for `messages`, and empty otherwise.
     """
     values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
     partition, offset, index = (values.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))

@@ -83,7 +83,7 @@ def build_stages(config: DecodeConfig, lake: Lake) -> UniqueStages:
     The output has the quarantine records; for each task of the first stage, a `DecodeResult` with the files of `frames`
     and its parts; and for each task of the second stage, an `ArchiveOutput` with the files of `messages`.
 
-    Of a frame that comes twice in one task, the stages write one. The driver drops repeats of frames in earlier
+    A frame that comes twice in one task is written once. The driver drops repeats of frames in earlier
     micro-batches. The native core is used only where both stages run in one task.
     """
 
@@ -154,7 +154,7 @@ class OutputWriter:
         self._counts, self._valid, self._failed = Counter[str](), Counter[str](), Counter[str]()
 
     def write(self, items: Iterable[UniqueRow[object]]) -> _Batches:
-        """Write rows that deduplication has accepted, and yield those for the driver."""
+        """Write the messages among the accepted rows to files, and yield the rows for the driver."""
         for item in items:
             row = build_row(item.row) if isinstance(item.row, DecodedMessage) else item.row
             if isinstance(row, MessageRow):

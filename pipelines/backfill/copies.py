@@ -57,7 +57,7 @@ COPIES = 5
 `note` is UPDATE or 0. Time and position are those of the first copy."""
 
 UPDATE, REPLAY = 1, 2
-"""Values of `note`: the message is an UPDATE; the update's origin is REPLAY."""
+"""Values of `note`: for copies, the message is an UPDATE; for a known update, its origin is REPLAY."""
 
 
 class CopyColumns(NamedTuple):

@@ -31,8 +31,7 @@ class FirstCopySelector(Generic[T]):
     """Selector of the copies to keep of one message (network and message id) in a chunk of a backfill run.
 
     First add what is known about the message. Then offer the chunk's copies in the order of their times. Then list the
-    fallbacks. A later copy of the message is kept too if it comes more than the retention after the copy kept last.
-    Times are µs.
+    fallbacks. Several copies are kept if no two of them are close in time (`is_same`). Times are µs.
     """
 
     def __init__(self, is_same: Callable[[int, int], bool]) -> None:
@@ -42,7 +41,7 @@ class FirstCopySelector(Generic[T]):
             is_same: Returns true if two copies with these times are so close that only one is kept.
         """
         self._is_same = is_same
-        self._kept: list[int] = []  # sorted, as the next list
+        self._kept: list[int] = []  # sorted, like the next list
         self._awaited: list[int] = []  # times of the live tables' copies that were not offered yet
         self._live_choices: dict[FramePosition, int] = {}
         self._fallbacks: dict[int, T] = {}
@@ -71,7 +70,7 @@ class FirstCopySelector(Generic[T]):
         return True
 
     def list_fallbacks(self) -> Iterable[T]:
-        """Return the copies that replace copies of the live table that were not offered: decoding now rejects those.
+        """Return replacements for copies of the live table that were not offered, because decoding now rejects them.
 
         The replacement is the first offered copy that is close in time.
         """
@@ -132,15 +131,15 @@ class StreamHistory:
         """Offer the next candidate, and return true if it is an update, false if it is a repeat.
 
         A candidate in the live table is an update. Any other candidate is a repeat if there is an update of the same
-        tip and separator shortly before it, or a live one shortly after it. A candidate without separator is also a
-        repeat of an update with a separator.
+        tip and separator shortly before it, or a live one shortly after it, unless its author has announced another tip
+        since that update. A candidate without separator is also a repeat of an update with a separator.
 
         Args:
             at: Event time, µs.
             origin: Origin of the message.
             separator: Separator of the stream, if it has one.
             tip: CID of the tip.
-            author: Author of the message; `None` if it has none, or if the message was announced before this copy.
+            author: Author of the message; `None` if it has none, or if an earlier copy counts as the announcement.
             is_live: True if the live table `updates` contains the candidate.
         """
         by_separator = self._updates.get((origin, tip), {})

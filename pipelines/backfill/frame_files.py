@@ -66,7 +66,7 @@ def plan_tasks(files: Sequence[PlainFile], at_least: int, span: TimeRange, netwo
 
     Args:
         files: The files, whose order is kept.
-        at_least: Minimum number of tasks, if there are as many slices.
+        at_least: Minimum number of tasks, if there are enough slices.
         span: Time range of the frames to read.
         network: Network of the frames to read, or `None` for all.
     """

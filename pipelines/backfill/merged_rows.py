@@ -84,7 +84,7 @@ class StageOutput(msgspec.Struct, frozen=True, array_like=True):
     files: list[DataFile]
     """files for the run's tables"""
     beyond: list[DataFile] = []
-    """files with rows outside the run's time range, which the run needs at its edges"""
+    """files with rows outside the run's time range, which the run needs near both ends of the range"""
     frames: int = 0
     """number of frames read"""
     outside: OutsideFrames = OutsideFrames()

@@ -87,13 +87,13 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     reports_faults: bool
     """true if this chunk writes the message to `messages`, and so writes its faults to `quarantine`"""
     is_first: bool
-    """true if this chunk keeps a copy of the message, so that the message was not announced before"""
+    """true if this chunk keeps a copy of the message: then no earlier copy counts as its announcement"""
     live: LiveUpdate | None
     """its row in the live table `updates`, if any"""
 
     @property
     def stamp(self) -> LiveUpdate:
-        """Times and Kafka position for the row of `updates`: those of the live row, or else from the capture time."""
+        """Times and Kafka position for the row of `updates`: of the live row, or else derived from the capture time."""
         at = self.row.observed_at
         return self.live or LiveUpdate(at, at, NOWHERE, at)
 
@@ -254,7 +254,7 @@ class _MessageGroup:
         return selector
 
     def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
-        """Yield a candidate for each origin (LIVE, REPLAY), unless the run has its update. Call `select_rows` first."""
+        """Yield a candidate for each origin (LIVE, REPLAY) without an update in the run. Call `select_rows` first."""
         first_copies: dict[int, _Copy] = {}
         for copy in sorted(self._updates, key=_get_order):
             first_copies.setdefault(copy.origin, copy)

@@ -1,8 +1,8 @@
 """Completion of logs of js-ceramic: adds the missing seqno to messages in the log of the node that published them.
 
-Only the nodes that received a message have its seqno in their logs. Without it, the published message would count as
-another message than the received one. Both lines have the same author, topic and content, apart from fields that only
-one of them may have, such as `model`. A node may publish the same content again, so the line nearest in time is used.
+Only the nodes that received a message have its seqno in their logs. Without it, the publisher's line would count as
+another message than a receiver's line. The two lines have the same author, topic and content, apart from fields such as
+`model`, which one may lack. A node may publish the same content again, so the receiver's line nearest in time is used.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _read_lines(batches: _Batches) -> _Batches:
 def _identify(payload: bytes) -> tuple[bytes | None, bytes | None]:
     """Return the digest of a message's fields that publisher and receiver log, and the message's seqno.
 
-    The digest is `None` if the payload is no such message, the seqno if the line is of the publisher.
+    The digest is `None` if the payload has no such message. The seqno is `None` in a line of the publisher.
     """
     rpc = read_rpc(payload)
     if isinstance(rpc, Rejected) or not rpc.publish:

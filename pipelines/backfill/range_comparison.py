@@ -82,7 +82,7 @@ class RangeComparison:
 
     def _read_snapshot(self, lake: Lake, table: str, opened: DeltaTable) -> TableSnapshot:
         files, (low, high) = pa.table(opened.get_add_actions(flatten=True)), self._span
-        times = self.extents[table].times  # the least of which is in the range
+        times = self.extents[table].times  # the earliest of a row's times must be in the range
         before_end = reduce(pc.or_, (TimeBounds(name, high=high).select_files(files) for name in times))
         after_begin = reduce(pc.and_, (TimeBounds(name, low=low).select_files(files) for name in times))
         of_range = files.filter(pc.and_(before_end, after_begin))
@@ -97,7 +97,7 @@ class RangeComparison:
         """Build the SQL condition that selects the rows of a live table that the run replaces."""
         if self._network is None:
             return self._in_range(table)
-        if table == "quarantine":  # it has no network, but the position of the frame
+        if table == "quarantine":  # it has the position of a frame instead of a network
             of_network = "(kafka_partition, kafka_offset) IN (SELECT (kafka_partition, kafka_offset) FROM live_frames)"
         else:
             of_network = f"network = {quote_text(self._network)}"

@@ -168,7 +168,7 @@ def _find_examples(comparison: RangeComparison, extent: TableExtent) -> Iterator
         rows: dict[str, list[dict[str, object]]] = {}
         for side, only in (("live", "only_live"), ("run", "only_run")):
             matches = " AND ".join(f"k{number} IS NOT DISTINCT FROM ?" for number in range(len(key)))
-            # of equal rows, the number that the other side lacks
+            # show only as many equal rows as the other side lacks
             matching = comparison.connection.execute(
                 f"""SELECT {", ".join(f"r.{name}" for name in shown)}
                     FROM (SELECT {terms}, {_digest_term(extent)} AS content,

@@ -216,7 +216,7 @@ def append_event(
     """Append an event to the table `backfill_runs`, and sync it to disk. Times are µs.
 
     Args:
-        claim: If the event claims the right to swap, the table at the version at which no other process had it.
+        claim: If the event claims the right to swap, the table at a version at which no other process had that right.
 
     Raises:
         CommitFailedError: Another process has claimed the right to swap since that version.

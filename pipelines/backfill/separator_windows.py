@@ -27,7 +27,7 @@ class SeparatorWindows:
             key: Separator of the windows.
             length: Length T of a window.
             grace: Grace G: log time after the end of a window in which it still accepts late updates.
-            begin: Begin of the run's time range. Updates before it only determine where the windows begin.
+            begin: Start of the run's time range. Updates before it only determine where the windows begin.
         """
         self._key = key
         self._length = length
@@ -49,9 +49,9 @@ class SeparatorWindows:
     def add_update(self, observed_at: int, log_time: int, stream: str, tip: bytes) -> Iterator[ClosedWindow]:
         """Add the next update, and yield the windows that it closes.
 
-        The begin of a window depends on the windows before it, which the run may not know for its first updates. So
-        windows are certain only after a time without updates as long as a window, or from a window of full length that
-        the live table has.
+        The start of a window depends on the windows before it, which the run may not know for its first updates. So
+        windows are only certain after a pause as long as a window, or from the start of a batch in the live table whose
+        window has the full length.
         """
         event_time = min(observed_at, log_time)
         if self._log_time is None:
@@ -76,7 +76,7 @@ class SeparatorWindows:
         """Return the time at which a batch of the live table was emitted, and forget the batch.
 
         Args:
-            opened_at: Begin of the batch's window, µs.
+            opened_at: Start of the batch's window, µs.
             batch_cid: CID of the batch.
 
         Returns:

@@ -273,7 +273,7 @@ def save_streams(files: Sequence[Path], folder: Path) -> tuple[Path, ...]:
         The paths, in which those of saved files replace `-` and pipes.
 
     Raises:
-        InputError: Standard input is a terminal, a stream has no known format, or the folder cannot be written or has
+        InputError: Standard input is a terminal, the data has no known format, or the folder cannot be written or has
             too little space.
     """
     return tuple(_save_stream(path, folder) if path == STDIN or _is_stream(path) else path for path in files)

@@ -241,7 +241,7 @@ class _RunSwap:
                 rest = f"SELECT ({key}) FROM {only_live} WHERE {condition}"
                 condition, added = f"({key}) IN ({rest})", []
                 files = [file for file in files if self._has_rows(f"({snapshot.select([file])}) WHERE {condition}")]
-        elif table == "quarantine":  # of claims that a genesis contradicts, no row is removed
+        elif table == "quarantine":  # rows about claims that a genesis contradicts are only added
             run_rows = self._comparison.open(self._comparison.run_lake, table).select()
             same = " AND ".join(f"l.{name} IS NOT DISTINCT FROM r.{name}" for name in _CLAIM)
             claims = f"FROM ({run_rows}) AS r ANTI JOIN ({all_rows}) AS l ON {same}"

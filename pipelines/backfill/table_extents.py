@@ -25,7 +25,7 @@ class TableExtent:
 
     table: str
     times: tuple[str, ...]
-    """time columns. The least of them is the row's event time, which must be in the run's time range"""
+    """time columns. The earliest of them is the row's event time, which must be in the run's time range"""
     key: tuple[str, ...]
     """columns of the key. A live row and a run's row with equal keys and different content count as one difference"""
     content: tuple[str, ...] = ()

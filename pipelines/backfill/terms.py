@@ -16,7 +16,7 @@ CHUNK: Final = 1_000_000
 """Number of frames that a run processes at once, in one chunk"""
 
 _LATENESS: Final = 600_000_000
-"""Maximum delay (µs) of an update in `kiln.updates` up to which the windows at the edges of a run are exact"""
+"""Longest delay (µs) of updates in `kiln.updates` with which windows at the edges of a run are still exact"""
 
 UPDATES_PER_STEP: Final = 2_000_000
 """Number of updates whose windows are built at once"""
@@ -59,7 +59,7 @@ class RunTerms:
     """network of the frames to process, or `None` for all. If the source is files, network of messages whose topic does
     not name a network"""
     as_of: int | None = None
-    """time as of which separators count as verified, or `None` for the begin of the run"""
+    """time as of which separators count as verified, or `None` for the start of the run"""
     fetch: bool = False
     """true if the bridge can fetch blocks, as in `SeparatorConfig`"""
     signed_horizon: int = 86_400_000_000

@@ -30,8 +30,8 @@ class LogTimeFile:
     def __init__(self, path: Location, read_initial: Callable[[], dict[int, int]] = dict) -> None:
         """Read the file, which is in the folder of the query's checkpoint.
 
-        `read_initial`: called if there is no file, for the log time by partition; by default there is none, because the
-        query has read no records.
+        `read_initial`: returns the log time by partition if there is no file; none by default, as before the query has
+        read any records.
         """
         self._path = path
         self._saved = (

@@ -3,12 +3,12 @@
 
     source: decode, filter ─ shuffle by Kafka partition ─ operator: drop repeats, windows of each separator ─ Kafka
 
-The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+The first micro-batch begins at the oldest records in Kafka, and each later one where the previous one ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read. A micro-batch starts every 0.5 s (`jobs.batch.trigger`); if the one before it takes longer,
-when that one is done. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode. A row
-of it holds the updates of a range of offsets in one partition, with the broker timestamps (`LogAppendTime`) of its
-records.
+that the query has not read. A micro-batch starts every 0.5 s (`jobs.batch.trigger`), or as soon as the previous one
+ends if that one takes longer. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode.
+Each row of the source holds the updates in one partition's offset range, with the records' broker timestamps
+(`LogAppendTime`).
 
 All updates of a separator are in one partition, and the operator takes the ranges of a partition in offset order.
 
@@ -16,15 +16,15 @@ The event time of an update is the earlier of its capture time and log time. Log
 in the Kafka partition so far. A window opens with its separator's first update, at event time t0 and log time c0. It
 has the updates with an event time before t0 + T (`batch.window`), even before t0. It ends at the separator's first
 update with an event time of t0 + T or later, which opens the next window, or at any record of the partition with a log
-time of c0 + T + `batch.grace` or later; an update that is this record comes after the end. A window that has ended
-becomes a CIP-123 batch. While no update arrives, ticks advance log time. A tick is a record without a value, which a
-`Ticker` appends to each partition of `kiln.updates`; the process that starts this query also starts the `Ticker`. So
-batches depend only on the records in Kafka, and not on the time at which the query runs. The settings `batch.authors`
-and `batch.only_verified` leave out updates of other authors, and updates with unconfirmed separators.
+time of c0 + T + `batch.grace` or later; if this record is an update of the separator, it is in the next window. An
+ended window becomes a CIP-123 batch. While no update arrives, ticks advance log time. A tick is a record without a
+value, which a `Ticker` appends to each partition of `kiln.updates`; the process that starts this query also starts the
+`Ticker`. So batches depend only on the records in Kafka, and not on the time at which the query runs. The settings
+`batch.authors` and `batch.only_verified` leave out updates of other authors, and updates with unconfirmed separators.
 
 For each Kafka partition, Spark's state has the open windows and log time. It also has, for each of the two writers of
 the topic, the digests of the messages in the writer's newest epoch. An epoch is a micro-batch of the query `updates`,
-or what the bridge's fetcher writes between two commits of its offsets. By these digests the operator drops an update
+or what the bridge's fetcher writes between two commits of its offsets. With these digests the operator drops an update
 that a writer wrote twice after a crash (`EpochGuard`).
 
 The effects of a micro-batch, in order.

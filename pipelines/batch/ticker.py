@@ -26,7 +26,7 @@ from kiln.pipelines.runtime.clocks import TrailingClock, describe_log_lag
 from kiln.schemas.kafka.records import TICK
 
 _TIMEOUT: Final = 5.0  # s for an answer of the broker
-_REST: Final = 5_000  # ms after the last window that is known to end
+_REST: Final = 5_000  # ms from the last known end of a window to the last tick, for windows with a greater T
 _PRODUCER: Final[Mapping[str, str | int]] = {"acks": "all", "linger.ms": 0, "message.timeout.ms": 5_000}
 
 _LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types

@@ -89,8 +89,8 @@ class PartitionWindows:
             window.key: Window(window.opened_at, window.closes_at, set(window.leaves), window.due, window.closes_at)
             for window in saved.windows
         }
-        # A heap of `due`, the number of windows that were opened before, key and window. A window that an update has
-        # ended stays in here.
+        # A heap of tuples: `due`, number of windows opened before, key, window. A window that an update has ended stays
+        # in the heap.
         self._dues = [(window.due, count, key, window) for count, (key, window) in enumerate(self._open.items())]
         self._opened = len(self._dues)
 
@@ -107,7 +107,7 @@ class PartitionWindows:
         log_time, due = self.log_time, self._next_due()
         windows = [self._open.get(key, _ENDED) for key in records.owners]
         last_epoch = -1
-        digests: set[bytes] | None = None  # of the messages of its epoch so far
+        digests: set[bytes] | None = None  # of the messages so far in this epoch
         columns = zip(
             records.stamps,
             records.owner_indexes,

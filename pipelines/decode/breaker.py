@@ -80,7 +80,7 @@ class DecodeBreaker:
 
     def observe(self, tallies: Iterable[AuthorTally]) -> None:
         """Count the messages of a micro-batch. Call it for each micro-batch, even one without failures, because an
-        author must have decoded messages before it counts.
+        author counts only after one of the author's messages was decoded.
 
         Raises:
             DecodingBrokenError: The breaker trips.

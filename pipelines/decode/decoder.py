@@ -53,7 +53,7 @@ _BRIDGE_JUDGEMENTS: Mapping[int, Judgement] = {
     Verdict.INVALID: Judgement(Verdict.INVALID, "bad_signature"),
     Verdict.AGAINST_POLICY: Judgement(Verdict.AGAINST_POLICY, "against_policy"),
 }
-"""Judgement of a signature, by the bridge's verdict in the frame. A message with a reason is rejected."""
+"""Judgement of a signature, by the bridge's verdict in the frame. If it has a reason, the message is rejected."""
 
 
 _DATA = PubsubMessage("DATA")
@@ -338,8 +338,8 @@ _Key = tuple[bytes, int, str, Origin, TopicTable]
 
 
 class _Verified(NamedTuple):
-    """A decoded message without what its copies differ in: position, peer, time and bytes. `cost`: CPU time of one
-    copy, in nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST)."""
+    """A decoded message without the values in which its copies differ: position, peer, time and bytes. `cost`: CPU
+    time of one copy, in nominal µs (kiln.schemas.wire.identity.MAX_RPC_COST)."""
 
     item: DecodedMessage | RejectedMessage
     cost: int
@@ -354,7 +354,7 @@ def _verify(
 ) -> _Verified:
     """Check the signature of a message, and decode its content. `network`: network of the frame."""
     name = resolve_topic(message, table)
-    # no bridge gives this verdict: a window whose batches are published must not hold unverifiable messages
+    # only in a replay: batches of LIVE messages are published, and must not contain unverifiable ones
     unverifiable = bridge_verdict == Verdict.UNVERIFIABLE and origin == "REPLAY" and not message.HasField("signature")
     if unverifiable and not config.message_ids.by_content:
         message_id = compute_unverified_id(message)
@@ -459,7 +459,7 @@ def check_signature(message: Message, topic: str, bridge_verdict: int, policy: P
         return check(message, policy)
     judgement = check(message, policy, topic)
     if judgement.verdict is Verdict.INVALID and message.HasField("topic"):
-        # next to a name, the index may be a field that the author has set, and signed like the other fields
+        # the message also has a name, so its author may have set the index, and signed it like the other fields
         again = check(message, policy)
         return again._replace(cost=judgement.cost + again.cost)
     return judgement

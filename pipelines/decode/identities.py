@@ -12,9 +12,9 @@ from kiln.schemas.wire.message_id import CONTENT_PREFIXES
 def compute_identities(decoded: DecodedMessage, scope: str, horizon: int) -> tuple[bytes, ...]:
     """Compute the digests that identify the copies of a message. Copies share at least one digest.
 
-    A signed message, and a message that cannot be verified but has author and seqno, is identified by these for as long
-    as digests are stored. An unsigned message, and any message of a network whose message ids are hashes of the
-    content, is identified by its bytes, but only within a span of time, because the same bytes may be sent again on
+    A signed message, and a message that cannot be verified but has author and seqno, is identified by author and seqno,
+    for as long as digests are stored. An unsigned message, and any message of a network whose message ids are hashes of
+    the content, is identified by its bytes, but only within a span of time, because the same bytes may be sent again on
     purpose: an unsigned QUERY is always the same.
 
     Time is divided into spans of one `horizon` (µs) in two ways, half a span apart. So such a message has two digests.
@@ -50,7 +50,7 @@ def is_lasting(message_id: str, signed: bool) -> bool:
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:
-    """Compute the digest of a fault. A repeat has the same digest only if it comes from the same frame that was written
-    to Kafka twice (docs/design/contracts.md, Frame)."""
+    """Compute the digest of a fault. A repeat has the same digest only if its frame was written to Kafka twice
+    (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()

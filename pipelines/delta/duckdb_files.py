@@ -1,7 +1,6 @@
 """File system by which DuckDB reads an object store, with the storage options and credentials of delta-rs.
 
-DuckDB's own S3 extension is not used: its options and its credentials are other ones, and it is downloaded at the first
-query.
+DuckDB's own S3 extension is not used: it takes other options and credentials, and is downloaded at the first query.
 """
 
 from __future__ import annotations

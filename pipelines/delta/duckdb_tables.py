@@ -171,7 +171,7 @@ def require_columns(lake: Lake, name: str, table: DeltaTable) -> dict[str, str]:
     """Read the names and the DuckDB types of a table's columns.
 
     Raises:
-        LakeError: DuckDB cannot read the table's files alone, or one of the files is missing.
+        LakeError: DuckDB cannot read the table from its files alone, or a file is missing.
     """
     columns = read_columns(table)
     if columns is None:

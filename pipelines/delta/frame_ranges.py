@@ -116,7 +116,6 @@ class StoredFrameRanges:
         return all_near
 
     def add(self, frame_ranges: Mapping[bytes, Iterable[tuple[int, int]]]) -> None:
-        """Add frames."""
         near = self.find_near(frame_ranges)
         replaced = [(key, low) for key, ranges in near.items() for low, _ in ranges]
         merged = merge(near, frame_ranges)

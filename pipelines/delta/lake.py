@@ -374,7 +374,7 @@ class MissingFilesError(LakeError):
 def list_reader_features(table: DeltaTable) -> list[str]:
     """List the Delta features that a reader of a table needs (PROTOCOL.md, Table Features).
 
-    A table with reader version 3 names them. With version 2, a table needs column mapping if it uses it.
+    A table with reader version 3 lists them. With version 2, the only such feature is column mapping.
     """
     protocol = table.protocol()
     if protocol.reader_features is not None:

@@ -23,7 +23,7 @@ class RestoreError(KilnError):
 
 
 class RestorePoint(NamedTuple):
-    """Versions of all tables of a query, at which they have the same micro-batches, and the Kafka offsets of these."""
+    """Versions at which all tables of a query have the same micro-batches, and the Kafka offsets at their end."""
 
     offsets: Mapping[str, Mapping[int, int]]
     """end offsets, by full topic name: all tables have the rows of all records before these"""

@@ -37,14 +37,14 @@ def build_condition(times: TimeBounds) -> Column:
 def create_empty(spark: SparkSession, table: str) -> DataFrame:
     """Create an empty DataFrame with the columns of a table.
 
-    Spark's optimizer sees by the constant filter that it is empty, and drops unions and joins with it.
+    The constant filter shows Spark's optimizer that it is empty, so that unions and joins with it are dropped.
     """
     return spark.createDataFrame([], build_ddl(TABLES[table].columns)).where(F.lit(False))
 
 
 def read_table(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
-    """Read a version of a table, by default the newest, with Delta's connector. It reads all tables, but is slower than
-    `read_rows`."""
+    """Read a version of a table, by default the newest, with Delta's connector. It can read every table, but is slower
+    than `read_rows`."""
     path = lake.folder(table).spark_uri
     if version is not None:
         return spark.read.format("delta").option("versionAsOf", str(version)).load(path)

@@ -21,16 +21,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SMALLEST_TIER = 64 << 10
 _TIER = 8
 _FILES_PER_REWRITE = 8
-"""number of files of one tier from which they are rewritten, in the current day or month"""
+"""minimum number of files of one tier for a rewrite, in the current day or month"""
 _FILES_PER_REWRITE_AT_REST = 2
-"""number of files of one tier from which they are rewritten, in past days or months"""
+"""minimum number of files of one tier for a rewrite, in past days or months"""
 _FULL_FRACTION = 0.5
 """fraction of the target size from which a file is not rewritten; any two smaller files fit into one file"""
 
 _MIN_ENTRIES = 100
 """number of newest log entries that always stay: recovery after a power cut reads them (decision 19)"""
 _MAX_ENTRIES = 5_000
-"""number of log entries from which old ones are removed before `MaintenancePolicy.keep` is over, because each commit
+"""number of log entries above which old ones are removed before `MaintenancePolicy.keep` is over, because each commit
 lists the whole log"""
 _MIN_TRIMMED_ENTRIES = 25
 """minimum number of removable log entries for which the log is trimmed"""

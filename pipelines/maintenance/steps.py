@@ -56,7 +56,7 @@ class MaintenancePlan:
 
 @dataclass(frozen=True)
 class MaintenanceResult:
-    """Result of a table's maintenance, or its prediction."""
+    """Actual or predicted result of a table's maintenance."""
 
     table: str
     files: tuple[int, int] = (0, 0)

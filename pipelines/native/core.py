@@ -23,7 +23,7 @@ MIN_RECORDS: Final = 100
 """Number of records from which the native core is faster for a task. It costs about 3 ms more per task than Python."""
 
 SAMPLE_ONE_IN = 1_000
-"""One of so many records is also decoded in Python, to compare the results."""
+"""One record in this many is also decoded in Python, to compare the results."""
 
 _RECORD_COLUMNS: Final = pa.schema(
     [
@@ -68,15 +68,15 @@ class CoreRows(NamedTuple):
 
 
 def can_decode(config: DecodeConfig, records: int) -> bool:
-    """Return true if the native core can decode with this configuration, and is faster than Python for so many
-    records."""
+    """Return true if the native core can decode with this configuration, and is faster than Python for this
+    number of records."""
     if not config.native_core or config.decoder or config.message_ids.text != AUTHOR_SEQNO:
         return False
     return is_worth_it(records)
 
 
 def is_worth_it(records: int) -> bool:
-    """Return true if there is a native core, and it is faster than Python for a task of so many records."""
+    """Return true if there is a native core, and it is faster than Python for a task with this number of records."""
     return records >= MIN_RECORDS and load_library() is not None
 
 
@@ -160,7 +160,7 @@ class Core:
         return end, [pa.RecordBatch._import_from_c(*place) for place in places] if end >= 0 else []
 
     def _find_unknown_tables(self, array: int, first: int) -> list[int]:
-        """Return the indexes of frames, of those in the next call, whose topic tables the core does not know."""
+        """Return the indexes of the next call's frames whose topic tables the core does not know."""
         unknown = (ctypes.c_int32 * _MAX_TABLES)()
         count: int = self._library.kiln_unknown_tables(self._core, array, first, unknown, _MAX_TABLES)
         return list(unknown[: max(count, 0)])

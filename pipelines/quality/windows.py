@@ -43,7 +43,7 @@ class CheckContext:
     def find_expiry(self, tables: Sequence[str]) -> datetime | None:
         """Return the time before which rows cannot be checked, or `None` if the tables keep all rows.
 
-        Retention may have removed rows of `tables` to which these older rows refer.
+        Retention may have removed rows of `tables` to which rows from before that time refer.
         """
         ages = [self.retention[table] for table in tables if table in self.retention]
         return self.now - min(ages) + _REPEATS if ages else None
@@ -172,8 +172,8 @@ def _read_updates(reader: duckdb.DuckDBPyConnection, context: CheckContext, star
 def _skip_unknown(
     reader: duckdb.DuckDBPyConnection, updates: Iterator[BatchedUpdate], start: int, span: int
 ) -> Iterator[BatchedUpdate]:
-    """Skip the first updates of each separator, up to one that certainly opens a window: because no window outlasts
-    the pause before it, or because a stored batch has its event time as t0."""
+    """Skip the updates of each separator before the first that certainly opens a window, because it follows a pause
+    longer than any window, or because a stored batch begins at its event time."""
     stored = {
         (*owner, opened_at)
         for *owner, opened_at in reader.execute(

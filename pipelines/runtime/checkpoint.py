@@ -194,8 +194,8 @@ class Checkpoint:
         """Find the time (µs by the driver's clock) since which this clock has been behind `time`.
 
         Returns:
-            Start of the first micro-batch that, like all micro-batches after it, began before `time`; None if the
-                newest micro-batch began at `time` or later. Files of old micro-batches may be deleted already.
+            Start of the first micro-batch that, like all later ones, began more than a second before `time`; None if
+                the newest did not. Files of old micro-batches may be deleted already.
         """
         since = None
         for batch_id in sorted(self._list_numbers("offsets"), reverse=True):
@@ -293,7 +293,7 @@ def find_sound_end(checkpoint: Path) -> LastIntactMicroBatch | None:
     """Find the newest micro-batch of a checkpoint whose files are intact: it is finished, or Spark can repeat it.
 
     Returns:
-        None if no micro-batch is intact. The number -1 if there are no micro-batches.
+        None if no micro-batch is intact. If there are none, the result has the number -1.
     """
     batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)
     for batch_id in batches:

@@ -35,7 +35,7 @@ class MicroBatchClock:
         """
         self._now, self._uptime = now, uptime
         self._at = least
-        self._set_at_uptime: int | None = None  # time of `uptime` then, in µs
+        self._set_at_uptime: int | None = None  # result of `uptime` when `_at` was set
 
     def set_time(self, context: SparkContext) -> None:
         """Set the time of a micro-batch, before its first Spark job.

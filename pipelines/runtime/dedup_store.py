@@ -216,7 +216,7 @@ class DedupStore:
             self._file.execute(_MARK_EPOCH, (epoch.query, epoch.batch, now))
 
     def add_known(self, identities: Iterable[tuple[bytes, ...]], now: int) -> None:
-        """Add the digests of copies that were accepted at Kafka positions that are not known. `now`: in µs."""
+        """Add the digests of copies that were accepted at unknown Kafka positions. `now`: in µs."""
         with self._transaction():
             added = 0
             for digests in identities:

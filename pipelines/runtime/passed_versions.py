@@ -107,7 +107,7 @@ def _infer(existing: Mapping[str, Checkpoint], sink_limit: int) -> dict[str, int
     for before, newest in reversed(list(pairwise(done["sink"]))):
         count = sum(newest.ends.values()) - sum(before.ends.values())
         if sink_limit and count + len(newest.ends) >= sink_limit:  # the limit may have cut `newest` short
-            continue  # `newest` did not reach the ends of its topics for certain
+            continue  # it is not certain that `newest` reached the ends of its topics
         written = {name: _find_written(batches, before.planned_at) for name, batches in planned.items()}
         archive = [one for one in done["archive"] if one.number <= written["archive"].number]
         sink = [one for one in done["sink"] if one.number <= before.number]

@@ -6,10 +6,10 @@
     on one machine   source: decode, accept each row once, write files ─ foreachBatch: received tips, commits
     on a cluster     source: decode ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files, received tips, commits
 
-The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+The first micro-batch begins at the oldest records in Kafka, and each later one where the previous one ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read. A micro-batch starts every 10 s (`jobs.sink.trigger`); if the one before it takes longer,
-when that one is done.
+that the query has not read. A micro-batch starts every 10 s (`jobs.sink.trigger`), or as soon as the previous one ends
+if that one takes longer.
 
 The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka and decode, and no partition is divided
 between two tasks. Tasks write the rows of tables into files. The driver gets the names of these files, the log time of
@@ -28,22 +28,22 @@ is Kiln's own, which a peer sent back, and its tips are dropped. If `streams` ha
 tip becomes a row of `quarantine`. Every other tip becomes a row of `tips`.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
-after 4, and tasks and commits sync their files, so that a power cut leaves what a crash leaves.
+after 4, and tasks and commits sync their files. So a power cut has the same effects as a crash.
 
 1. Spark's offset log: which records the micro-batch has.
 2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.
 3. A Delta commit to each table with new rows. If there are received tips, a second commit to `tips` and to `quarantine`
    follows. The transaction identifier of a commit (`txn`) holds the ids of the query and the micro-batch, and `append`
    or `received` for the first or the second commit.
-4. The file `clock.json` with the log time of each partition of `kiln.updates`, before this micro-batch, for its repeat,
+4. The file `clock.json`, with the log time of each partition of `kiln.updates` before this micro-batch (for a repeat)
    and after it. Log time is the greatest broker timestamp so far. The column `updates.log_time` is computed from it.
    The file is replaced by rename. If it is missing, log time is read from the table `updates`.
 5. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch, with the same records and ids, and with log time as before it.
 
-- The same rows are accepted, unless the stop was so long that digests have expired. On one machine, these are the rows
-  whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
+- The same rows are accepted, unless the stop was so long that digests have expired. On one machine, the file has the
+  positions of the accepted rows; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
 - A table that already has the transaction ignores the commit. Until the repeat, some tables have the rows of the
   micro-batch and others do not.

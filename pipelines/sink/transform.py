@@ -132,8 +132,8 @@ def write_rows(rows: Iterable[UniqueRow[object]], lake: Lake, log_times: LogTime
 
 
 def apply_log_time(row: UpdatesRow, log_times: LogTimes) -> UpdatesRow:
-    """Set the column `log_time` of an update. A row has only the log time of its own task, so it is raised to that of
-    the micro-batch's start, `log_times`."""
+    """Set the column `log_time` of an update. A task sees only its own records, so the time is raised to the
+    log time at the start of the micro-batch (`log_times`) if that is later."""
     return row._replace(log_time=max(row.log_time, log_times.get(row.log_partition, 0)))
 
 

@@ -2,29 +2,29 @@
 
 An update whose message names its separator goes to `kiln.updates`. If only the genesis of the Ceramic stream names the
 separator, the update goes to `kiln.wanted` instead. The bridge's fetcher then fetches the genesis, and writes the
-update to `kiln.updates`. `kiln.wanted` also has requests for the blocks of other nodes' batches, and for the genesis
-that is to confirm the separator in a message, whose update does not wait for that.
+update to `kiln.updates`. `kiln.wanted` also has requests for the blocks of other nodes' batches, and for geneses that
+are to confirm the separators in messages. The updates of these messages do not wait.
 
     on one machine   source: decode, find the separator ─ foreachBatch: one task sorts by capture time, and selects
                      new updates ─ Kafka
     on a cluster     source: decode, find the separator ─ operator with the Ceramic stream as key: select new updates
                      ─ foreachBatch: sort by capture time ─ Kafka
 
-The first micro-batch begins at the oldest records in Kafka, and each other one where the one before it ended. A
+The first micro-batch begins at the oldest records in Kafka, and each later one where the previous one ended. A
 micro-batch has at most `max_offsets_per_trigger` records. The query stops with an error if Kafka has deleted a record
-that the query has not read. A micro-batch starts every 0.9 s (`jobs.updates.trigger`); if the one before it takes
-longer, when that one is done. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka, decode,
+that the query has not read. A micro-batch starts every 0.9 s (`jobs.updates.trigger`), or as soon as the previous one
+ends if that one takes longer. The source is Kiln's own (`pipelines/runtime/kafka.py`): its tasks read Kafka, decode,
 and find separators.
 
-A tip that was announced before is no new update. The rule is in `kiln.pipelines.updates.repeats`. It needs the digests
+A tip that was announced before is usually no new update (`kiln.pipelines.updates.repeats`). This rule needs the digests
 of the announcements of the last `dedupe.signed_ttl`. On one machine, a file next to the checkpoint stores them, each
 with the position of the selected copy (partition, offset, index in the frame). On a cluster, Spark's state stores them.
-Both ways select the same updates, because both take the copies of a stream in a micro-batch by capture time. A
-micro-batch has one time, which the driver's clock gives at its start and which never goes back. Digests expire by this
-time, after at least `dedupe.signed_ttl` and at most twice that.
+Both ways select the same updates, because both take a stream's copies in the order of capture time. A micro-batch has
+one time, which the driver's clock gives at its start and which never goes back. Digests expire by this time, after at
+least `dedupe.signed_ttl` and at most twice that.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
-after 4, and Kafka must sync its own log, so that a power cut leaves what a crash leaves.
+after 4, and Kafka must sync its own log. A power cut then has the same effects as a crash.
 
 1. Spark's offset log: which records the micro-batch has.
 2. The digests, in the file or in Spark's state.
@@ -37,16 +37,16 @@ after 4, and Kafka must sync its own log, so that a power cut leaves what a cras
 
 After a crash, Spark repeats the micro-batch, with the same records and ids.
 
-- The same updates are selected, unless the stop was so long that digests have expired. On one machine, these are the
-  copies whose positions are in the file; on a cluster, Spark begins with the state before the micro-batch.
+- The same updates are selected, unless the stop was so long that digests have expired. On one machine, the file
+  has the positions of the selected copies; on a cluster, Spark begins with the state before the micro-batch.
 - So a topic may have a record twice, with the same epoch. This also happens if Spark runs a task twice. The readers of
   the topics drop the second record: `batch` and the fetcher keep the digests of the messages in the newest epoch of
   each writer (`EpochGuard`), and `sink` stores a message once.
 - If the checkpoint is lost, `kiln recover` makes a new one from the newest commit of step 4. Micro-batch 0 reads the
   frames of the last `dedupe.signed_ttl` before the committed offsets, and writes only digests. Micro-batch 1 begins at
   these offsets. It writes under the id of the old query, with the epoch number after the committed one
-  (`replaced_epoch`), and the later micro-batches number on. So if the old query had begun to write this epoch, readers
-  drop what they already have of it.
+  (`replaced_epoch`), and later micro-batches continue this numbering. So if the old query had begun to write this
+  epoch, readers drop what they already have of it.
 """
 
 from __future__ import annotations

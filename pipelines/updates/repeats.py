@@ -43,7 +43,7 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """An announcement of a tip, as digests. `at`: capture time, µs."""
 
     update: bytes
-    """digest of the stream, the tip and the separator: equal announcements have the same"""
+    """digest of the stream, the tip and the separator: equal announcements have equal digests"""
     tip: bytes
     at: int
     message: bytes | None = None

@@ -200,7 +200,7 @@ class RowBuilder:
             observed_at=item.observed_at,
         )
         group = _digest(item.origin, item.network, stream)
-        # an announcement that waits for its genesis repeats no announcement with a separator, which may be false
+        # an announcement that waits for its genesis is no repeat of one with a separator, which may be false
         announcement = _build_announcement(
             update, group, is_lasting=is_lasting(item.message_id, True), may_wait=fetch, has_waited=has_waited
         )
@@ -294,8 +294,8 @@ def _build_announcement(
     tip = update.tip
 
     def compute_update(where: str) -> bytes:
-        """Compute the digest of the stream, the tip and a separator. All announcements of the tip have the same digest,
-        on whatever topic (decision 5). It includes the separator, so that an announcement under a false separator does
+        """Compute the digest of the stream, the tip and a separator, which all announcements of the tip under this
+        separator share (decision 5). It includes the separator, so that an announcement under a false separator does
         not hide one under the true separator."""
         return _digest(update.origin, update.network, where, update.stream, tip)
 

@@ -38,7 +38,7 @@ class SeparatorConfig:
     Attributes:
         streams: Topic with the verified separators; None if no geneses are verified.
         fetch: True if blocks, and so geneses, can be fetched.
-        believe: True to accept a claim before it is verified, although it can be verified.
+        believe: True to accept a claim before it is verified, even if it can be verified.
     """
 
     streams: StreamsTopic | None = None
@@ -71,7 +71,7 @@ def resolve_separator(
     (decision 4).
 
     A genesis that names no separator contradicts no claim, but the update then has no separator. If the genesis can be
-    fetched, claims that contradict each other are ignored. Without `believe`, all claims are ignored then.
+    fetched, claims that contradict each other are ignored, and without `believe` all claims.
 
     Args:
         claims: Claims of the update: by its topic, and by its field `model`.
