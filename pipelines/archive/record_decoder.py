@@ -130,8 +130,6 @@ def decode_records(
 
     Args:
         batches: Kafka records, of which the columns partition, offset, stamp and value are read.
-        config: How to decode.
-        lake: The lake of the files.
         task: Digest that only the attempts of this task share.
         native_core: True to use the native core if there is one.
 

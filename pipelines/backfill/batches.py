@@ -76,8 +76,6 @@ def build_batches(rows: DataFrame, batching: BatchConfig, span: TimeRange, lake:
 
     Args:
         rows: Rows of `select_batchable` and `mark_live_batches`.
-        batching: Configuration of the windows and batches.
-        lake: Lake to which the tasks write.
 
     Returns:
         Results of the tasks (STAGE_OUTPUTS).

@@ -136,9 +136,7 @@ class StreamHistory:
 
         Args:
             at: Event time, µs.
-            origin: Origin of the message.
             separator: Separator of the stream, if it has one.
-            tip: CID of the tip.
             author: Author of the message; `None` if it has none, or if an earlier copy counts as the announcement.
             is_live: True if the live table `updates` contains the candidate.
         """

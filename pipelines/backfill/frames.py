@@ -87,7 +87,7 @@ def read_file_frames(
 
 
 def mark_run_frames(frames: DataFrame) -> DataFrame:
-    """Convert the frames that the run has already written to rows of the shuffle, so that none is written again."""
+    """Build rows of the shuffle from the frames that the run has written, so that none is written again."""
     name = F.concat(F.lower(F.hex("connection")), F.col("direction"))
     return select_merged(frames, network=F.lit(""), name=name, rank=F.lit(RUN_FRAME), at=F.col("sequence"))
 

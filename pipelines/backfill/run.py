@@ -66,7 +66,7 @@ from kiln.pipelines.updates.separators import SeparatorConfig
 LIVE_TABLES: Final = ("frames", "messages", "updates", "batches", "streams")
 """Live tables that a backfill run reads"""
 BEYOND_TABLES: Final = ("frames", "messages", "updates")
-"""Tables in which a run stores rows outside its time range that it needs near both ends of the range"""
+"""Tables of which a run also stores rows outside its time range, because it needs them near both ends of the range"""
 
 _QUANTILE_ERROR = 0.01
 _TableVersion = tuple[Lake, int]
@@ -172,7 +172,6 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
     """Execute a backfill run, or the rest of an interrupted one.
 
     Args:
-        resources: Services that the run uses.
         inputs: Reads the inputs. It is called only if the run has not begun yet.
 
     Raises:

@@ -69,7 +69,7 @@ class FilePart(msgspec.Struct, frozen=True, array_like=True):
     """number of the file in an archive"""
     member_name: str = ""
     size: int = 0
-    """approximate bytes of the part; 0 in runs of versions of Kiln that did not store it"""
+    """approximate bytes of the part; 0 in runs of an older Kiln, which did not store it"""
 
     @property
     def name(self) -> str:
@@ -198,7 +198,6 @@ def _check_intact(name: str, capture_format: str, file: BinaryIO, *, is_damaged:
 
     Args:
         name: Name of the file for the error.
-        capture_format: Format of the file.
         file: The file, compressed or not.
         is_damaged: True if the file is in an archive that could not be read to the file's end.
 

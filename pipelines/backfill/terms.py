@@ -115,7 +115,6 @@ def describe_differences(details: Mapping[str, object], span: TimeRange, terms: 
     Args:
         details: Details of the run's event `begun`.
         span: Time range of the run.
-        terms: The other terms.
     """
     differences = []
     if span != terms.span:

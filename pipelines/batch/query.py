@@ -15,9 +15,9 @@ All updates of a separator are in one partition, and the operator takes the rang
 The event time of an update is the earlier of its capture time and log time. Log time is the greatest broker timestamp
 in the Kafka partition so far. A window opens with its separator's first update, at event time t0 and log time c0. It
 has the updates with an event time before t0 + T (`batch.window`), even before t0. It ends at the separator's first
-update with an event time of t0 + T or later, which opens the next window, or at any record of the partition with a log
-time of c0 + T + `batch.grace` or later; if this record is an update of the separator, it is in the next window. An
-ended window becomes a CIP-123 batch. While no update arrives, ticks advance log time. A tick is a record without a
+update with an event time of t0 + T or later, or at any record of the partition with a log time of c0 + T +
+`batch.grace` or later. If this record is an update of the separator, it opens the next window. An ended window becomes
+a CIP-123 batch. While no update arrives, ticks advance log time. A tick is a record without a
 value, which a `Ticker` appends to each partition of `kiln.updates`; the process that starts this query also starts the
 `Ticker`. So batches depend only on the records in Kafka, and not on the time at which the query runs. The settings
 `batch.authors` and `batch.only_verified` leave out updates of other authors, and updates with unconfirmed separators.

@@ -19,7 +19,7 @@ class _WindowEnd(NamedTuple):
     """A log time at which windows end. Ticks are sent until log time has reached it."""
 
     log_time: int
-    """log time, ms, at which all windows end that were opened before a certain tick"""
+    """log time, ms, by which all windows that were opened before a certain tick have ended"""
     at: int
     """time at which the broker's clock should reach `log_time`, ms, by the caller's clock"""
 
@@ -63,8 +63,8 @@ class TickSchedule:
         return inf if first is None else first.at
 
     def record_tick(self, offset: int, stamp: int, now: int) -> None:
-        """Record a tick that was sent. A gap between its offset and that of the tick before means that others wrote
-        records.
+        """Record a tick that was sent. A gap between its offset and that of the previous tick means that others
+        wrote records.
 
         Args:
             offset: Offset of the tick.

@@ -64,7 +64,6 @@ class RowBuffer:
         """Create an empty buffer.
 
         Args:
-            schema: Schema of the record batches.
             rows: Maximum number of rows in a record batch.
             refuse: Called with each row that cannot be converted. By default, `drain` raises the error.
         """

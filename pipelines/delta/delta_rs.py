@@ -122,8 +122,6 @@ def commit_replacement(
     this function checks the new commits before it tries again.
 
     Args:
-        lake: The lake.
-        table: Name of the table.
         opened: The table, at a version with the files to remove; afterwards at the version of the new commit.
         actions: The files to add and to remove.
         properties: Properties of the commit, with `max_commit_retries` 0.

@@ -82,8 +82,6 @@ def create_views(
     """Create a view of each open table, and return the files that the views read.
 
     Args:
-        connection: The DuckDB connection.
-        lake: The lake.
         tables: Open tables by name.
         reads_rows: If false, the views are only for listing tables and columns. DuckDB then opens one file of each
             table. A query of rows fails if the files of a table have different schemas.
@@ -279,7 +277,6 @@ def build_columns_query(
 
     Args:
         columns: DuckDB types by name.
-        files: Paths of the files.
         union_by_name: True if the schemas of the files may differ.
         with_positions: True to add DuckDB's columns `filename` and `file_row_number`.
     """

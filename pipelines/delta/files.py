@@ -61,8 +61,6 @@ class TableFiles:
         """Prepare the writer. It creates the first file with the first row.
 
         Args:
-            lake: The lake of the table.
-            table: Name of the table.
             file_bytes: Size in bytes at which a file is closed; `FILE_BYTES` by default.
             refuse: Called with each row that the table cannot store. By default, `add` or `close` raises the error.
         """

@@ -147,7 +147,6 @@ def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameR
     """Read the ranges of the frames in the table `frames`.
 
     Args:
-        lake: The lake.
         excluded: Kafka records whose frames are left out.
 
     Raises:

@@ -187,8 +187,7 @@ class Lake:
         """Check that Kiln can write to a table. Columns that Kiln does not know are allowed if they are nullable.
 
         Args:
-            name: Name of the table.
-            schema: Its schema as JSON (PROTOCOL.md, Schema Serialization Format).
+            schema: Schema of the table as JSON (PROTOCOL.md, Schema Serialization Format).
             added_later: If true, nullable columns of Kiln may be missing, because `create` is about to add them.
             exact: If true, no unknown column may exist, because Kiln is about to rewrite rows without it.
 

@@ -107,8 +107,7 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
 
 
 def count_rows_at_most(lake: Lake, table: str, version: int | None = None, times: TimeBounds = _UNBOUNDED) -> int:
-    """Return an upper bound of the number of rows that `read_rows` returns: the rows of the files that it reads, by
-    their statistics.
+    """Return an upper bound for the number of rows that `read_rows` returns, from the statistics of the files.
 
     If a file has no statistics, the result is `sys.maxsize`.
     """

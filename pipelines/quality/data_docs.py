@@ -22,7 +22,7 @@ from kiln.pipelines.quality.results import CheckResult
 from kiln.schemas.printable import printable
 
 _BY_DUCKDB: Final[tuple[str, dict[str, object]]] = ("unexpected_rows_expectation", {"unexpected_rows_query": "{batch}"})
-"""Type and arguments under which the pages show the checks that DuckDB ran: Great Expectations' type for SQL."""
+"""Type and arguments of the expectation that the pages show for each check that DuckDB ran."""
 _STYLE: Final = Path(__file__).with_suffix(".css")
 _POLICY: Final = (
     "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"

@@ -1,6 +1,6 @@
 """Reader and validation of the data quality checks: YAML suites check columns and rows, SQL files check whole tables.
 
-A check in SQL is a file `TABLE.NAME.sql` or `TABLE.NAME.SUBJECT.sql`. It has comments, of which some are settings
+A check in SQL is a file `TABLE.NAME.sql` or `TABLE.NAME.SUBJECT.sql`. It has comments, some of them settings
 (`-- level: error`), and a SELECT in DuckDB's SQL that returns a row for each fault. Errors name the file and the line.
 
 `python -m kiln.pipelines.quality.suites docs/quality.md` writes the lists in that page.

@@ -314,7 +314,6 @@ def filter_new_copies(
 
     Args:
         chunks: The copies, one list per SQLite transaction.
-        config: Options of the deduplication file.
         now: Time of the micro-batch, µs.
         epoch: Query id and number of the micro-batch.
         rule: The query's own rule; `None` to accept the first copy of each digest.
@@ -345,7 +344,6 @@ def build_dedup_store(
     """Create a query's deduplication file from the digests of rows that its tables have, and sync the file to disk.
 
     Args:
-        config: Options of the file.
         identities: Digests of each row.
         epoch: Query id, and number of the newest micro-batch whose rows are in the file.
         now: Time from which the digests age, µs.

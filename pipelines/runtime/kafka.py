@@ -166,7 +166,6 @@ def register_source(session: SparkSession, source: KafkaSource, task: ArrowTask,
     has not read, the query fails instead of skipping the record.
 
     Args:
-        source: The topics, and the sizes of micro-batches and tasks.
         task: Builds the rows of the source from record batches with the schema `kafka_ranges.RECORDS`.
 
     Returns:
@@ -228,7 +227,6 @@ class KafkaReader(DataSourceStreamReader):
         """Create the reader.
 
         Args:
-            source: The topics, and the sizes of micro-batches and tasks.
             first: Offsets at which the first micro-batch begins.
             task: The function, pickled by `pack_task`. Only tasks unpickle it, because its imports take 30 MB.
         """

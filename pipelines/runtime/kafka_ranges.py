@@ -81,7 +81,6 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
     decoders reject, so the record ends up in quarantine. Its stamp is the earliest valid time.
 
     Args:
-        options: Options of the Kafka client.
         prefix: Prefix of the topic names. The column `topic` omits it.
 
     Yields:

@@ -84,10 +84,8 @@ def build_query_state(
     """Build the state of one query.
 
     Args:
-        name: Name of the query.
         progress: Newest progress; `None` before Spark has reported any.
         ends: End offsets of the topics that the query reads.
-        restarts: Number of restarts.
         error: Last failure, while the query is down; else empty.
         tripped: True if the query is stopped because messages no longer decode.
     """

@@ -133,8 +133,8 @@ def read_copies(copies: Iterable[_CopyColumns]) -> Iterator[UpdateRow]:
 
 _CLAIM_CHECK: Final = b"?"
 _FALSE_CLAIM: Final = b"!"
-"""Suffixes of identities. A message may cause a second row, with the same digest: "?" marks the request for the genesis
-that checks a claim, "!" the fault that a claim contradicts the genesis or the topic."""
+"""Suffixes of the identities of a message's further rows: "?" for the request for a genesis that checks a claim, "!"
+for the fault that a claim contradicts the genesis or the topic."""
 
 
 class StreamStates(KnownSeparators, Protocol):
