@@ -270,10 +270,9 @@ def _find_begin(name: str, point: RestorePoint, topics: Mapping[str, TopicState]
 def advance_query(location: DamageLocation, damage: Damage, since: log.Offsets, now: int) -> None:
     """Let a query without tables continue after its newest output in Kafka, with a new checkpoint.
 
-    The first micro-batch of the new checkpoint reads records again whose output exists, only to rebuild the
-    deduplication state. The next one writes output, with the epoch number after that of `advance_from`, so that
-    consumers do not take it for a repeat (decision 7). The old checkpoint is moved away. A call that was interrupted
-    can be repeated.
+    The first micro-batch of the new checkpoint rereads records whose output exists, only to rebuild the deduplication
+    state. The next one writes output, with the epoch number after that of `advance_from`, so that consumers do not take
+    it for a repeat (decision 7). The old checkpoint is moved away. A call that was interrupted can be repeated.
 
     Args:
         damage: The damage. `advance_from` is the progress after which the query continues.
@@ -536,7 +535,7 @@ _RESTORE_OR_RESTART = (
 
 
 def _can_continue(name: str, claimed: LastIntactMicroBatch, sound: LastIntactMicroBatch, newest_write: int) -> bool:
-    """Return true if a query that continues after its newest intact micro-batch loses and repeats no rows.
+    """Return true if a query that continues after its newest intact micro-batch neither loses nor repeats rows.
 
     If Spark repeats a micro-batch from intact offsets, it reads the same records, and the tables recognise the repeat.
     If the offsets are lost, the micro-batch may read other records, so no table may have rows of it yet. Consumers of

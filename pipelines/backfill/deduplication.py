@@ -77,7 +77,7 @@ class FirstCopySelector(Generic[T]):
         return self._fallbacks.values()
 
     def _find_same(self, times: list[int], at: int) -> int | None:
-        """Find, in sorted times, the time of a copy so close to `at` that only one of both is kept."""
+        """Find, in sorted times, the time of a copy so close to `at` that only one of the two is kept."""
         index = bisect_left(times, at)
         return next((other for other in times[max(0, index - 1) : index + 1] if self._is_same(at, other)), None)
 

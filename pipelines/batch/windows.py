@@ -26,7 +26,7 @@ _FOREVER: Final = 2**63
 
 
 class Window(msgspec.Struct, gc=False):
-    """A window of one separator: updates whose event time is less than T later than the first update's. Times are µs."""
+    """A window of one separator: updates whose event time is less than T after the first update's. Times are µs."""
 
     opened_at: int
     """t0: event time of the first update"""
