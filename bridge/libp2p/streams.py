@@ -265,9 +265,10 @@ class _Swarm(Swarm):
             self.slots.release(read_write_closer)
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
-        """Upgrade an inbound connection, and return only when it ends, always by an exception.
+        """Upgrade an inbound connection, wait until it ends, and then raise an exception.
 
-        The caller then frees the slot and the task of the connection. In py-libp2p, it waits until the swarm ends.
+        The exception makes the caller free the slot and the task of the connection. Otherwise the caller, which is in
+        py-libp2p, waits until the swarm ends.
 
         Raises:
             SwarmException: The handshake has failed, or the connection has ended.

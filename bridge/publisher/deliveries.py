@@ -104,7 +104,7 @@ class GivenUp(NamedTuple):
 class DeliveryQueue:
     """The deliveries that are not sent yet. The caller passes the time, in µs.
 
-    A delivery that has waited for a peer for `patience` is given up. The queue has a clock of its own, which stands
+    A delivery that has waited for a peer for `patience` is given up. The queue has a clock of its own, which stops
     while publishing is paused. If too many deliveries wait, those of separators that have reached no peer yet are given
     up after `MIN_PATIENCE`, even if they only wait for their turn. This early end does not apply while no delivery at
     all reaches a peer.

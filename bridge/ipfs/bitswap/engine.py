@@ -84,7 +84,7 @@ class _OwnWant:
 
     cid: bytes
     digest: bytes
-    preferred: dict[bytes, None]  # peers that get a want-block at first
+    preferred: dict[bytes, None]  # peers that get a want-block first
     asked: dict[bytes, float] = field(default_factory=dict)  # time of the last want-block, or -inf, by peer
     haves: dict[bytes, None] = field(default_factory=dict)  # peers that may have the block, in the order of trying
     dont_haves: set[bytes] = field(default_factory=set)
@@ -201,10 +201,10 @@ class BitswapEngine:
                 self._add_presence(peer, state, cid, has_block=False)
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Queue a block that was added to the folder for each peer with a want-block for it, and HAVE for a want-have.
+        """Answer the stored wants for a block that was added to the folder.
 
         Args:
-            size: bytes of the block.
+            size: size of the block in bytes.
         """
         for peer, state in self._peers.items():
             entry = state.wants.get(cid)
