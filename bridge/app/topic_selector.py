@@ -30,8 +30,7 @@ class TopicSelector:
     of topics has little weight. A peer with a score below 0 adds nothing.
 
     The caller calls `select` about once a second. The number of changes per call is limited, because peers disconnect a
-    node that changes too many subscriptions. A call first joins the most useful topics, then leaves topics that are no
-    longer chosen.
+    node that changes many. A call first joins the most useful topics, then leaves topics that are no longer chosen.
     """
 
     def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares) -> None:
@@ -105,7 +104,7 @@ class TopicSelector:
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _limit_changes(self, rule: TopicRule, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
-        """Return the topics that the node has joined after this round, in which the number of changes is limited."""
+        """Return the topics to be joined after this round, in which the number of changes is limited."""
         max_changes = max(_CHANGES_PER_ROUND, _CHANGES - len(joined))
         changes = min(self._changes + _CHANGES_PER_ROUND, max_changes)
         idle = rule.select(joined - chosen) & joined - fixed - chosen

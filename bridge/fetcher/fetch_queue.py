@@ -164,8 +164,8 @@ class FetchQueue:
     def room(self) -> int:
         """Number of further records that may be read from Kafka.
 
-        If `admit` has accepted a record beyond the share of its announcer, reading pauses: this is 0. It resumes once
-        the announcer has a free place, or `admit` would refuse such a record.
+        After `admit` has accepted a record beyond the share of its announcer, the number is 0 until the announcer has a
+        free place, or `admit` would refuse such a record.
         """
         if self._blocking is not None:
             request, wanted = self._blocking

@@ -54,7 +54,7 @@ class RouterOptions:
     gossip_retransmission: int = 3  # times that a message is sent to a peer that requests it by IWANT
     max_iwant_length: int = 5000  # ids answered per heartbeat
     max_iwant_bytes: int = 8 << 20  # of messages sent as answers per heartbeat
-    idontwant_threshold: int = 1024  # size of a message's data from which IDONTWANT is sent
+    idontwant_threshold: int = 1024  # minimum size of a message's data for IDONTWANT
     max_idontwant_length: int = 5000  # ids accepted per heartbeat
     idontwant_ttl: int = 3  # heartbeats
     max_id_bytes: int = 1024

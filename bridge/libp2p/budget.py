@@ -22,7 +22,7 @@ class _Account:
     def __init__(self, own: float, at: float) -> None:
         self.own = own
         self.share = 0.0
-        self.use = 0.0  # amount used; that of a minute ago counts 1/e
+        self.use = 0.0  # amount used; amounts from a minute ago count 1/e
         self.throttled = False  # by the total budget
         self.at = at
 

@@ -55,8 +55,8 @@ class InboundSlots:
     """A limited number of inbound connections, in handshake or established.
 
     If all slots are taken, a new connection replaces another one, so that idle connections cannot keep new peers out.
-    The replaced connection is in the network prefix with most connections. Among these, it is at the address with most
-    connections, and there, one whose peer is not useful is preferred.
+    The replaced connection is in the network prefix with most connections, and within the prefix, at the address with
+    most connections. Of the connections at this address, one whose peer is not useful is replaced first.
 
     Connections of useful peers are protected unless their prefix has more than a quarter of all slots, because an
     attacker could make many peers useful. The quarter does not apply to private networks and loopback, which many

@@ -267,8 +267,7 @@ class _Swarm(Swarm):
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
         """Upgrade an inbound connection, wait until it ends, and then raise an exception.
 
-        The exception makes the caller free the slot and the task of the connection. Otherwise the caller, which is in
-        py-libp2p, waits until the swarm ends.
+        The caller then frees the connection's slot and task. Without an exception, it waits until the swarm ends.
 
         Raises:
             SwarmException: The handshake has failed, or the connection has ended.

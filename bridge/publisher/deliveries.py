@@ -206,7 +206,7 @@ class DeliveryQueue:
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 
     def put_back(self, deliveries: Sequence[TopicDelivery], reason: str) -> None:
-        """Put deliveries back, after an attempt that reached no peer. They wait for a peer, before the queued ones.
+        """Put deliveries back, after an attempt that reached no peer. They wait for a peer ahead of those in the queue.
 
         Args:
             deliveries: deliveries of one topic and separator.
