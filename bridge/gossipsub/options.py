@@ -48,7 +48,7 @@ class RouterOptions:
 
     max_ihave_messages: int = 10  # RPCs with IHAVE per heartbeat
     max_ihave_length: int = 5000  # ids in one IHAVE
-    # ids requested per heartbeat: some peers answer in one RPC, of which no more messages are verified (MAX_RPC_COST)
+    # ids requested per heartbeat: some peers answer in one RPC, and no more are verified of an RPC (MAX_RPC_COST)
     max_requested_ids: int = 2000
     iwant_followup: float = 3.0  # if a requested message has not arrived after this time, the peer has broken a promise
     gossip_retransmission: int = 3  # times that a message is sent to a peer that requests it by IWANT

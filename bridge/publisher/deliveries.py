@@ -129,7 +129,7 @@ class DeliveryQueue:
         self._parked_count = 0
         self._reasons: dict[Flow, str] = {}  # reasons of the parked flows that were attempted
         self._reached = BoundedDict[Flow, int](_MAX_REACHED)  # when a peer was last reached; the oldest first
-        self._clock = 0  # time in µs in which publishing was not paused
+        self._clock = 0  # total time in µs without pauses
         self._advanced_at: int | None = None  # `None` while publishing is paused
         self._check_at = 0
 

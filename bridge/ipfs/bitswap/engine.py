@@ -8,8 +8,8 @@ caller
 3. calls `confirm` if the message was written, otherwise `put_back`.
 
 Serving: if the folder lacks the block of a want, the engine stores the want, and answers it once the block is added.
-A connected peer does not repeat its wants, so the engine drops one only if the peer cancels it, disconnects, or has too
-many.
+A connected peer does not repeat its wants, so the engine drops a want only if the peer cancels it, disconnects, or has
+too many.
 
 Fetching: a peer that relayed the announcement of a block gets a want-block, which requests the block. All other peers
 get a want-have, which asks if they have the block. Those that answer HAVE get a want-block, one after the other.

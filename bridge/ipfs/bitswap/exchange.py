@@ -400,7 +400,7 @@ class BlockExchange:
     async def _write_stream(self, peer: bytes, writer: _Writer) -> None:
         """Open a stream to a peer, and write messages until none is left.
 
-        On failure, raise one of `BROKEN`, and queue the last messages again, unwritten and written ones. Bitswap has no
+        On failure, raise one of `BROKEN`, and queue the last messages again, even written ones. Bitswap has no
         acknowledgements, so a peer that resets the stream may not have read what was written.
         """
         with trio.fail_after(self._options.open_timeout):
