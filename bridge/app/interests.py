@@ -34,8 +34,8 @@ class CeramicTopics:
         """Select the topics to join.
 
         Args:
-            seen: Topics that peers subscribe to. The result contains those of a separator that an interest covers, and
-                the network's topic in the form of CIP-120.
+            seen: Topics that peers subscribe to. Selected are those of a separator that an interest covers, and the
+                network's topic in the form of CIP-120.
         """
         name, cip120_name = network_topics(self.network)
         seen = set(seen)
@@ -49,7 +49,7 @@ class CeramicTopics:
             topic = parse_topic(name)
             if topic is None or topic.network != self.network or topic.separator is None:
                 continue
-            # to peers, another spelling of the name is another topic
+            # peers treat another spelling of the name as another topic
             if (
                 any(interest.covers(topic.separator) for interest in self.interests)
                 and format_topic(self.network, topic.separator) == name

@@ -18,7 +18,7 @@ from kiln.bridge.publisher.transition import describe_unreached_peers
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SavingStatus
 from kiln.conf.settings.model import Settings
 
-_MAX_SAVINGS = 50  # topics, and topics of each peer, with savings in the status
+_MAX_SAVINGS = 50  # topics with savings in the status, and as many for each peer
 _MAX_TOPICS = 3  # named in an error
 
 

@@ -13,7 +13,7 @@ from kiln.schemas.wire.identity import peer_text
 
 _MAX_SELECTION_INTERVAL: Final = 10  # rounds between two selections while there are too many topics
 _TOPICS_PER_ROUND: Final = 2000  # a selection from more topics takes longer, and is made less often
-_ACTIVITY_ROUNDS: Final = 600  # rounds for which a message makes its topic active, at least
+_ACTIVITY_ROUNDS: Final = 600  # minimum number of rounds for which a message makes its topic active
 _JOINED_FACTOR: Final = 1.25  # usefulness of a joined topic, so that only a clearly more useful topic replaces it
 _ACTIVE_FACTOR: Final = 2.0  # usefulness of an active topic
 # Every change is sent to all peers. Other Kilns accept 2,500 at once and 10 a second (RouterOptions.subscriptions),
@@ -29,8 +29,8 @@ class TopicSelector:
     Each subscriber makes a topic more useful: a peer with N topics adds 1 / N to each of them. So a peer with thousands
     of topics has little weight. A peer with a score below 0 adds nothing.
 
-    The caller calls `select` about once a second. Each call changes only a few subscriptions, because peers disconnect
-    a node that changes many. It joins the most useful topics first. Then it leaves topics that are no longer chosen.
+    The caller calls `select` about once a second. The number of changes per call is limited, because peers disconnect a
+    node that changes many. A call first joins the most useful topics, then leaves topics that are no longer chosen.
     """
 
     def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares) -> None:
@@ -104,7 +104,7 @@ class TopicSelector:
         return {peer: view for peer, view in peers.items() if peer_text(peer) in others} if others else {}
 
     def _limit_changes(self, rule: TopicRule, fixed: set[str], chosen: set[str], joined: set[str]) -> set[str]:
-        """Return the topics that the node has joined after this round, in which the number of changes is limited."""
+        """Return the topics to be joined after this round, in which the number of changes is limited."""
         max_changes = max(_CHANGES_PER_ROUND, _CHANGES - len(joined))
         changes = min(self._changes + _CHANGES_PER_ROUND, max_changes)
         idle = rule.select(joined - chosen) & joined - fixed - chosen

@@ -97,7 +97,7 @@ class BridgeComponents:
         bitswaps = settings.speaks_bitswap
         self.exchange = _create_exchange(settings, node, folder, sources, discovery) if bitswaps else None
         self.kubo = _open_kubo(settings) if settings.uses_kubo else None
-        """the same object as `blocks` if the block store is a Kubo, which also connects to given peers"""
+        """`blocks` if it is a Kubo, which can also connect to given peers; otherwise `None`"""
         self.blocks: BlockStore = self.kubo or folder
         if self.exchange is not None:
             self.blocks = _create_bitswap_store(node, folder, self.exchange, discovery, token)
@@ -119,7 +119,7 @@ class BridgeComponents:
 
     @property
     def threads(self) -> tuple[Publisher | Fetcher, ...]:
-        """Threads that use the other parts, so that they start last and stop first."""
+        """Threads that use the other parts, so they start last and stop first."""
         return tuple(worker for worker in (self.publisher, self.announcer, self.fetcher) if worker is not None)
 
 

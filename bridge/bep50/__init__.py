@@ -41,7 +41,7 @@ How this implementation reads what the draft leaves open:
     nodes are not stored.
 12. IPv4 and IPv6 have separate routing tables, and share the item (BEP 32). Rates are limited by address. A node leaves
     without a message.
-13. A publisher also puts its item into the plain DHT, at first and then hourly. Every node looks up the item there
+13. A publisher also puts its item into the plain DHT, at once and then hourly. Every node looks up the item there
     whenever it looks up peers.
 """
 

@@ -2,7 +2,7 @@
 
 A topic belongs to one publisher key and one separator (kiln.schemas.dht.announcement). The carrier follows the topics
 of `bep50.follow`. When it announces a batch, it joins the topic of our key and the batch's separator. Above
-`CarrierOptions.max_topics`, it leaves the own topic whose last batch is oldest.
+`CarrierOptions.max_topics`, it leaves the topic of our key whose last batch is oldest.
 
 An item names its batch and some batches before it. If a new item does not name the batch of the stored item, there is a
 gap: the batches announced between the two items are unknown. The carrier writes a record about the gap to
@@ -288,7 +288,7 @@ class Carrier:
 
     def _handle_update(self, event: ItemUpdate) -> None:
         self._counts["items"] += 1
-        if event.via == "publish":  # at once: the next item's sequence number and `prev` come from it
+        if event.via == "publish":  # saved at once: the next item's sequence number and `prev` depend on it
             self._save(event.target)
             return
         self._unsaved.setdefault(event.target, trio.current_time() + _SAVE_DELAY)
@@ -301,7 +301,7 @@ class Carrier:
         if event.stored is None or source.key == self.public:
             return
         last, new = self._read(event.stored), self._read(event.item)
-        # an item that is no announcement needs nothing here: the pipeline gets its frame, and quarantines it
+        # an item that is no announcement is ignored here: a query quarantines its frame
         if isinstance(last, Rejected) or isinstance(new, Rejected) or not find_missed_batches(new, last.batch).gap:
             return
         self._counts["gaps"] += 1

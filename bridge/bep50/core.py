@@ -76,7 +76,7 @@ class ItemUpdate(NamedTuple):
 class ItemConflict(NamedTuple):
     """A correctly signed item that conflicts with the stored item.
 
-    If ``is_own`` is false, the two have one sequence number and different values, and the stored item stays. If
+    If ``is_own`` is false, the two have the same sequence number and different values, and the stored item stays. If
     ``is_own`` is true, another publisher signed the item with our key, so our publishing has stopped.
     """
 

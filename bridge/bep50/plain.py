@@ -1,8 +1,8 @@
 """Our node in the plain DHT, which is the BitTorrent DHT without BEP 50 (BEP 5, BEP 44).
 
 The node finds the nodes of topics, and stores our items at other nodes. It stores nothing for others, so it issues no
-write tokens. It answers ping, find_node, get_peers and get. Otherwise the lookups of libtorrent would wait for it,
-because libtorrent adds each node that announces to its routing table, even a read-only one (BEP 43).
+write tokens. It answers ping, find_node, get_peers and get. Otherwise the lookups of libtorrent would wait for it: the
+routing table of libtorrent includes each node that announces itself, even a read-only one (BEP 43).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ K: Final = 8
 ALPHA: Final = 4
 """Maximum number of concurrent queries of one lookup."""
 MAX_QUERIES: Final = 64
-"""Maximum number of all queries of one lookup."""
+"""Maximum number of queries of one lookup."""
 
 LookupMethod = Literal[b"get_peers", b"get"]
 
@@ -140,8 +140,8 @@ class PlainNode:
     def announce(self, target: bytes, nodes: Iterable[WritableNode]) -> None:
         """Announce our port for a topic (BEP 50: "with the port they are listening for DHT messages on").
 
-        ``implied_port`` lets the receiver use the source port of the datagram. It is right even behind a NAT that
-        changes ports, because our node sends and receives on one port.
+        ``implied_port`` lets the receiver use the source port of the datagram. This port is right even behind a NAT
+        that changes ports, because our node sends and receives on one port.
         """
         for node in nodes:
             arguments: dict[bytes, Value] = {

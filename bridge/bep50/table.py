@@ -96,7 +96,7 @@ class RoutingTable:
         index = self._index(node.id)
         bucket = self._buckets[index]
         same = next((entry for entry in bucket if entry.id == node.id), None)
-        if same is not None:  # the node has moved, or another node uses its id: the address that answers is right
+        if same is not None:  # the node has moved, or another node uses its id: keep the address that answers
             return same.failures > 0
         return len(bucket) < self._capacity(index) or self._is_home(index) or any(entry.failures for entry in bucket)
 

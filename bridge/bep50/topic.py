@@ -102,7 +102,7 @@ class TopicNode:
         self.rival: Item | None = None
         """An item that another publisher signed with our key."""
         self.closed = False
-        self.tables: dict[Family, RoutingTable] = {  # two DHTs (BEP 32), which pass the item on through common nodes
+        self.tables: dict[Family, RoutingTable] = {  # for two DHTs (BEP 32); nodes in both pass the item on
             4: RoutingTable(core.id, per_ip=core.settings.per_ip),
             6: RoutingTable(core.id, per_ip=core.settings.per_ip),
         }
@@ -262,8 +262,8 @@ class TopicNode:
         for node in read_nodes(answer.values)[: 2 * self._core.settings.nodes]:
             self.add_contact(node.address, node.id)
         if is_new:
-            # Even if the table has no room for the node: with K = 1, two islands may each have all far nodes that fit.
-            # Nodes near us, for which there is room, then merge the islands.
+            # Even if the table has no room for the node: with K = 1, the far buckets of two islands may be full. Then
+            # nodes near us, for which there is room, merge the islands.
             self._find_nodes(DhtNode(answer.sender, address), self._core.id)
         if contact is None:
             return
@@ -290,7 +290,7 @@ class TopicNode:
         return True
 
     def _find_nodes(self, node: DhtNode, wanted: bytes, tries: int = 1) -> None:
-        """Request from a node the nodes near the id ``wanted``. Here, a missing response is no failure of a contact."""
+        """Ask a node for nodes near the id ``wanted``. A missing response does not count as a failure of a contact."""
 
         def handle_answer(answer: Answer) -> None:
             if isinstance(answer, KrpcResponse) and answer.sender == node.id:
@@ -392,7 +392,7 @@ class TopicNode:
     def _accept(self, item: Item, via: Via, source: DhtAddress | None) -> None:
         """Store a verified newer item, emit an `ItemUpdate`, and push the item to our contacts.
 
-        BEP 50 requires this for items from puts. Items from get responses are as new to our contacts.
+        BEP 50 requires this for items from puts. Items from get responses are just as new to our contacts.
         """
         stored = self.item
         self.item = item

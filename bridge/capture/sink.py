@@ -6,7 +6,7 @@ id of its connection, so the frames of a connection are in one partition and in 
 so Kafka may get frames twice. Connection, direction and sequence identify a frame, and the first copies are in order.
 
 A process that is killed loses the frames that are neither acknowledged nor in the spool. While Kafka is available,
-these are the frames of about LINGER and two round trips. If an acknowledgement takes longer than `spool_after`, all
+these are the frames of about LINGER plus two round trips. If an acknowledgement takes longer than `spool_after`, all
 frames go to the spool, including those in flight. Further frames follow within TICK, until the spool is empty. So the
 loss is at most the frames of `spool_after` + 2 TICK seconds; gaps in the sequences show it. After a restart, the frames
 in the spool are sent first.
@@ -222,8 +222,8 @@ class FrameSink:
     def _take_portion(self) -> Sequence[QueuedFrame]:
         """Wait up to TICK for frames, and take about PORTION bytes of them from the spool or from memory.
 
-        More are sent only after an acknowledgement. While further records wait for the response to a request, the
-        thread of librdkafka polls without a pause.
+        More are sent only after an acknowledgement, because the thread of librdkafka polls without a pause while
+        further records wait for the response to a request.
 
         Raises:
             OSError, sqlite3.Error: The spool cannot be read.

@@ -127,7 +127,7 @@ class Spool:
         """Read the next frames, and skip damaged ones.
 
         Args:
-            max_bytes: Stop after the frame with which the total size reaches this.
+            max_bytes: Stop once the frames have at least this size in total.
         """
         frames: list[QueuedFrame] = []
         size = 0

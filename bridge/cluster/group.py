@@ -1,8 +1,8 @@
 """User data of the bridges in Kafka's group protocol.
 
 Each bridge joins the consumer group with a `Member`. Kafka's group leader builds a `GroupView` from all members, and
-the broker sends the view to all members. Both are JSON, as the user data of Kafka's consumer protocol. Each time that
-the group changes, there is a new round, which has a new view; the round's number is the generation of the group.
+the broker sends the view to all members. Both are JSON, as the user data of Kafka's consumer protocol. Each change
+of the group begins a round with a new view. The number of the round is the generation of the group.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ _HEARTBEAT: Final = 2.0  # seconds between two heartbeats, and between two commi
 _POLL_TIMEOUT: Final = 0.25  # seconds between two polls of the broker
 _COMMIT_TIMEOUT: Final = 5.0  # seconds for the broker to answer a commit
 _REJOIN_WITHIN: Final = 20.0  # seconds for a live bridge to rejoin in a rebalance
-_REJOIN_AFTER: Final = 4.0  # seconds outside of a round until the bridge rejoins; the others need a heartbeat to join
-_ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # seconds for a round, in which a bridge may be missing
+_REJOIN_AFTER: Final = 4.0  # seconds in a rebalance until the bridge rejoins; other members join at a heartbeat
+_ANSWER_WITHIN: Final = SESSION + _REJOIN_WITHIN + SESSION  # seconds for a rebalance, in which a bridge may be missing
 
 
 class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python has no types
@@ -57,7 +57,7 @@ class _Group(AbstractPartitionAssignor):  # type: ignore[misc]  # kafka-python h
         """the newest view, and the number of its round"""
 
     def metadata(self, topics: Sequence[str]) -> ConsumerProtocolSubscription:
-        # the broker begins a round when a member's data changes, and its subscription changes only for a rejoin
+        # without `topics`, which change only to force a rejoin: the broker begins a round when this data changes
         return ConsumerProtocolSubscription(version=0, topics=[self._topic], user_data=msgspec.json.encode(self.member))
 
     def assign(self, cluster: object, members: Sequence[_Joined]) -> dict[str, ConsumerProtocolAssignment]:

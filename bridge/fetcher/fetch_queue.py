@@ -138,10 +138,10 @@ class FetchQueue:
             "batch": AnnouncerPlaces(batches, max_open // 20),
         }
         self._held: dict[KafkaPosition, tuple[AnnouncerPlaces, Place]] = {}
-        self._blocking: tuple[BlockRequest, WantedEntry] | None = None  # took a place without room for it
+        self._blocking: tuple[BlockRequest, WantedEntry] | None = None  # accepted beyond the share of its announcer
         self._fetches: dict[BlockRequest, Fetch] = {}
-        self._lanes = {lane: FairQueue[BlockRequest]() for lane in _LANES}  # what is due
-        self._later: list[tuple[int, int, BlockRequest]] = []  # heap: what is due later, and perhaps removed
+        self._lanes = {lane: FairQueue[BlockRequest]() for lane in _LANES}  # fetches that are due
+        self._later: list[tuple[int, int, BlockRequest]] = []  # heap of fetches due later; some are already removed
         self._running: dict[BlockRequest, Fetch] = {}
         self._batches: deque[Fetch] = deque()  # added in the last _UNPROVEN_WAIT, in their order
         self._number = 0
@@ -164,8 +164,8 @@ class FetchQueue:
     def room(self) -> int:
         """Number of further records that may be read from Kafka.
 
-        If `admit` has accepted a record beyond the share of its announcer, reading pauses: this is 0. It resumes once
-        the announcer has a free place, or `admit` would refuse such a record.
+        After `admit` has accepted a record beyond the share of its announcer, the number is 0 until the announcer has a
+        free place, or `admit` would refuse such a record.
         """
         if self._blocking is not None:
             request, wanted = self._blocking

@@ -2,8 +2,8 @@
 
 An update of unknown separator waits in `kiln.wanted` for the genesis of its stream. All updates that wait for one
 genesis share one fetch. They are then released, that is, written to `kiln.updates` in their order. After that, the
-separator is written to `kiln.streams`. The query `updates` reads it there, and sends later updates of the stream
-without the fetcher, so it must not know the separator earlier.
+separator is written to `kiln.streams`. The query `updates` reads it there, and then sends updates of the stream without
+the fetcher. If the separator were written earlier, these could overtake the waiting updates.
 
 The block of another node's batch goes to `kiln.blocks` if the interests of the bridge cover the separator of the batch.
 With spare capacity, the fetcher also fetches geneses only to check claimed separators (decision 20).
@@ -55,7 +55,7 @@ from kiln.schemas.wire.topics import Interest, parse_interest
 _LOG: Final = logging.getLogger(__name__)
 _MAX_RECORDS_PER_POLL: Final = 500
 _RENEW_AFTER: Final = 4.0  # seconds from a commit to the next one while the fetcher writes
-_RENEW_WITHIN: Final = SESSION - _RENEW_AFTER - 2.0  # seconds for that commit, with a margin before the broker may act
+_RENEW_WITHIN: Final = SESSION - _RENEW_AFTER - 2.0  # seconds for that commit, with a margin of 2 s
 _STOP_TIMEOUT: Final = 2.0  # seconds for the broker to acknowledge a stage when the thread stops
 
 
@@ -131,7 +131,7 @@ class Fetcher(KafkaWorker):
         self._status = FetcherStatus("", counts=Counter())  # status as of the last step
 
     def _forget_work(self) -> None:
-        self._without_offset: set[int] = set()  # partitions of which the group has committed none
+        self._without_offset: set[int] = set()  # partitions without a committed offset
         self._known = KnownAnswers()
         self._pending = PendingFetches(self._options, self._known)
         self._staged: StagedWrites | None = None  # not written yet
@@ -217,7 +217,7 @@ class Fetcher(KafkaWorker):
         try:
             record = decode_stream(value or b"")
         except UNREADABLE:
-            return  # `sink` quarantines it; an unknown stream is fetched
+            return  # the query `sink` quarantines it; if the stream is wanted, its genesis is fetched
         if record.network == self._options.network and record.source == "genesis":
             self._known.streams[record.stream] = record.separator
 

@@ -204,7 +204,7 @@ class PendingFetches:
         """Return how many more records of this partition may be added."""
         offsets = self.offsets[partition]
         limit = min(limit, self._options.max_open - self.waiting_count)
-        if not offsets.is_repeating:  # a record to repeat may be behind others that wait for it
+        if not offsets.is_repeating:  # a repeating run must read on: all records wait for those to repeat
             limit = min(limit, _MAX_READY - len(self._ready[partition]), self.queue.room)
         return offsets.room(max(0, limit))
 
@@ -368,7 +368,7 @@ class PendingFetches:
             self.counts["claims_unchecked"] += self.claims.record_failure(
                 fetch.request.cid, now + self._options.retry_after, final=failed.final
             )
-            # a record that starts to wait later deserves more than one attempt
+            # not given up: a record that waits for the genesis later gets attempts of its own
             if not fetch.has_waiters and not failed.final:
                 self.queue.remove(fetch)
                 return
@@ -480,7 +480,7 @@ class PendingFetches:
                 detail=f"the block was not found in {fetch.tries} attempts over {fetch.waited / 1e6:.0f} s: "
                 f"{failed.detail}"
             )
-        if failed is not _OVER_LIMIT:  # which means: not tried
+        if failed is not _OVER_LIMIT:  # over the limit, no attempt was made
             self._known.missing[fetch.request] = now + self._options.retry_after, failed
         if fetch.request.kind == "genesis":
             for wanted in fetch.waiting:

@@ -53,7 +53,7 @@ class PolicyConflict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerView:
-    """State of a connected peer. `topics` are its subscriptions, of which the router stores a limited number."""
+    """State of a connected peer. `topics` are its subscriptions, up to the router's limit."""
 
     protocol: str
     topics: frozenset[str]

@@ -48,13 +48,13 @@ class RouterOptions:
 
     max_ihave_messages: int = 10  # RPCs with IHAVE per heartbeat
     max_ihave_length: int = 5000  # ids in one IHAVE
-    # ids requested per heartbeat: some peers answer in one RPC, of which no more messages are verified (MAX_RPC_COST)
+    # ids requested per heartbeat: some peers answer in one RPC, and no more are verified of an RPC (MAX_RPC_COST)
     max_requested_ids: int = 2000
     iwant_followup: float = 3.0  # if a requested message has not arrived after this time, the peer has broken a promise
     gossip_retransmission: int = 3  # times that a message is sent to a peer that requests it by IWANT
     max_iwant_length: int = 5000  # ids answered per heartbeat
     max_iwant_bytes: int = 8 << 20  # of messages sent as answers per heartbeat
-    idontwant_threshold: int = 1024  # size of a message's data from which IDONTWANT is sent
+    idontwant_threshold: int = 1024  # minimum size of a message's data for IDONTWANT
     max_idontwant_length: int = 5000  # ids accepted per heartbeat
     idontwant_ttl: int = 3  # heartbeats
     max_id_bytes: int = 1024

@@ -16,7 +16,7 @@ from kiln.bridge.gossipsub.table_agreements import PeerTable
 from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.wire.message_id import canonical_id, is_key_form, is_text_form, key_form, text_form
 
-_TEXT_ID_COST: Final = 3  # ids of `max_ids_per_rpc` that an id in text form counts for in addition to itself
+_TEXT_ID_COST: Final = 3  # an id in text form uses this much more of `max_ids_per_rpc`
 
 
 @dataclass(slots=True, eq=False)
@@ -68,7 +68,7 @@ class Fanout:
 
 
 class Promises:
-    """Messages requested by IWANT. Each has a deadline by which the requested peer must send it."""
+    """Messages requested by IWANT. Each has a deadline by which the peer must send it."""
 
     def __init__(self) -> None:
         self._pending: dict[bytes, dict[PeerID, float]] = {}

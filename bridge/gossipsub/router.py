@@ -261,9 +261,9 @@ class Router:
     def publish(self, message: Message, now: float) -> list[Send]:
         """Publish a message of the node, which the caller has signed if the topic requires it. Return one RPC per peer.
 
-        With `flood_publish`, the message goes to all subscribers of the topic. Otherwise it goes to the peers in the
-        mesh, or in the fanout if the topic is not joined, and to further subscribers if these are fewer than D.
-        Floodsub subscribers always get it. The same message may be published again.
+        With `flood_publish`, the message goes to all subscribers of the topic. Otherwise it goes to the mesh (to the
+        fanout if the topic is not joined), to floodsub subscribers, and, if the mesh has fewer than D peers, to others.
+        Subscribers outside the mesh with a score below `publish_threshold` are left out.
 
         Raises:
             MessageTooLargeError: The message is too large for an RPC within `rpc_limits`.
@@ -288,7 +288,7 @@ class Router:
         return [Send(to.peer, self._table.encode_for_peer(to.table, rpc), True, bytes([verdict])) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """Process an RPC of a peer. Pass an empty one if it cannot be parsed: it may be the first RPC of the stream.
+        """Process an RPC of a peer. If it cannot be parsed, pass an empty one: it may be the first RPC of the stream.
 
         Returns RPCs to send, messages to deliver, and the `Verdict` of each message up to `max_messages_per_rpc`.
         """

@@ -9,7 +9,7 @@ from typing import Final
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
 
 MAX_MESSAGES: Final = 2000
-"""Maximum number of messages in an RPC that is sent. A receiving Kiln verifies at most so many Ed25519 signatures of
+"""Maximum number of messages in an RPC that is sent. A receiving Kiln verifies at most this many Ed25519 signatures of
 one RPC (`MAX_RPC_COST`)."""
 
 _FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB

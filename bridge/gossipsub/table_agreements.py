@@ -252,7 +252,7 @@ class TableAgreements:
         return MappingProxyType(self._counters)
 
     def savings(self, peers: Iterable[PeerTable]) -> Savings:
-        """Bytes saved since the start by direction and topic: of these connected peers and all former ones."""
+        """Return the bytes saved since the start with these peers and all former peers, by direction and topic."""
         total: Savings = {}
         for savings in (self._closed_savings, *(peer.savings for peer in peers)):
             _add_savings(total, savings)

@@ -245,7 +245,7 @@ class Kubo:
         try:
             return self._json("config", {"arg": "Routing.Type"}, _CALL).get("Value") != "none"
         except (KuboError, BlockStoreUnavailableError):  # the RPC's authorizations may not allow `config`
-            return True  # `provide` fails if there is none
+            return True  # without content routing, `provide` fails
 
     def provide(self, cid: str, timeout: float = _PROVIDE) -> None:
         """Announce through the node's content routing, usually the DHT, that the node has this block.

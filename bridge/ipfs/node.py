@@ -115,7 +115,7 @@ class KuboBlockStore:
     def _check_node(self) -> str:
         try:
             node = self._kubo.identity(_HELLO)
-            if self._routes is None:  # a node that was away may have come back with another configuration
+            if self._routes is None:  # a node that did not answer may return with another configuration
                 self._routes = self._kubo.routes()
                 self._providing.set_routes(self._routes)
         except BlockStoreUnavailableError as away:

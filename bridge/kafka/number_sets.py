@@ -1,7 +1,7 @@
 """Encode sets of numbers as text, for the metadata of a committed offset.
 
-The numbers are encoded relative to a base that is not above any of them. The text of an empty set is "". Other sets
-have the shorter one of two forms, a letter and then bytes in base85:
+The numbers are encoded relative to a base, which is at most the smallest of them. The text of an empty set is "". Other
+sets have the shorter one of two forms, a letter and then bytes in base85:
 
 - "b": a bitmap. The number base + i is in the set if bit i % 8 of byte i // 8 is 1, where bit 0 is the lowest.
 - "g": varints of differences, from the base to the first number, and then from each number to the next.

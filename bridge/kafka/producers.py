@@ -33,7 +33,7 @@ _OPTIONS: Final[Options] = {
     "queue.buffering.max.kbytes": 2**31 - 1,
     # the partition that every other Kafka client chooses for a key
     "partitioner": "murmur2",
-    # errors alone: each start would warn that the gapless guarantee is experimental
+    # errors only: otherwise each start warns that the gapless guarantee is experimental
     "log_level": 3,
 }
 ONLY_REFUSALS: Final[Options] = {"delivery.report.only.error": True}
@@ -106,7 +106,7 @@ class FramesProducer:
         self.send_record(frame.connection, frame.SerializeToString())
 
     def send_record(self, key: bytes, value: bytes) -> None:
-        """Queue a serialized frame to be sent. `key` is the id of its connection. Raises as `send`."""
+        """Queue a serialized frame to be sent. `key` is the id of its connection. Raises the errors of `send`."""
         is_sent = False
         while not is_sent:
             self._raise_if_refused()

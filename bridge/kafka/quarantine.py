@@ -38,7 +38,7 @@ class QuarantineWriter(SessionThread):
         """Create the thread without starting it.
 
         Args:
-            connect: returns a connected producer, or raises `FramesProducerError`; called when a record is queued.
+            connect: returns a connected producer, or raises `FramesProducerError`; called while records are queued.
             retry_after: seconds between attempts after an error.
         """
         self._topic = f"{kafka.prefix}quarantine"

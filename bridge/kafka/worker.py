@@ -262,7 +262,7 @@ class KafkaWorker(SessionThread):
         self._assigned |= {part.partition for part in parts}
 
     def _on_revoke(self, consumer: Consumer, parts: list[Assignment]) -> None:
-        with suppress(KafkaException):  # what is not committed is done again
+        with suppress(KafkaException):  # without a commit, the records are handled again
             self._commit_done()
         self._on_lost(consumer, parts)
 

@@ -13,7 +13,7 @@ _MINUTE: Final = 60.0  # seconds over which use is averaged, and for which a pee
 _SHARE_EVERY: Final = 1.0  # seconds between two computations of the fair share
 # part of the total rate that peers share while the total is exceeded; the rest reduces the excess
 _SHARED_PART: Final = 0.9
-_MAX_PEERS: Final = 10_000  # peers
+_MAX_PEERS: Final = 10_000
 
 
 class _Account:
@@ -22,7 +22,7 @@ class _Account:
     def __init__(self, own: float, at: float) -> None:
         self.own = own
         self.share = 0.0
-        self.use = 0.0  # bytes; bytes of a minute ago count by 1/e
+        self.use = 0.0  # amount used; amounts from a minute ago count 1/e
         self.throttled = False  # by the total budget
         self.at = at
 

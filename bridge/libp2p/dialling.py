@@ -50,7 +50,7 @@ async def negotiate(conn: INetConn, client: MultiselectClient, protocols: Iterab
     """Open a stream on a connection with the first of the protocols that the peer supports."""
     stream = await conn.new_stream()
     assert isinstance(stream, NetStream)
-    async with AsyncExitStack() as half_open:  # reset on failure and cancellation: it takes memory of the peer, too
+    async with AsyncExitStack() as half_open:  # reset on failure: a half-open stream takes memory of the peer, too
         half_open.push_async_callback(reset_stream, stream)
         protocol = await client.select_one_of(
             [TProtocol(name) for name in protocols], MultiselectCommunicator(stream), int(seconds)

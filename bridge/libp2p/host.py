@@ -447,7 +447,7 @@ class Node:
     # ------------------------------------------------------------------ one peer
 
     async def _serve(self, link: PeerLink) -> None:
-        """Keep a pubsub session with a connected peer. If streams break but not the connection, start a new session."""
+        """Keep a pubsub session with a connected peer. If only the streams break, start a new session."""
         delay, failures = 0.05, 0
         try:
             with link.scope:

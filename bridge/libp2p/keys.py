@@ -51,7 +51,7 @@ def load_or_create_key(path: Path) -> Ed25519PrivateKey:
 def derive_author_keys(identity: Ed25519PrivateKey, count: int) -> tuple[Ed25519PrivateKey, ...]:
     """Return the keys that sign a node's own messages: its identity, and `count - 1` keys derived from it.
 
-    An identity gives the same keys at each start, because peers remember the last sequence number of each author.
+    The keys are the same at each start, because peers remember the last sequence number of each author.
     Source: HKDF, RFC 5869.
     """
     seed = identity.private_bytes_raw()

@@ -17,7 +17,7 @@ from kiln.bridge.libp2p.addresses import socket_address
 from kiln.bridge.libp2p.budget import CaptureBudget
 from kiln.schemas.kafka.frames import CONNECTION_BYTES
 
-_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer over its budget may be read or written
+_CHECK_EVERY: Final = 1.0  # s between two checks whether a peer is still over its budget
 
 
 class QueuedRpc(NamedTuple):
@@ -41,7 +41,7 @@ class SendQueue:
         return self._bytes[False] + self._bytes[True]
 
     def put(self, rpc: QueuedRpc, priority: bool, limit: int) -> bool:
-        """Add an RPC to its lane. Return false if the lane would exceed `limit` bytes, unless it is empty."""
+        """Add an RPC to its lane. Return false if a lane that is not empty would exceed `limit` bytes."""
         size = self._bytes[priority] + len(rpc.payload)
         if size > limit and self._lanes[priority]:
             return False
@@ -95,7 +95,7 @@ class PeerAccount:
         return self._budget.spend(self._peer, size, self._connected, trio.current_time())
 
     async def wait(self, pause: float) -> None:
-        """Wait for `pause` seconds, or until the peer is within the budget again."""
+        """Wait until the peer is within the budget again, probably after `pause` seconds."""
         self.is_held = True
         while pause:
             await trio.sleep(min(pause, _CHECK_EVERY))

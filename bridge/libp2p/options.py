@@ -26,13 +26,13 @@ class NodeOptions:
     max_rpc_bytes: int = MAX_RPC  # longer RPCs are cut
     # Bytes of incomplete RPCs of all peers. Above it, the session of the peer with the most bytes ends.
     unfinished_bytes: int = 128 << 20
-    # Bytes per hour of frames captured from peers. The node reads a peer that exceeds them more slowly.
+    # Bytes per hour of frames captured from peers. The node reads more slowly from a peer that exceeds them.
     max_peer_bytes_per_hour: int = 1 << 30
     max_bytes_per_hour: int = 4 << 30
     # The same for sent frames. RPCs over the limit wait; RPCs without room in the queue are dropped.
     max_peer_bytes_per_hour_out: int = 1 << 30
     max_bytes_per_hour_out: int = 4 << 30
-    # CPU for reading RPCs, as parts of one core. The node reads a peer that exceeds it more slowly.
+    # CPU for reading RPCs, as parts of one core. The node reads more slowly from a peer that exceeds it.
     peer_cpu: float = 0.7
     all_cpu: float = 0.8
     ban: float = 3600.0  # ban of a peer below the graylist threshold; with 0 the node stays connected

@@ -14,7 +14,7 @@ from libp2p.io.abc import ReadWriteCloser
 
 _IPV4_PREFIX: Final = 16  # bits of a prefix, which often has one operator; an attacker has many addresses in it
 _IPV6_PREFIX: Final = 32
-_LARGEST_SHARE: Final = 4  # a prefix with more than one of this many slots has no protected connections
+_LARGEST_SHARE: Final = 4  # connections in a prefix with over a quarter of all slots are not protected
 
 
 class PeerValue(IntEnum):
@@ -55,8 +55,8 @@ class InboundSlots:
     """A limited number of inbound connections, in handshake or established.
 
     If all slots are taken, a new connection replaces another one, so that idle connections cannot keep new peers out.
-    The replaced connection is chosen by these criteria: its network prefix has the most connections, its address has
-    the most of these, its peer is not useful.
+    The replaced connection is in the network prefix with most connections, and within the prefix, at the address with
+    most connections. Of the connections at this address, one whose peer is not useful is replaced first.
 
     Connections of useful peers are protected unless their prefix has more than a quarter of all slots, because an
     attacker could make many peers useful. The quarter does not apply to private networks and loopback, which many

@@ -265,9 +265,9 @@ class _Swarm(Swarm):
             self.slots.release(read_write_closer)
 
     async def upgrade_inbound_raw_conn(self, raw_conn: IRawConnection, maddr: Multiaddr) -> IMuxedConn:
-        """Upgrade an inbound connection, and return only when it ends, always by an exception.
+        """Upgrade an inbound connection, wait until it ends, and then raise an exception.
 
-        The caller then frees the slot and the task of the connection. In py-libp2p, it waits until the swarm ends.
+        The caller then frees the connection's slot and task. Without an exception, it waits until the swarm ends.
 
         Raises:
             SwarmException: The handshake has failed, or the connection has ended.

@@ -37,12 +37,12 @@ _FRAMES_BETWEEN_CHECKPOINTS: Final = 32
 _CPU_TURN: Final = 0.005  # s of CPU for one peer's RPCs before the other tasks run
 _CPU_PERIOD: Final = 4.0  # s; a peer may use its CPU of this period at once
 _CPU_AFTER_DISCONNECT: Final = 0.1  # s for the remaining RPCs of a disconnected peer
-# Two queries check the messages that the node does not: a millisecond each for the slowest keys, up to the
-# `kiln.schemas.wire.identity.MAX_RPC_COST` of an RPC. An honest peer sends hardly any, since they are on topics to
-# which the node is not subscribed.
+# Two queries verify the messages that the node does not. Each query takes up to a millisecond for a message, within
+# `kiln.schemas.wire.identity.MAX_RPC_COST` for an RPC. An honest peer sends hardly any such message, because they are
+# on topics to which the node is not subscribed.
 _UNCHECKED_CPU: Final = 0.004  # s
 _MAX_UNCHECKED: Final = 200
-_UNCHECKED_BYTES: Final = 150  # of a signed message, at least
+_UNCHECKED_BYTES: Final = 150  # minimum size of a signed message
 _WRITE_BYTES: Final = 32 * 1024  # frames are captured as they are written, so that few are in flight when a write fails
 
 
@@ -281,7 +281,7 @@ class Traffic:
                 self._sink.put(session.id, frame)
                 captured += len(frame)
             session.bytes_out += captured
-            # the frames of small RPCs are larger than the sent bytes, for which the next RPCs wait
+            # the frames of small RPCs are larger than the sent bytes; the next RPCs wait for the difference
             account.charge(captured - size)
             self._counters["frames_out"] += len(rpcs)
             session.frames_out += len(rpcs)

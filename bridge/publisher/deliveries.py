@@ -104,7 +104,7 @@ class GivenUp(NamedTuple):
 class DeliveryQueue:
     """The deliveries that are not sent yet. The caller passes the time, in µs.
 
-    A delivery that has waited for a peer for `patience` is given up. The queue has a clock of its own, which stands
+    A delivery that has waited for a peer for `patience` is given up. The queue has a clock of its own, which stops
     while publishing is paused. If too many deliveries wait, those of separators that have reached no peer yet are given
     up after `MIN_PATIENCE`, even if they only wait for their turn. This early end does not apply while no delivery at
     all reaches a peer.
@@ -129,7 +129,7 @@ class DeliveryQueue:
         self._parked_count = 0
         self._reasons: dict[Flow, str] = {}  # reasons of the parked flows that were attempted
         self._reached = BoundedDict[Flow, int](_MAX_REACHED)  # when a peer was last reached; the oldest first
-        self._clock = 0  # time in µs in which publishing was not paused
+        self._clock = 0  # total time in µs without pauses
         self._advanced_at: int | None = None  # `None` while publishing is paused
         self._check_at = 0
 
@@ -206,7 +206,7 @@ class DeliveryQueue:
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 
     def put_back(self, deliveries: Sequence[TopicDelivery], reason: str) -> None:
-        """Put deliveries back, after an attempt that reached no peer. They wait for a peer, before the queued ones.
+        """Put deliveries back, after an attempt that reached no peer. They wait for a peer ahead of those in the queue.
 
         Args:
             deliveries: deliveries of one topic and separator.

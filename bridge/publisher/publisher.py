@@ -1,8 +1,8 @@
-"""Publish batches from `kiln.batches` to the network, with a receipt of each in `kiln.publications` (docs/design).
+"""Publish batches from `kiln.batches` to the network, with a receipt for each in `kiln.publications` (docs/design).
 
 Batches are published at least once. A peer can apply a batch twice without harm, because a batch is a set of tips.
 Kafka assigns each partition to one bridge (`KafkaWorker`). The bridge commits the offset of its oldest batch whose
-receipts the broker has not acknowledged. The metadata of the offset says which later batches are settled. After a
+receipts the broker has not acknowledged. The metadata of the offset shows which later batches are settled. After a
 crash, all other batches from that offset on are published again.
 
 The block of a batch is stored and pinned in IPFS before its CID is published, because other nodes fetch the block as

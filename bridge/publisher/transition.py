@@ -177,7 +177,7 @@ class HeightWatch:
         self.reached_at: int | None = self._load_reached_at()
         """time in µs at which a response first showed `height` or more; `None` before"""
         self.error: str | None = None
-        """reason why the current height is unknown; meanwhile the transition does not change"""
+        """text for users if the height cannot be read, or the time cannot be saved"""
 
     def start(self) -> None:
         if self.reached_at is None:
@@ -274,5 +274,5 @@ class Transition:
 
     @property
     def error(self) -> str | None:
-        """Reason why the current block height is unknown, if it is."""
+        """The `error` of `height`, if any."""
         return None if self.height is None else self.height.error

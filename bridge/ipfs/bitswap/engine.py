@@ -8,8 +8,8 @@ caller
 3. calls `confirm` if the message was written, otherwise `put_back`.
 
 Serving: if the folder lacks the block of a want, the engine stores the want, and answers it once the block is added.
-A connected peer does not repeat its wants, so the engine drops one only if the peer cancels it, disconnects, or has too
-many.
+A connected peer does not repeat its wants, so the engine drops a want only if the peer cancels it, disconnects, or has
+too many.
 
 Fetching: a peer that relayed the announcement of a block gets a want-block, which requests the block. All other peers
 get a want-have, which asks if they have the block. Those that answer HAVE get a want-block, one after the other.
@@ -84,7 +84,7 @@ class _OwnWant:
 
     cid: bytes
     digest: bytes
-    preferred: dict[bytes, None]  # peers that get a want-block at first
+    preferred: dict[bytes, None]  # peers that get a want-block first
     asked: dict[bytes, float] = field(default_factory=dict)  # time of the last want-block, or -inf, by peer
     haves: dict[bytes, None] = field(default_factory=dict)  # peers that may have the block, in the order of trying
     dont_haves: set[bytes] = field(default_factory=set)
@@ -201,10 +201,10 @@ class BitswapEngine:
                 self._add_presence(peer, state, cid, has_block=False)
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Queue a block that was added to the folder for each peer with a want-block for it, and HAVE for a want-have.
+        """Answer the stored wants for a block that was added to the folder.
 
         Args:
-            size: bytes of the block.
+            size: size of the block in bytes.
         """
         for peer, state in self._peers.items():
             entry = state.wants.get(cid)

@@ -59,7 +59,7 @@ class ExchangeOptions:
     max_unasked: int = 256 << 10  # of a message from a peer from which no block is requested
     max_streams: int = 192  # served at a time for one peer; Kubo opens one for each message
     unfinished_bytes: int = 64 << 20  # of all unfinished messages; beyond that the longest one is refused
-    sending_bytes: int = 64 << 20  # of all messages being written; the longest one beyond that is tried again
+    sending_bytes: int = 64 << 20  # of all messages being written; beyond that the longest one is tried again
     peer_cpu: float = 0.2  # for messages of one peer, as part of one core
     all_cpu: float = 0.3
     idle_timeout: float = 300.0  # a served stream without a message is closed
@@ -211,7 +211,7 @@ class BlockExchange:
     # ------------------------------------------------------------------ blocks
 
     def add_block(self, cid: bytes, size: int) -> None:
-        """Send a block that was added to the folder, or HAVE, to each peer with a want for it."""
+        """Answer the wants of peers for a block that was added to the folder."""
         self._engine.add_block(cid, size)
         self._start_writers()
 
@@ -247,7 +247,7 @@ class BlockExchange:
         return fetch.data
 
     async def _search(self, digest: bytes, fetch: _Fetch) -> None:
-        """Find providers of a block in the DHT, if the connected peers do not send it, and request it from them."""
+        """If the connected peers do not send a block, request it from providers that the DHT names."""
         assert self._search_providers is not None
         if not self._engine.is_exhausted(digest):
             with trio.move_on_after(self._options.search_after):
@@ -400,7 +400,7 @@ class BlockExchange:
     async def _write_stream(self, peer: bytes, writer: _Writer) -> None:
         """Open a stream to a peer, and write messages until none is left.
 
-        On failure, raise one of `BROKEN`, and queue the last messages again, unwritten and written ones. Bitswap has no
+        On failure, raise one of `BROKEN`, and queue the last messages again, even written ones. Bitswap has no
         acknowledgements, so a peer that resets the stream may not have read what was written.
         """
         with trio.fail_after(self._options.open_timeout):

@@ -108,5 +108,5 @@ class BitswapBlockStore:
         self._closed = True
 
     def _call(self, call: Callable[..., None], *arguments: object) -> None:
-        with suppress(trio.RunFinishedError):  # a peer requests it again after its next start
+        with suppress(trio.RunFinishedError):  # the node has ended
             self._token.run_sync_soon(call, *arguments)
