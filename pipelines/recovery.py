@@ -184,7 +184,7 @@ def recover_tables(
         durable: True if the deduplication file must survive a power cut.
 
     Raises:
-        DamageError: Rows would be lost. Nothing was changed, except that damaged files were moved away.
+        DamageError: Rows would be lost. Nothing was changed.
     """
     lake, checkpoints = location.lake, location.checkpoints.folder
     obstacle = _find_obstacle(location, name)
@@ -197,15 +197,16 @@ def recover_tables(
             f"cannot restore the tables of {name}: the commit {_list_names(damaged)} is damaged, and later commits are "
             f"intact. {_NOTHING_TO_RESTORE}"
         )
-    for path in _list_torn_logs(lake, logs):
-        _set_aside(location, path)
+    moved = [file for path in _list_torn_logs(lake, logs) for file in _set_aside(location, path)]
     try:
         point = find_restore_point(lake, QUERIES[name].tables)
-    except (LakeError, RestoreError) as error:
-        raise DamageError(f"{error}. {_RESTORE_OR_RESTART}") from error
+        begin, is_replaced = _find_begin(name, point, topics) if point is not None else ({}, False)
+    except (DamageError, LakeError, RestoreError) as error:
+        for path, aside in moved:  # whoever restores other files needs the commits that contain them
+            shutil.move(aside, path)
+        raise error if isinstance(error, DamageError) else DamageError(f"{error}. {_RESTORE_OR_RESTART}") from error
     old, fresh = checkpoints / name, checkpoints / f"{name}.new"
     if point is not None:
-        begin, is_replaced = _find_begin(name, point, topics)
         for table, version in ({} if is_replaced else point.versions).items():
             restore_version(lake, table, version)
         lake.create(QUERIES[name].tables)
@@ -618,8 +619,13 @@ def _read_table_logs(lake: Lake, name: str) -> dict[str, TableLog]:
     return {table: inspect_log(lake, table) for table in existing}
 
 
-def _set_aside(location: DamageLocation, path: Path) -> None:
-    """Move a file, with Hadoop's checksum file of it, to the folder `set-aside` in the state folder."""
+def _set_aside(location: DamageLocation, path: Path) -> list[tuple[Path, Path]]:
+    """Move a file, with Hadoop's checksum file of it, to the folder `set-aside` in the state folder.
+
+    Returns:
+        The old and the new path of each file.
+    """
+    moved = []
     for file in (path, path.with_name(f".{path.name}.crc")):
         if file.exists():
             inside = file.relative_to(location.state if file.is_relative_to(location.state) else file.anchor)
@@ -627,3 +633,5 @@ def _set_aside(location: DamageLocation, path: Path) -> None:
             target.parent.mkdir(parents=True)
             shutil.move(file, target)  # lake and checkpoints may be on other disks
             to_disk(file.parent)
+            moved.append((file, target))
+    return moved

@@ -289,11 +289,18 @@ class KafkaWorker(SessionThread):
         for part in self._consumer.committed(added, _ANSWER_TIMEOUT):
             if part.error is not None:
                 raise KafkaException(part.error)
-            first, end = self._consumer.get_watermark_offsets(part, _ANSWER_TIMEOUT, cached=False)
+            first, end = self._read_bounds(part)
             committed = self._read_committed(part, first, end)
             self._committed[part.partition] = committed or Progress(first, "")
             offsets[part.partition] = self._begin(part.partition, committed, first, end)
         self._assign_reader(offsets)
+
+    def _read_bounds(self, part: Assignment) -> tuple[int, int]:
+        """Read the oldest offset of a partition and the offset after its newest record from the broker."""
+        first, end = self._consumer.get_watermark_offsets(part, _ANSWER_TIMEOUT, cached=False)
+        if end < 0:  # unknown while the broker restarts; it must not look like a topic that was created again
+            raise KafkaException(LibrdkafkaError(LibrdkafkaError.LEADER_NOT_AVAILABLE))
+        return first, end
 
     def _read_committed(self, part: Assignment, first: int, end: int) -> Progress | None:
         if part.offset < 0:  # Kafka drops the offsets of a group together with the topic
@@ -328,9 +335,7 @@ class KafkaWorker(SessionThread):
             for record in records:
                 if record.offset > positions[part]:
                     # offsets without records, such as the markers of transactions, are not lost
-                    first, _ = self._consumer.get_watermark_offsets(
-                        Assignment(part.topic, part.partition), _ANSWER_TIMEOUT, cached=False
-                    )
+                    first, _ = self._read_bounds(Assignment(part.topic, part.partition))
                     self._skip_lost(part.partition, min(first, record.offset))
                 positions[part] = record.offset + 1
                 self._handle(part.partition, record)

@@ -350,13 +350,14 @@ def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: 
     If a partition has an open transaction, the latest offset is where the transaction begins.
 
     Raises:
-        KafkaException, TimeoutError: The broker does not answer.
+        KafkaException, TimeoutError: The broker does not answer, or does not know an offset, as while it restarts.
     """
     specs = dict.fromkeys(partitions, at)
     futures = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT)
-    return _collect(
-        (partition.topic, partition.partition, future.result(_TIMEOUT).offset) for partition, future in futures.items()
-    )
+    offsets = {partition: future.result(_TIMEOUT).offset for partition, future in futures.items()}
+    if unknown := [f"{part.topic}-{part.partition}" for part, offset in offsets.items() if offset < 0]:
+        raise TimeoutError(f"the broker does not know the offsets of {', '.join(unknown)}")
+    return _collect((part.topic, part.partition, offset) for part, offset in offsets.items())
 
 
 def _collect(offsets: Iterator[tuple[str, int, int]]) -> Offsets:

@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
+from kiln.pipelines.native.library import LIBRARY
 from mutants.loading import list_imports, list_loaded_files
 from mutants.places import Change, list_changes
 
@@ -104,8 +105,8 @@ def _copy_checkout(copy: Path) -> None:
         target = copy / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, target, follow_symlinks=False)
-    for folder in (".venv", ".jars"):
-        (copy / folder).symlink_to(ROOT / folder)
+    for name in (".venv", ".jars", str(LIBRARY.relative_to(ROOT))):
+        (copy / name).symlink_to(ROOT / name)
 
 
 def _judge(copy: Path, breaks: Sequence[Break]) -> Iterator[tuple[Break, str]]:
@@ -118,6 +119,8 @@ def _judge(copy: Path, breaks: Sequence[Break]) -> Iterator[tuple[Break, str]]:
             failure = run_tests(copy, find_tests(copy, each.file))
         finally:
             path.write_text(source, "utf-8")
+        if "::" in failure and run_tests(copy, [failure]):
+            sys.exit(f"{each.place}: {failure} fails without the break, too")
         said = failure or "NOT NOTICED"
         print(
             f"{number:3} {each.place}: {each.change.before!r} -> {each.change.after!r}: {said}"

@@ -249,6 +249,19 @@ def test_records_that_kafka_no_longer_has_are_not_skipped(query: Query) -> None:
     assert query.rows() == before
 
 
+def test_where_nothing_can_be_restored_a_data_file_that_is_put_back_ends_the_damage(query: Query) -> None:
+    query.run(END)
+    before = examine(query.location, ["sink"])
+    path = max(Path(query.lake.table("tips")).glob("*.parquet"), key=lambda file: file.stat().st_mtime_ns)
+    kept = path.read_bytes()
+    path.write_bytes(kept[:10])
+    with pytest.raises(DamageError, match="cannot restart sink at the offset"):
+        query.recover(begin=1_000)
+    assert examine(query.location, ["sink"]) != before
+    path.write_bytes(kept)
+    assert examine(query.location, ["sink"]) == before
+
+
 def test_a_topic_that_was_created_again_is_read_from_its_beginning_and_no_row_goes(query: Query) -> None:
     with pytest.raises(KilledError):
         query.run(END, 4)
