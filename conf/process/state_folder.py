@@ -109,7 +109,7 @@ _RETRY_EVERY = 0.5  # s
 
 
 class StateInUseError(KilnError):
-    """Another process holds the lock. The lock prevents that two processes write one checkpoint or use one key."""
+    """Another process holds the lock. The lock keeps two processes from writing one checkpoint or using one key."""
 
 
 def read_lock_holders(state: Path) -> set[int]:

@@ -84,7 +84,7 @@ class TableStatus:
 
     name: str
     rows: int | None
-    """`None` if the log does not have it: for a file without statistics, or a table with deletion vectors"""
+    """`None` if the log does not have the number: a file has no statistics, or the table has deletion vectors"""
     files: int
     bytes: int
     version: int | None

@@ -273,7 +273,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
         try:
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, there)}")
         except duckdb.Error as error:
-            # a table with other columns than Kiln's matters only if the query names the view
+            # a table may lack columns of the view, which matters only if the query names tables or views
             if speaks_of_some:
                 raise SqlError(
                     f"cannot create the view {view.name} over {' and '.join(view.tables)}: {error}"

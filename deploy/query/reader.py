@@ -179,8 +179,8 @@ class LakeReader:
 
         Args:
             subject: CID of a batch or tip, StreamID, message id, or `PARTITION/OFFSET[/INDEX]` in kiln.frames.
-            messages: Read copies and frames of at most this many messages, and publications of as many batches; the
-                newest ones.
+            messages: Number of newest messages whose copies and frames are read, and of newest batches whose
+                publications are read.
 
         Raises:
             IdError: The text is not an id.

@@ -144,7 +144,7 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
         return self._names[known]
 
     def merge(self, others: BundleSet) -> BundleSet:
-        """Append the bundles of ``others`` with a new hash. If a name is taken, the bundle's hash becomes its name.
+        """Append those bundles of ``others`` whose hash is new. If a name is taken, the bundle's hash becomes its name.
 
         Raises:
             BundleError: Two bundles have the same hash but different topics.
