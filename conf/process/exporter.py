@@ -146,9 +146,9 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a thread and a descriptor for each connection, of which there are at most 64.
+    """A server with at most 64 connections, each with a thread and a descriptor.
 
-    If all are in use, a new connection closes the oldest one, so that idle clients do not delay a liveness probe.
+    At this limit, a new connection closes the oldest one, so that idle clients do not delay a liveness probe.
     """
 
     daemon_threads = True

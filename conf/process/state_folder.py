@@ -154,7 +154,6 @@ def lock_state(state: Path, name: str, patience: float = 0.0) -> Iterator[None]:
     """Claim a state folder, and hold its lock `locks/NAME` for this process.
 
     Args:
-        state: The state folder.
         name: Name of the lock.
         patience: Seconds to wait for another process to release the lock.
 

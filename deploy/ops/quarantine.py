@@ -108,8 +108,6 @@ class QuarantineRows:
         """Select the rows.
 
         Args:
-            lake: The lake.
-            wanted: The filter.
             authors: True to read `author` and `remote_peer` from the table `frames`, which takes time. They are also
                 read if the filter has an author.
 

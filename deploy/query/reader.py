@@ -117,11 +117,7 @@ class TraceReport:
 
 
 class LakeReader:
-    """A lake to query. Its tables may grow while it is open: each query reads their newest version.
-
-    Args:
-        lake: The lake.
-    """
+    """A lake to query. Its tables may grow while it is open: each query reads their newest version."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake

@@ -470,7 +470,6 @@ def trace_subject(lake: Lake, subject: Id, most: int = MESSAGES) -> Trace:
     """Trace an id through the tables.
 
     Args:
-        lake: The lake.
         subject: Id to trace.
         most: Maximum number of messages with copies and frames in the result, and of batches with publications.
 

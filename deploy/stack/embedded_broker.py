@@ -206,7 +206,6 @@ class EmbeddedBroker:
     thread's process is killed.
 
     Args:
-        state: The state folder.
         port: Port for clients.
         controller_port: Port of the controller.
         classpath: `jars.list_jars("broker")`.

@@ -101,7 +101,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """Record of `kiln.publications`: result of publishing a batch, the number of peers that received it or an error."""
+    """Record of `kiln.publications`: the number of peers to which a batch was sent, or the error of publishing it."""
 
     batch_cid: CidText
     transport: Code
