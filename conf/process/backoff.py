@@ -12,7 +12,7 @@ _LONGEST_PAUSE = 30.0
 def pause_after(failures: int, least: float, most: float) -> float:
     """Compute the pause after a number of consecutive failures.
 
-    It is `least` after the first failure, and doubles with each further failure, up to `most`. It has their unit.
+    The pause is `least` after the first failure, and doubles with each further failure, up to `most`, in their unit.
 
     Returns:
         0.0 if nothing has failed.

@@ -155,7 +155,7 @@ class OverlayStatus(Struct, frozen=True):
 
 
 class SharingStatus(Struct, frozen=True):
-    """The bridges of the network, as Kafka's group of the bridges reports them."""
+    """The bridges of the network, as their Kafka consumer group lists them."""
 
     leads: bool
     """true if this bridge fetches blocks for all bridges"""

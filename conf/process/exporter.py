@@ -25,7 +25,7 @@ _PATIENCE: Final = 10.0  # s for a whole request and its answer
 _MAX_CONNECTIONS: Final = 64
 _WAIT_FOR_THREAD: Final = 1.0  # s until a new connection is refused
 
-_Request = socket.socket | tuple[bytes, socket.socket]  # of a datagram in the base class
+_Request = socket.socket | tuple[bytes, socket.socket]  # the tuple: a datagram, which the base class allows
 _Address = tuple[str, int] | str
 
 
@@ -146,9 +146,9 @@ def _is_loopback(host: str) -> bool:
 
 
 class _Server(ThreadingHTTPServer):
-    """A server with a thread and a descriptor for each connection, of which there are at most 64.
+    """A server with at most 64 connections, each with a thread and a descriptor.
 
-    If all are in use, a new connection closes the oldest one, so that idle clients do not delay a liveness probe.
+    At this limit, a new connection closes the oldest one, so that idle clients do not delay a liveness probe.
     """
 
     daemon_threads = True
@@ -161,7 +161,7 @@ class _Server(ThreadingHTTPServer):
         self.hosts = hosts
         self._free = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self._deadlines: dict[socket.socket, float] = {}  # the oldest connection first
-        # so that no thread ends a socket that another thread has closed: its descriptor may be in use again
+        # so that no thread shuts down a socket that another one has closed: its descriptor may be in use again
         self._lock = threading.Lock()
         super().__init__(listen, _Handler)
 
@@ -171,7 +171,7 @@ class _Server(ThreadingHTTPServer):
             with self._lock:
                 for oldest in list(self._deadlines)[:1]:
                     self._end(oldest)
-            if not self._free.acquire(timeout=_WAIT_FOR_THREAD):  # the thread still builds an answer
+            if not self._free.acquire(timeout=_WAIT_FOR_THREAD):  # the oldest thread is still busy
                 super().shutdown_request(request)
                 return
         with self._lock:

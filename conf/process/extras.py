@@ -118,7 +118,7 @@ def _find_source() -> Path | None:
     """
     from importlib import metadata
 
-    # a build leaves metadata without a source in the checkout, which may be found first
+    # metadata that a build leaves in the checkout names no source, but may be found first
     sources = (distribution.read_text("direct_url.json") for distribution in metadata.distributions(name=DISTRIBUTION))
     text = next(filter(None, sources), None)
     url = urlsplit(json.loads(text)["url"]) if text else None

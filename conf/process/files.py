@@ -35,8 +35,7 @@ def read_small_file(path: Path, limit: int = SMALL) -> bytes:
     """Read a regular file.
 
     Args:
-        path: The file.
-        limit: Its maximum size in bytes.
+        limit: Maximum size of the file in bytes.
 
     Raises:
         OSError: The file cannot be read, is not a regular file, or is larger than `limit`.

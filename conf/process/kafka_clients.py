@@ -127,7 +127,7 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
     return client
 
 
-_PROBES: Final = 3  # a connection that both sides close at once does not always fail alike
+_PROBES: Final = 3  # attempts: if both sides close the connection, not every attempt shows the reason
 
 _OTHER_HOST: Final = (
     "kafka.bootstrap: the broker's certificate is for another host ({problem}). Use a host name in the certificate"
@@ -160,7 +160,7 @@ def describe_kafka_error(error: BaseException, client_options: Mapping[str, obje
     if isinstance(error, KafkaTimeoutError):
         for _ in range(_PROBES):
             refused = None if words else _probe_connection(client_options, patience)
-            if isinstance(refused, KafkaTimeoutError):  # a broker refuses a client at once
+            if isinstance(refused, KafkaTimeoutError):  # no refusal, because brokers refuse at once
                 break
             words = words if refused is None else _describe_reason(refused, client_options)
     return words or (str(error) if str(error).startswith(type(error).__name__) else f"{type(error).__name__}: {error}")

@@ -24,7 +24,7 @@ from kafka import TopicPartition
 READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
-    # records of an aborted transaction were never sent, and those of an open one are not sent yet
+    # skip the records of aborted transactions, and wait for the end of open ones
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
     "check.crcs": True,
@@ -94,7 +94,7 @@ class RecordReader:
     def position(self, part: TopicPartition) -> int:
         """Return the offset after the last record that was read.
 
-        At the end of the partition it is the end offset, even if no records precede it, but markers of transactions.
+        At the end of the partition it is the end offset, even if transaction markers follow the last record.
         """
         return self._positions[part]
 
@@ -133,7 +133,7 @@ class RecordReader:
                 raise to_kafka_error(error)
             position = self._positions.get(part)
             if position is None or part in self._paused:
-                continue  # it was on its way when the partition was paused
+                continue  # fetched before the partition was paused
             if error is None and offset >= position:
                 record = KafkaRecord(offset, message.timestamp()[1], message.key(), message.value())
             elif error is not None and error.code() in UNDECODABLE and part not in undecodable:
@@ -223,7 +223,7 @@ _NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 _ALWAYS: Final[Mapping[str, str | int | bool]] = {
     # so that a broker that is available again is found within a second
     "reconnect.backoff.max.ms": 1_000,
-    # brokers may ask clients for figures; Kiln's own are at monitor.listen
+    # brokers may request metrics of clients (KIP-714); Kiln's metrics are at monitor.listen
     "enable.metrics.push": False,
 }
 

@@ -1,7 +1,7 @@
 """Locations of tables and checkpoints: a folder of this machine, or a prefix in an object store (`s3://BUCKET/PREFIX`).
 
-Both have the same methods. A file made by `write` or `create` is complete once it exists under its name, and survives a
-power cut: on a disk because it is synced, in a store because a PUT is answered once it is durable.
+Both have the same methods. A file made by `write`, or by `create` and then closed, survives a power cut: on a disk
+because it is synced, in a store because a PUT is answered once it is durable. Only `write` is atomic on a disk.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class LocalFolder(_Place):
         return pa.OSFile(self.uri)
 
     def create(self) -> Output:
-        """Create a file that exists once it is closed."""
+        """Create a file, and sync it to disk when it is closed. In a store, it exists only from then on."""
         return _SyncedFile(io.FileIO(self.uri, "w"))
 
     def write(self, data: Iterable[bytes]) -> None:

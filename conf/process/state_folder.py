@@ -109,7 +109,7 @@ _RETRY_EVERY = 0.5  # s
 
 
 class StateInUseError(KilnError):
-    """Another process holds the lock. The lock prevents that two processes write one checkpoint or use one key."""
+    """Another process holds the lock. The lock keeps two processes from writing one checkpoint or using one key."""
 
 
 def read_lock_holders(state: Path) -> set[int]:
@@ -154,7 +154,6 @@ def lock_state(state: Path, name: str, patience: float = 0.0) -> Iterator[None]:
     """Claim a state folder, and hold its lock `locks/NAME` for this process.
 
     Args:
-        state: The state folder.
         name: Name of the lock.
         patience: Seconds to wait for another process to release the lock.
 

@@ -1,4 +1,4 @@
--- If a genesis gave an update its separator, its stream is in streams.
+-- If the separator of an update comes from a genesis, the stream of the update is in streams.
 -- grain: an update without its genesis
 -- level: error
 -- owner: sink

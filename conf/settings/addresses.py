@@ -127,8 +127,8 @@ def check_author(text: str) -> None:
 def check_interest(text: str) -> None:
     """Check an interest: `*`, a separator key, or `key/value` (CIP-120) with the value in base36, as in a topic name.
 
-    A key may contain slashes. So `model/` and a StreamID or CID in another base would pass as a key, but no topic has
-    such a key.
+    A key may contain slashes. So `model/`, followed by a StreamID or CID in another base, would pass as a key. It is
+    refused, because no topic has such a key.
     """
     from kiln.schemas.wire.topics import parse_interest
 

@@ -142,7 +142,7 @@ _PARSING = re.compile(r", unable to (parse string as an? \w+|interpret input)$")
 
 
 def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
-    """Suggest a key with a similar name in the same section, else with the same or a similar name in another one."""
+    """Suggest a key with a similar name in the same section, else in another section."""
     beside = {key[: len(keys)] for key in known if key[: len(keys) - 1] == keys[:-1] and len(key) >= len(keys)}
     for candidates, cutoff in ((beside, 0.6), (set(known), 1.0), (set(known), 0.75)):
         match = difflib.get_close_matches(keys[-1], sorted({key[-1] for key in candidates}), n=1, cutoff=cutoff)
@@ -245,9 +245,9 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
 def read_variables(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     """Read the settings in environment variables.
 
-    The variable of a section is a JSON object, as is that of a free table, in which users choose the keys. Variables of
-    single keys are merged into it. Values of a free table may be JSON, and its keys become lower case. The case of
-    variable names does not matter.
+    The value of a section's variable is a JSON object, and so is that of a free table, in which users choose the keys.
+    Variables of single keys are merged into the object. In a free table, the variable of a key may have a JSON value,
+    and the key becomes lower case. The case of variable names does not matter.
 
     Returns:
         The values by key, as nested dicts, and a description of each variable that cannot be read.

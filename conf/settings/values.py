@@ -29,7 +29,7 @@ _ASSIGNED: Final = re.compile(
 
 
 def is_secret_key(key: str) -> bool:
-    """Return true if the name of a key suggests a secret. It serves for tables in which users choose the keys."""
+    """Return true if the name of a key suggests a secret. Use it for tables in which users choose the keys."""
     return _SECRET.search(key) is not None
 
 

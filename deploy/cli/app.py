@@ -211,7 +211,7 @@ def _use_utf8() -> None:
     replace characters. Output to the terminal keeps the encoding of the locale.
     """
     if codecs.lookup(locale.getencoding()).name == "utf-8" or os.environ.get("LC_ALL") == _UTF8:
-        os.environ.pop(_ENCODING, None)  # children write to log files
+        os.environ.pop(_ENCODING, None)  # not for children: they write to log files, not to the terminal
         return
     os.environ["LC_ALL"] = _UTF8
     if not sys.flags.utf8_mode:  # Python has decoded paths and arguments with the encoding of the locale

@@ -216,7 +216,7 @@ def quarantine_replay(
     state: StateOption = None,
     config: ConfigOption = None,
 ) -> None:
-    """Replay quarantined messages that Kiln accepts by now.
+    """Replay quarantined messages that Kiln accepts now.
 
     Use this after you removed the cause, such as an unknown topic bundle. The command writes the messages to Kafka.
     Then process them with kiln run --catch-up. Their batches are not published. Messages that the tables already have

@@ -149,7 +149,7 @@ def _open_engine(
 ) -> Callable[[str], Answer]:
     """Return a function that runs a query in DuckDB, or in a Spark session, which `stack` stops at its end.
 
-    The Spark session returns at most `most` + 1 rows. One more than is shown tells that rows are missing.
+    The Spark session returns at most `most` + 1 rows. The extra row shows that rows are missing.
     """
     if not on_spark:
         from kiln.deploy.query.ask import query_lake

@@ -64,8 +64,6 @@ class BridgeMonitor:
 
         Args:
             status_file: File to which the bridge writes its status.
-            network: Name of the network.
-            version: Version of Kiln.
             client_options: Returns kafka-python's options for the broker, or raises KilnError.
         """
         self._status_file = status_file

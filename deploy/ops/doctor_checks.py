@@ -143,7 +143,6 @@ def check_state(folder: Path, problem: str, private: bool = True, owner: str = "
     """Check that the state folder can be used, belongs to this user and is private.
 
     Args:
-        folder: The state folder.
         problem: Reason why Kiln cannot use the folder; empty if it can.
         private: True if no other user can enter the folder.
         owner: Name of the folder's owner if that is another user, else empty.

@@ -35,7 +35,6 @@ def maintain_tables(settings: Settings, say: ReportStep) -> list[MaintenanceResu
     """Maintain each table. An error with one table does not stop the others. The caller holds the lock `LOCK`.
 
     Args:
-        settings: The settings.
         say: Called with a description of each step as it begins.
     """
     durable = settings.durability == "power"

@@ -78,7 +78,7 @@ _OTHER: Final = "other"
 _MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))
 """Buckets of mesh sizes, each with its greatest number of peers and its label. Larger meshes are `over 12`.
 
-gossipsub aims at 6 to 12 peers (D_low is 4 or 5).
+The bounds follow gossipsub: D_low is 4 or 5, D is 6, and D_high is 12.
 """
 
 

@@ -108,8 +108,6 @@ class QuarantineRows:
         """Select the rows.
 
         Args:
-            lake: The lake.
-            wanted: The filter.
             authors: True to read `author` and `remote_peer` from the table `frames`, which takes time. They are also
                 read if the filter has an author.
 
@@ -236,7 +234,7 @@ def _read_senders(frame: Frame, positions: Set[int | None]) -> Iterator[tuple[in
 _COLUMNS: Final = ", ".join(
     f"epoch_us({name})" if name in ("observed_at", "kafka_timestamp") else name
     for name in FrameRow._fields
-    if name not in FrameRow._field_defaults  # a frame with messages has none of these
+    if name not in FrameRow._field_defaults  # columns with defaults are null for a frame with messages
 )
 _ROWS_AT_ONCE: Final = 1_000
 

@@ -196,7 +196,7 @@ class UnfetchedBlocks(NamedTuple):
 def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
     """Find the blocks that the fetcher has given up for a reason.
 
-    An update that waits for a block keeps its origin, LIVE or REPLAY, because it has not been in a topic yet.
+    An update that waits for a block keeps its origin, LIVE or REPLAY, because it has not been in `kiln.updates` yet.
 
     Returns:
         The blocks, or `None` if no quarantined record of stage `fetch` has this reason.
@@ -235,8 +235,8 @@ def find_unfetched_blocks(lake: Lake, reason: str) -> UnfetchedBlocks | None:
 
 
 def build_retry(record: WantedRecord, number: int) -> WantedRecord:
-    """Build another request for a block, with the new epoch `number`. The fetcher would ignore a request with an epoch
-    that it has seen (docs/design/07-exactly-once.md)."""
+    """Build another request for a block. An update in it gets the new epoch `number`, because the fetcher would ignore
+    an epoch that it has seen (docs/design/07-exactly-once.md)."""
     if record.update is None:
         return record
     return structs.replace(record, update=structs.replace(record.update, epoch=Epoch(RETRY, number)))

@@ -39,7 +39,7 @@ from kiln.schemas.wire.identity import VERDICT_NAMES, Verdict
 
 
 def read_message_identities(lake: Lake, horizon: int) -> Iterator[tuple[bytes, ...]]:
-    """Compute the deduplication digests of all messages in the table, by which `archive` recognises later copies.
+    """Compute the deduplication digests of all rows of `messages`, by which `archive` recognises later copies.
     `horizon` is `dedupe.unsigned_ttl` in µs."""
     columns = ["network", "message_id", "verdict", "observed_at"]
     for batch in read_rows(lake.open("messages"), columns):

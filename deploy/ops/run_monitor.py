@@ -241,7 +241,6 @@ def build_plot(title: str, unit: str, *series: Sequence[float | None]) -> Plot:
     """Build a plot with one scale from 0 to the greatest value, and the newest value at the right edge.
 
     Args:
-        title: Title of the plot.
         unit: Unit of the values.
         series: Values of each line, five seconds apart; `None` for a value that is not known.
     """

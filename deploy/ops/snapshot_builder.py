@@ -43,7 +43,6 @@ class SnapshotBuilder:
         """Create the builder.
 
         Args:
-            settings: The settings.
             names: Queries of the run, in the order of the screen.
             watch: Counts the records in the topics.
             mode: As `Snapshot.mode`.
@@ -239,7 +238,6 @@ class OpenWindows:
         """Process the next record of a partition of `kiln.updates`.
 
         Args:
-            partition: Number of the partition.
             key: Key of the record: separator or stream of an update; `None` for a tick.
             timestamp: The broker's timestamp, in ms.
         """

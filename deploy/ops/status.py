@@ -84,7 +84,7 @@ class TableStatus:
 
     name: str
     rows: int | None
-    """`None` if the log does not have it: for a file without statistics, or a table with deletion vectors"""
+    """`None` if the log does not have the number: a file has no statistics, or the table has deletion vectors"""
     files: int
     bytes: int
     version: int | None
@@ -403,7 +403,6 @@ def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple
     """Find clocks that are behind times in the checkpoints or in the topic `updates`.
 
     Args:
-        settings: The settings.
         partitions: Partitions of the topic `updates`; empty if the broker does not answer.
     """
     now = time.time_ns() // 1000
@@ -418,7 +417,6 @@ def compare_clocks(
     """Compare the clock of this machine with stored times.
 
     Args:
-        settings: The settings.
         now: Current time, in µs.
         stored: Newest time in the checkpoint of each query, in µs; 0 if not known.
         topic: Full name of the topic `updates`.

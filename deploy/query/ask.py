@@ -141,7 +141,7 @@ class SqlError(KilnError):
 
 
 class Answer:
-    """Result of a query: column names, and rows, which may be read from the database only when they are iterated."""
+    """Result of a query: column names, and rows. The rows may be read lazily, while they are iterated."""
 
     def __init__(self, columns: Sequence[str], rows: Iterable[Row]) -> None:
         self.columns = tuple(columns)
@@ -183,7 +183,6 @@ def _fetch_rows(connection: duckdb.DuckDBPyConnection, intervals: Collection[int
     """Read the result rows of the connection's last query without pyarrow.
 
     Args:
-        connection: The connection.
         intervals: Numbers of the columns that `_split_intervals` has split; their values become `Interval`s.
     """
     while rows := connection.fetchmany(_ROWS_AT_ONCE):
@@ -273,7 +272,7 @@ def _connect(lake: Lake, sql: str, as_of: AsOf | None) -> tuple[duckdb.DuckDBPyC
         try:
             connection.execute(f"CREATE TEMP VIEW {view.name} AS {add_empty_tables(view.duckdb, view.tables, there)}")
         except duckdb.Error as error:
-            # a table with other columns than Kiln's matters only if the query names the view
+            # a table may lack columns of the view, which matters only if the query names tables or views
             if speaks_of_some:
                 raise SqlError(
                     f"cannot create the view {view.name} over {' and '.join(view.tables)}: {error}"
@@ -290,7 +289,6 @@ def limit_memory(connection: duckdb.DuckDBPyConnection, most: int | None = None)
     With the default in a container of 256 MB, the kernel kills the process before DuckDB spills to disk.
 
     Args:
-        connection: The connection.
         most: Upper bound of the limit, in bytes; by default none.
 
     Returns:
@@ -372,7 +370,6 @@ def find_named_tables(sql: str, there: Sequence[str]) -> tuple[tuple[str, ...], 
     """Find the tables and views that a query may read. Only these are opened, because opening a table takes time.
 
     Args:
-        sql: Text of the query.
         there: Names of the existing tables.
 
     Returns:

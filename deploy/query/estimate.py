@@ -33,7 +33,7 @@ class ReceivedUpdate(NamedTuple):
     event_time: int
     size: int
     new: tuple[str, bytes] | None
-    """StreamID and CID; `None` for a repetition of an earlier message, which opens no window"""
+    """StreamID and CID; `None` for a repeat of an earlier update, which opens no window"""
 
 
 @dataclass

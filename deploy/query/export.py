@@ -66,7 +66,6 @@ def export_lake(
     """Copy tables and views of a lake into a DuckDB file, and replace an earlier export of that name.
 
     Args:
-        lake: The lake.
         target: Path of the DuckDB file.
         progress: Called with progress messages.
         names: Tables and views to export, by default all. The tables that a named view reads are also exported, and

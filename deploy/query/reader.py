@@ -117,11 +117,7 @@ class TraceReport:
 
 
 class LakeReader:
-    """A lake to query. Its tables may grow while it is open: each query reads their newest version.
-
-    Args:
-        lake: The lake.
-    """
+    """A lake to query. Its tables may grow while it is open: each query reads their newest version."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
@@ -179,8 +175,8 @@ class LakeReader:
 
         Args:
             subject: CID of a batch or tip, StreamID, message id, or `PARTITION/OFFSET[/INDEX]` in kiln.frames.
-            messages: Read copies and frames of at most this many messages, and publications of as many batches; the
-                newest ones.
+            messages: Number of newest messages whose copies and frames are read, and of newest batches whose
+                publications are read.
 
         Raises:
             IdError: The text is not an id.

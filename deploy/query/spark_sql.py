@@ -51,9 +51,6 @@ def query_spark(
     """Run a query with Spark over the tables of a lake, and load the result into memory.
 
     Args:
-        spark: The session.
-        lake: The lake.
-        sql: Text of the query.
         as_of: Version or time of the tables, by default the newest.
         most: Maximum number of rows to load; by default all.
         partitions: Number of shuffle partitions.

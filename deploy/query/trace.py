@@ -125,7 +125,7 @@ def _plan_steps(subject: Id, found: StepRows, most: int) -> Iterator[TraceStep]:
             yield _copies(f"message_id = {_text(message_id)}")
         case FrameRef():
             here = _at(subject)
-            if subject.index is not None:  # quarantine may have another copy
+            if subject.index is not None:  # a row of quarantine may be for another copy of the message
                 here += f"\n   OR (network, message_id) IN (SELECT (network, message_id) FROM copies WHERE {here})"
             yield _copies(here)
             if "copies" in found:
@@ -470,7 +470,6 @@ def trace_subject(lake: Lake, subject: Id, most: int = MESSAGES) -> Trace:
     """Trace an id through the tables.
 
     Args:
-        lake: The lake.
         subject: Id to trace.
         most: Maximum number of messages with copies and frames in the result, and of batches with publications.
 

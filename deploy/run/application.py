@@ -82,7 +82,6 @@ def run_application(
     `run.drain`.
 
     Args:
-        settings: The settings.
         view: Shows the progress.
         names: Queries to run, by default those of the settings.
         duration: Time to capture frames; `None` for no limit.

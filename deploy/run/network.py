@@ -137,7 +137,7 @@ def build_demo_settings(
         settings: Settings of the run.
         addresses: Multiaddrs of the demo network's libp2p nodes.
         contacts: Addresses of its BEP 50 nodes.
-        follow: Topics that the BEP 50 nodes announce.
+        follow: Sources that the first BEP 50 node announces, in the form of `bep50.follow`.
     """
     return settings.model_copy(
         update={

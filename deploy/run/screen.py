@@ -445,8 +445,7 @@ class LiveView:
 
 
 class LineView:
-    """Prints a snapshot as a line at most every five seconds, and each new error at once. The time is that of the
-    snapshots."""
+    """Prints a snapshot as a line at most every five seconds (by `Snapshot.elapsed`), and each new error at once."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""Class data sharing for Spark's JVM: an archive of loaded classes, next to the jars. It saves a third of startup.
+"""Class data sharing for Spark's JVM: an archive of loaded classes, next to the jars. It shortens startup.
 
 A JVM writes the archive when it ends. Later JVMs with the same jars map it into memory (JEP 350).
 """

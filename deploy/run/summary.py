@@ -85,7 +85,6 @@ def render_summary(
 
     Args:
         outcome: Outcome of the run.
-        lake: The lake.
         before: Result of `read_row_counts` at the start of the run.
         command: `kiln sql` with options.
         is_ceramic: False on a network other than Ceramic, which has no batches.

@@ -3,7 +3,7 @@
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
 `broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln process that owns the
-broker: it stops the broker when it ends); `logs/broker.log` and `logs/broker.out` (output of the JVM). Paths in the
+broker, and at its own end stops it); `logs/broker.log` and `logs/broker.out` (output of the JVM). Paths in the
 broker's settings are relative, so that the state folder can be moved.
 """
 
@@ -206,7 +206,6 @@ class EmbeddedBroker:
     thread's process is killed.
 
     Args:
-        state: The state folder.
         port: Port for clients.
         controller_port: Port of the controller.
         classpath: `jars.list_jars("broker")`.

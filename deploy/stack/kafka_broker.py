@@ -430,7 +430,6 @@ def start_broker(settings: Settings, say: Say, *, check_topics: bool = True) -> 
     unless another live Kiln process owns it (`SupervisedBroker`).
 
     Args:
-        settings: The settings.
         say: Called with progress messages.
         check_topics: Check the topics as `LaunchedBroker.check_topics`.
 
@@ -474,7 +473,6 @@ def start_broker_eventually(settings: Settings, say: Say) -> Iterator[None]:
     then creates and checks the topics.
 
     Args:
-        settings: The settings.
         say: Called with progress messages, and with the reason for waiting.
     """
     with launch_broker(settings, say) as launched:

@@ -75,7 +75,6 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     With a local master, environment variables of another Spark installation have no effect (`isolate_spark`).
 
     Args:
-        settings: The settings.
         name: Name of the application. With another name than `kiln`, the logs are in the folder `logs/NAME`.
         classes: Folders to append to the class path of the JVM.
 

@@ -2,5 +2,5 @@
 
 `formats.FORMATS` lists the readers. A reader takes an open file and yields, in file order, a `Frame` for each message,
 and an `UnreadableItem` for everything else, so that nothing is lost silently. Readers are pure: the caller opens the
-file, and provides the network's name and a time for messages without one (docs/design/23-others-files.md).
+file, and provides the network's name, and a time for messages without a time (docs/design/23-others-files.md).
 """

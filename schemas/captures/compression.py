@@ -72,7 +72,7 @@ def open_decompressed(file: BinaryIO) -> BinaryIO:
 
 
 def name_compression(file: BinaryIO) -> str:
-    """Return the name of a file's compression, or "". The file's position is then its start."""
+    """Return the name of a file's compression, or "" if there is none, and move the file's position to its start."""
     begin = _read_begin(file)
     return next((kind.name for kind in _COMPRESSIONS if kind.begin.match(begin)), "")
 

@@ -21,7 +21,7 @@ FILE_ENDS_EARLY: Final = "file_ends_early"
 FILE_DAMAGED: Final = "file_damaged"
 REASONS: Final = (LINE_MALFORMED, LINE_TOO_LONG, NO_MESSAGE, METADATA_ONLY, FILE_ENDS_EARLY, FILE_DAMAGED)
 
-MAX_PEER: Final = 2048  # bytes of an author's peer id, as kiln.schemas.wire.identity takes
+MAX_PEER: Final = 2048  # bytes of an author's peer id; the limit of kiln.schemas.wire.identity
 
 
 class UnreadableItem(NamedTuple):
@@ -104,7 +104,7 @@ class LogFrames:
             )
         topic = parse_topic(logged.topic)
         return Frame(
-            # a Frame cannot have a longer name, so the topic is not one of Ceramic
+            # a Frame cannot have a longer network name, so the topic is not Ceramic's
             network=topic.network if topic and len(topic.network) <= MAX_NETWORK else self._source.network,
             connection=self._connection,
             direction=Frame.IN,

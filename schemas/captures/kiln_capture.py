@@ -10,7 +10,7 @@ direction. Connection n of two peers begins with the n-th received and the n-th 
 hello if peers send such an RPC only at the start of a stream: it has control.extensions (gossipsub v1.3), or subscribes
 to a topic to which the peer is subscribed already.
 
-Every Frame contains both hellos of its connection, even if it precedes one of them. So a capture is read twice:
+Every Frame contains the topic tables of both hellos, even if it precedes one of them. So a capture is read twice:
 `survey_capture` finds the connections and hellos, and `build_frames` builds the Frames.
 """
 
@@ -403,7 +403,7 @@ def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterato
 
 
 class _Records:
-    """Iterator over the records of a capture up to damage. Afterwards, `damage` describes it, or is empty."""
+    """Iterator over the records of a capture until one is damaged. `damage` then describes why; else it is empty."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

@@ -2,7 +2,7 @@
 
 Since Kubo 0.11, `from` is a peer id, and the other fields are multibase texts in base64url:
 `{"from":"12D3…","data":"u…","seqno":"u…","topicIDs":["u…"]}`. Earlier versions (go-ipfs) wrote the topic as plain text,
-and the other fields in base64. A line has no time, no signature, and not the peer that sent the message.
+and the other fields in base64. A line lacks the time, the signature, and the peer that sent the message.
 
 Source: kubo core/commands/pubsub.go, at v0.22.0 and go-ipfs at v0.10.0.
 """

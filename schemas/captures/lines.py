@@ -74,7 +74,7 @@ class UnwrappedLine(NamedTuple):
     time: str = ""
     """time that was put before the line, as text; the outermost of several, or empty"""
     stream: str = ""
-    """stdout or stderr, if a runtime wrote the line that splits long lines; otherwise empty"""
+    """stdout or stderr, if the container runtime has recorded it; otherwise empty"""
     is_piece: bool = False
     """true if the next line of the same stream continues this line"""
     is_wrapped: bool = False
@@ -146,7 +146,7 @@ def parse_time(text: str) -> int | None:
 
 
 MAX_LINE: Final = 16 * 1024 * 1024
-"""Maximum length in bytes of a line that is read. An RPC of 4 MiB takes 6 MiB in base64."""
+"""Maximum length in bytes of a line that is read. An RPC of 4 MiB takes 5.3 MiB in base64."""
 QUARANTINED_LINE_BYTES: Final = 64 * 1024
 """Number of bytes of a longer line that go to quarantine."""
 

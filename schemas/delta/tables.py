@@ -113,7 +113,7 @@ _VERDICT_VALUES: Final = (
     "the network's signature policy), not_checked, or unverifiable (from the log of another node, without signatures)"
 )
 
-# columns of the tables of entries of an RPC
+# first columns of the tables subscriptions and controls
 _ENTRY_HEAD: Final = (
     _NETWORK,
     _ORIGIN,
@@ -785,8 +785,8 @@ _ALL: Final = (
 )
 
 TABLES_VERSION: Final = 2
-"""Version of the table schemas. Raise it only for an incompatible change: a start of Kiln adds new tables and new
-nullable columns to existing lakes by itself."""
+"""Version of the table schemas. Raise it only for an incompatible change: at each start, Kiln adds new tables and new
+nullable columns to an existing lake."""
 
 TABLES: Final[dict[str, Table]] = {table.name: table for table in _ALL}
 

@@ -44,7 +44,7 @@ REASONS: Final = (
     "bad_n",  # `n` is not a number, 0 to 2^63 - 1
     "wrong_salt",  # the item's salt is not the salt of the separator in `sep`
     # only for datagrams:
-    "not_krpc",  # no message of the DHT
+    "not_krpc",  # not a message of the DHT
     "no_item",  # a message without a mutable item: `k`, `seq`, `sig` and `v`
     "wrong_topic",  # `c` is not the target of the item's key and salt
     "beyond_limits",  # salt, value or sequence number that no node may store
@@ -98,7 +98,7 @@ def compute_salt(network: str, separator: Separator) -> bytes:
 
 
 def compute_next_sequence(now_ms: int, last: int | None) -> int:
-    """Compute the sequence number of the next item: the time in ms, or `last` + 1 if the clock was set back."""
+    """Compute the sequence number of the next item: the time in ms, or `last` + 1 if that is greater."""
     return now_ms if last is None else max(now_ms, last + 1)
 
 

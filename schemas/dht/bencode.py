@@ -22,8 +22,8 @@ class BencodeError(ValueError):
 def decode(data: bytes) -> Value:
     """Decode bytes that are exactly one canonical value.
 
-    The caller limits the size of ``data``, because it alone bounds the nesting of values. Compare decoded values by
-    their encoding: Python's ``==`` is recursive, and fails for deep nesting.
+    The caller must limit the size of ``data``, because nothing else limits how deeply values are nested. Compare
+    decoded values by their encoding: Python's ``==`` is recursive, and fails for deep nesting.
 
     Raises:
         BencodeError: The bytes are not one canonical value.

@@ -100,7 +100,7 @@ def is_signed(item: Item) -> bool:
 
 
 def find_refusal(item: Item) -> KrpcRefusal | None:
-    """Return the error for which a node must not store an item, or `None` if it may."""
+    """Return the error with which a node refuses to store an item, or `None` if it may store the item."""
     return find_exceeded_limit(item) or (None if is_signed(item) else BAD_SIGNATURE)
 
 

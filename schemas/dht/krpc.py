@@ -230,7 +230,7 @@ def read_message(data: bytes) -> Message | MalformedDatagram:
 
 
 def _read_malformed(data: bytes) -> MalformedDatagram:
-    """Parse the fields of a non-canonical query that an error needs, because BEP 44 requires a node to send one."""
+    """Parse only the parts of a non-canonical query that an error response needs. BEP 44 requires this response."""
     try:
         fields = bencode.fields(data)
         transaction = bencode.decode(fields.get(b"t", b""))

@@ -16,7 +16,7 @@ from kiln.schemas.dht.krpc import ID_SIZE
 # BEP 42, Node ID restriction: masks of the bits that the holder of an address cannot choose.
 _MASKS: Final = {4: bytes.fromhex("030f3fff"), 16: bytes.fromhex("0103070f1f3f7fff")}
 
-# BEP 42, Overview: addresses of no global scope may have any id.
+# BEP 42, Overview: addresses without global scope may have any id.
 _EXEMPT: Final = [
     ipaddress.ip_network(net)
     for net in (

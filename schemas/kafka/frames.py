@@ -32,7 +32,7 @@ class _MessageType(NamedTuple):
     """A protobuf message type, for counting items."""
 
     nested: dict[int, _MessageType]
-    """by field number, the types of its fields that contain repeated fields; any other field counts as one item"""
+    """by field number, the types of messages that can contain repeated fields; any other field counts as one item"""
 
 
 def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
@@ -149,10 +149,10 @@ CONNECTION_BYTES: Final = 16
 # stores the first CUT_PAYLOAD bytes, and the length in declared_length.
 MAX_RPC: Final = 4 * 1024 * 1024
 CUT_PAYLOAD: Final = 64 * 1024
-# Maximum number of messages that are read from an RPC. An empty message takes 2 bytes in the RPC, and hundreds later.
+# Maximum number of messages that are read from an RPC. An empty message has 2 bytes there, and hundreds in its rows.
 MAX_MESSAGES: Final = 5000
 MAX_NETWORK: Final = 256
-# The row of each message repeats the peer id. libp2p's have 34 to 42 bytes (peer-ids.md), DHT node ids have 20.
+# The row of each message repeats the peer id. libp2p's peer ids have 34 to 42 bytes (peer-ids.md), DHT node ids 20.
 MAX_PEER: Final = 64
 MAX_PROTOCOL: Final = 256
 MAX_HELLO: Final = 16 * 1024  # 256 bundle hashes take 1.5 KiB; a hello may have fields that Kiln does not know
@@ -239,7 +239,7 @@ def _find_invalid_long_field(frame: frame_pb2.Frame) -> str | None:
     for name, note in (("agent", frame.agent), ("end_reason", frame.end_reason)):
         if len(note) > MAX_NOTE:
             return f"{name} has {len(note)} characters; at most {MAX_NOTE} are read"
-    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # readers check messages with an unknown verdict
+    if (size := len(frame.verdicts)) > MAX_MESSAGES:  # fewer verdicts than messages are no fault
         return f"verdicts has {size} bytes; a frame has at most {MAX_MESSAGES}"
     return None
 

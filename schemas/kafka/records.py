@@ -3,8 +3,8 @@
 The records are msgspec Structs for the contracts in schemas/kafka/<topic>.schema.json. Times are integer µs since the
 epoch, bytes are base64, and optional keys have a default. `encode` always writes all keys.
 
-The decode_* functions refuse unknown fields, so that a misspelt optional field is not taken for an absent one, and
-fields that contradict each other. They raise msgspec.DecodeError for a value that is not JSON, and its subclass
+The decode_* functions refuse fields that contradict each other, and unknown fields, so that a misspelt optional field
+is not taken for an absent one. They raise msgspec.DecodeError for a value that is not JSON, and its subclass
 msgspec.ValidationError for JSON that is not such a record. Readers of a topic send values that they cannot decode to
 quarantine. Creating a record with contradictory fields raises ValueError.
 """
@@ -101,7 +101,7 @@ class BatchRecord(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
 
 
 class PublicationRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """Record of `kiln.publications`: result of publishing a batch, the number of peers that received it or an error."""
+    """Record of `kiln.publications`: the number of peers to which a batch was sent, or the error of publishing it."""
 
     batch_cid: CidText
     transport: Code

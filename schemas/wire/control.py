@@ -118,7 +118,7 @@ def parse_control_rpc(payload: bytes) -> RPC | Rejected:
 
     Returns:
         The RPC, or a rejection: rpc_malformed if the payload is not an RPC, rpc_too_costly if it has more than
-        `MAX_ITEMS` nested messages. It may still have a million message ids.
+        `MAX_ITEMS` nested messages. A returned RPC may still have a million message ids.
     """
     if has_too_many_entries(payload):
         return Rejected(RPC_TOO_COSTLY, f"{len(payload)} bytes hold more than {MAX_ITEMS} items")

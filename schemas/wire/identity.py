@@ -50,7 +50,7 @@ UNEXPECTED_AUTH: Final = "unexpected_auth"
 REASONS: Final = (
     BAD_SIGNATURE,  # INVALID: the signature does not match the message and its author
     BAD_KEY,  # INVALID: `from` is not a peer id, contains no usable key, or is not the peer id of `key`
-    KEY_ALGORITHM,  # INVALID: the key is of another algorithm than its type, which no honest program makes
+    KEY_ALGORITHM,  # INVALID: the key's algorithm is not that of its type; no honest program makes such a key
     MISSING_SIGNATURE,  # AGAINST_POLICY: the policy is strict, and the message is not signed
     MISSING_FROM,  # AGAINST_POLICY: signed, but without `from`
     MISSING_SEQNO,  # AGAINST_POLICY: signed, but without the seqno that is a part of its id

@@ -122,7 +122,7 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
 
 
 _HASH_BYTES: Final = 32  # bytes of the id of an unsigned message; ids of signed messages are longer
-_MAX_HEX: Final = 128  # bytes of an id of unknown form that its text shows
+_MAX_HEX: Final = 128  # maximum number of bytes that the text of an id of unknown form shows
 _IDENTITY_LIMIT: Final = 42  # bytes; the peer id of a longer PublicKey is its sha2-256 (libp2p specs, peer-ids.md)
 _SHA256: Final = b"\x12\x20"  # prefix of the multihash
 _BASE58_LENGTHS: Final = (

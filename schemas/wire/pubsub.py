@@ -1,4 +1,4 @@
-"""Reader and writer of Ceramic's pubsub messages of all versions of js-ceramic.
+"""Reader and writer of the pubsub messages of all js-ceramic versions.
 
 A message is a JSON object (UTF-8) in the field ``data`` of a gossipsub message. Its form depends on the *era*, that is,
 on the version of js-ceramic. The first version with a form is in brackets::

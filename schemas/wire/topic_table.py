@@ -85,8 +85,8 @@ def bundle_hash(topics: Iterable[str]) -> bytes:
 class BundleSet(Mapping[bytes, tuple[str, ...]]):
     """Known topic bundles: a mapping from hash to topics, ordered by preference. Topics are in the order of the table.
 
-    The set is immutable. Hashing and comparing take no time and depend on the content, so it can be a part of a cache
-    key even after pickling.
+    The set is immutable. Hashing and comparing are fast, and depend only on the content, so the set can be part of a
+    cache key even after pickling.
     """
 
     __slots__ = ("_names", "_topics", "digest")
@@ -144,7 +144,7 @@ class BundleSet(Mapping[bytes, tuple[str, ...]]):
         return self._names[known]
 
     def merge(self, others: BundleSet) -> BundleSet:
-        """Append the bundles of ``others`` with a new hash. If a name is taken, the bundle's hash becomes its name.
+        """Append those bundles of ``others`` whose hash is new. If a name is taken, the bundle's hash becomes its name.
 
         Raises:
             BundleError: Two bundles have the same hash but different topics.

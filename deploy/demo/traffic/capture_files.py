@@ -149,7 +149,6 @@ def convert_frames(rows: Iterable[ExportedFrame], counts: ExportCounts) -> Itera
     """Convert frames into the records of a capture, in the same order.
 
     Args:
-        rows: The frames.
         counts: Counts that grow with each frame.
     """
     for row in rows:

@@ -1,7 +1,7 @@
 """Generator of synthetic traffic: all frames of several connections, from the hello to the close.
 
-The generator knows the reason of each malformed or oversized RPC and each rejected hello, because it builds them for
-that reason. So no parser is needed for the ledger.
+The generator builds each malformed or oversized RPC, and each rejected hello, with a known fault, so the ledger needs
+no parser.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
--- Share of the bytes of gossipsub that subscriptions and control entries take, by peer and direction.
+-- Share of subscriptions and control entries in the bytes of gossipsub, by peer and direction.
 -- Grain: a network, local peer, remote peer and direction.
 WITH parts AS (
     SELECT connection, direction, CAST(sum(wire_bytes) AS BIGINT) AS bytes

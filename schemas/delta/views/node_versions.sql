@@ -1,5 +1,5 @@
--- Software versions of each node, from its newest KEEPALIVE. ver or ipfs_ver is null if the node, being old, does not
--- send it.
+-- Software versions of each node, from its newest KEEPALIVE. ver or ipfs_ver is null if the node is too old to send
+-- it.
 -- Grain: an author of KEEPALIVEs on a network.
 SELECT network, from_peer, ver, ipfs_ver, observed_at AS heard_at
 FROM messages
