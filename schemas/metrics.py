@@ -211,7 +211,7 @@ GROUPS: Final = (
             Counter("kiln_bep50_frames", "Captured BEP 50 datagrams.", labels=_DIRECTION),
             Counter(
                 "kiln_bep50_gaps",
-                "Number of gaps: Kiln missed announcements of another publisher between two that it received.",
+                "Gaps in the announcements of other publishers: Kiln missed at least one announcement in each.",
             ),
             Counter(
                 "kiln_bep50_dropped_datagrams",

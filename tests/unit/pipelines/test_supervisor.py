@@ -449,7 +449,7 @@ def test_a_checkpoint_that_has_noted_no_topic_and_has_read_more_than_there_is_is
     read_up_to(settings, 101)
     with pytest.raises(
         RestartsExhaustedError,
-        match=r"^archive cannot start: kiln.frames-0 ends at the offset 100, and was read up to 101: ",
+        match=r"^archive cannot start: kiln.frames-0 ends at the offset 100, but was read up to 101: ",
     ):
         World(settings, monkeypatch).supervisor.start()
 
