@@ -147,8 +147,8 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     if throttled := sum(peer.sent_slowly for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour_out or bridge.max_bytes_per_hour_out"
         yield (
-            f"the traffic to {throttled} peers would exceed {limits}, so the bridge sends to them slowly. If the traffic "
-            "is legitimate, raise the limit."
+            f"the traffic to {throttled} peers would exceed {limits}, so the bridge sends to them slowly. If the "
+            "traffic is legitimate, raise the limit."
         )
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]
