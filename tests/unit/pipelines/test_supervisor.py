@@ -241,7 +241,7 @@ def test_a_trip_holds_what_decodes_and_nothing_else_until_the_next_start(
     world.now += 3_600
     world.supervisor.check()
     assert len(world.queries) == 3  # none started again
-    assert "their format is new. If this Kiln cannot decode" in world.supervisor.errors["archive"]
+    assert "their format is new. If the messages are valid, install" in world.supervisor.errors["archive"]
     again = World(settings, monkeypatch, names).supervisor
     again.start()
     assert again.held_queries == set()
