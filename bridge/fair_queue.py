@@ -61,11 +61,11 @@ class FairQueue(Generic[Item]):
         branch.count += len(added)
         for key in path[:-1]:
             child = branch.children.setdefault(key, _Branch())
-            assert isinstance(child, _Branch), "the paths of a queue have one length"
+            assert isinstance(child, _Branch), "all paths of a queue must have the same length"
             branch = child
             branch.count += len(added)
         leaf = branch.children.setdefault(path[-1], deque())
-        assert isinstance(leaf, deque), "the paths of a queue have one length"
+        assert isinstance(leaf, deque), "all paths of a queue must have the same length"
         leaf.extend(added)
 
     def pop(self) -> Item:

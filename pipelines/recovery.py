@@ -358,7 +358,7 @@ def _examine_topics(location: DamageLocation, name: str, topics: Mapping[str, To
     lost = (
         ""
         if unfinished is None
-        else f". The records of its unfinished micro-batch {unfinished} are lost, as far as they are in no table"
+        else f". The records of its unfinished micro-batch {unfinished} are lost, unless a table already has their rows"
     )
     others = ", ".join(mismatches)
     descriptions = "; ".join(mismatch.description for mismatch in mismatches.values())
@@ -373,16 +373,14 @@ def offer_restore(location: DamageLocation, damage: Damage) -> Damage:
     name = damage.query
     if not QUERIES[name].tables or _find_obstacle(location, name) or damage.remedy == _NOTHING_TO_RESTORE:
         return damage
-    topics = (
-        f"{name} reads {', '.join(damage.adopted_topics)} from the oldest new record, and recognises the rows that its "
-        "tables have. The records of an unfinished micro-batch are lost, as far as they are in no table"
+    begin = (
+        f"{name} keeps the rows of its tables, and reads {', '.join(damage.adopted_topics)} from the oldest new "
+        "record. The records of an unfinished micro-batch are lost, unless a table already has their rows"
         if damage.adopted_topics
-        else f"{name} reads the later records from Kafka again"
+        else f"The tables of {name} are restored to the newest micro-batch that all of them have, and {name} reads the "
+        "later records from Kafka again"
     )
-    remedy = (
-        f"The tables of {name} are restored to the newest micro-batch that all of them have, and {topics}. The query "
-        "gets a new checkpoint, with deduplication state that is rebuilt from its tables"
-    )
+    remedy = f"{begin}. The query gets a new checkpoint, with deduplication state that is rebuilt from its tables"
     return replace(damage, remedy=remedy, adopted_topics={}, is_restorable=True)
 
 
@@ -425,7 +423,7 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
             return str(error)
         if marked.batch < done:
             return (
-                f"the deduplication file {path} ends with micro-batch {marked.batch}, and its checkpoint with "
+                f"the deduplication file {path} ends with micro-batch {marked.batch}, but the checkpoint with "
                 f"micro-batch {done}"
             )
         return find_missing_digests(folder)
@@ -440,8 +438,8 @@ def _examine(location: DamageLocation, name: str) -> Damage | None:
     within = [_log_entry_path(lake, table, version) for table, log in logs.items() for version in log.within]
     if within:
         problem = (
-            f"the commit {_list_names(within)} is damaged, or contains a file that is missing, and later commits are "
-            "intact"
+            f"the commit {_list_names(within)} is damaged, or a file that it adds is missing, although later commits "
+            "are intact"
         )
         return Damage(name, problem, _NOTHING_TO_RESTORE, tuple(within))
     if not checkpoint.path.exists():

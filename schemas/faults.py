@@ -90,7 +90,8 @@ FAULTS: Final = (
     Fault(
         "decode",
         "processing_failed",
-        "A bug in Kiln: decoding a message or a frame raised an exception. The other messages of the frame are read.",
+        "A bug in Kiln: decoding a message or a frame raised an exception. If a message failed, the other messages "
+        "of its frame are still read.",
         f"{_BUG} {_FIXED} run `kiln quarantine replay --reason processing_failed`.",
     ),
     Fault(
@@ -547,8 +548,8 @@ FAULTS: Final = (
     Fault(
         "receive",
         "other_separator",
-        "A batch of another node contains a tip of a stream that has another separator, according to its genesis. Kiln "
-        "does not write the tip to the table `tips`. `data` is the tip's CID.",
+        "A batch of another node contains a tip of a stream whose genesis names another separator. Kiln does not "
+        "write the tip to the table `tips`. `data` is the tip's CID.",
         _ANNOUNCER,
     ),
     # ---- records of Kiln's topics
@@ -588,8 +589,8 @@ FAULTS: Final = (
         "sink",
         "processing_failed",
         "A bug in Kiln: the query `sink` raised an exception for a record of one of its topics, or for a row of it.",
-        f"{_REBUILD} A backfill rebuilds rows of `kiln.updates` and `kiln.batches` only. For other topics, `data` "
-        "keeps the record.",
+        f"{_REBUILD} A backfill rebuilds only the rows from `kiln.updates` and `kiln.batches`. For other topics, "
+        "`data` keeps the record.",
     ),
     Fault(
         "sink",

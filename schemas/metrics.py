@@ -95,7 +95,7 @@ GROUPS: Final = (
             Gauge("kiln_query_up", "1 if the query is running; 0 while it starts or after it failed.", labels=_QUERY),
             Gauge(
                 "kiln_query_breaker_tripped",
-                "1 if Kiln stopped the query because its decoder fails on valid messages. Restart Kiln to resume it.",
+                "1 if Kiln stopped the query because validly signed messages no longer decode. Restart Kiln to resume.",
                 labels=_QUERY,
             ),
             Counter("kiln_query_restarts", "Restarts of the query after a failure, since Kiln started.", labels=_QUERY),
@@ -181,7 +181,7 @@ GROUPS: Final = (
             Gauge("kiln_fetcher_fetches_in_flight", "Block requests in flight."),
             Gauge(
                 "kiln_fetcher_pending_claim_checks",
-                "Separators claimed by updates, for which the fetcher has not checked the genesis of the stream yet.",
+                "Geneses still to fetch for checking the separators that updates claim.",
             ),
             Counter(
                 "kiln_fetcher_records",
@@ -211,7 +211,7 @@ GROUPS: Final = (
             Counter("kiln_bep50_frames", "Captured BEP 50 datagrams.", labels=_DIRECTION),
             Counter(
                 "kiln_bep50_gaps",
-                "Number of gaps: Kiln missed announcements of another publisher between two that it received.",
+                "Gaps in the announcements of other publishers: Kiln missed at least one announcement in each.",
             ),
             Counter(
                 "kiln_bep50_dropped_datagrams",

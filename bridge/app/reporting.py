@@ -74,7 +74,7 @@ def describe_bootstrap(view: NodeView, configured: Sequence[str]) -> Iterator[st
         elif bootstrap.error:
             yield f"cannot reach bootstrap peer {bootstrap.error}"
     if configured and not view.bootstrap and not view.peers:
-        yield f"bridge.bootstrap names no peer but this bridge itself ({view.peer}). Add the addresses of other peers."
+        yield f"bridge.bootstrap contains only this bridge itself ({view.peer}). Add the addresses of other peers."
 
 
 def describe_policy_conflicts(conflicts: Iterable[PolicyConflict]) -> Iterator[str]:
@@ -135,8 +135,8 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     yield from describe_policy_conflicts(view.policy_conflicts)
     for peer in sorted(parts.shares.others - {peer.peer for peer in view.peers}):
         yield (
-            f"this bridge has no gossip connection to bridge {peer}, so both receive everything. Add the address of "
-            f"bridge {peer} to bridge.bootstrap."
+            f"this bridge has no gossip connection to bridge {peer}, so the two cannot divide topics. Add the address "
+            f"of bridge {peer} to bridge.bootstrap."
         )
     if throttled := sum(peer.held_back for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour or bridge.max_bytes_per_hour"
@@ -147,8 +147,8 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     if throttled := sum(peer.sent_slowly for peer in view.peers):
         limits = "bridge.max_peer_bytes_per_hour_out or bridge.max_bytes_per_hour_out"
         yield (
-            f"{throttled} peers are sent more than {limits} allow, so the bridge sends to them slowly. If the traffic "
-            "is legitimate, raise the limit."
+            f"the traffic to {throttled} peers would exceed {limits}, so the bridge sends to them slowly. If the "
+            "traffic is legitimate, raise the limit."
         )
     errors = [parts.sink.status().error, parts.interests.error, parts.publishing.error]
     errors += [part.error for part in (parts.membership, parts.publisher, parts.fetcher) if part is not None]

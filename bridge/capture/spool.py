@@ -274,8 +274,8 @@ class Spool:
             self._log_path.rename(f"{damaged}-wal")
         self.lost_bytes += self.size
         self.loss = (
-            f"spool: the file {self._path} was damaged ({error}). Kiln renamed it to {damaged.name} and did not send "
-            f"the frames in its {self.size} bytes to Kafka. Check the disk."
+            f"spool: the file {self._path} was damaged ({error}). Kiln renamed it to {damaged.name}, and its frames "
+            f"({self.size} bytes) were not sent to Kafka. Check the disk."
         )
         self._acknowledged = self._read = self._last = self.size = 0
 

@@ -80,7 +80,7 @@ class ClaimedStreams:
         else:
             claims.count += 1
         update = record.update
-        assert update is not None, "WantedRecord: a claim comes with its update"
+        assert update is not None, "WantedRecord: a claim must have an update"
         kind = update.stream, claims_of(record)
         if kind not in claims.first_updates and len(claims.first_updates) == _MAX_KINDS:
             self.unrecorded += 1

@@ -167,9 +167,9 @@ class Fetcher(KafkaWorker):
         offsets = DoneOffsets(place.offset, place.metadata, self._clock_us())
         if offsets.read > end:  # Kafka has an older copy of the topic
             _LOG.error(
-                "%s-%d ends at offset %d, before offset %d, up to which group %s has read: the topic has lost records, "
-                "as after a restore from a backup. Reading the partition from its beginning",
-                *(self._topic, partition, end, offsets.read, self._group),
+                "%s-%d ends at offset %d, but group %s has read up to offset %d: the topic has lost records, as after "
+                "a restore from a backup. Reading the partition from its beginning",
+                *(self._topic, partition, end, self._group, offsets.read),
             )
             offsets = DoneOffsets(first, "", self._clock_us())
         self._pending.start(partition, offsets)
@@ -196,7 +196,7 @@ class Fetcher(KafkaWorker):
             return True
         for record in self._streams.read():
             self._add_known_stream(record.value)
-        self._state = f"reading the streams that are known already: {len(self._known.streams)} so far"
+        self._state = f"reading the known streams: {len(self._known.streams)} so far"
         if not self._streams.is_done:
             return False
         if self._without_offset and self._known.streams:

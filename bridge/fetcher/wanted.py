@@ -37,7 +37,7 @@ def read_update(record: WantedRecord) -> UpdateRecord:
         NotWantedError: the CID is not the genesis of the update's stream.
     """
     update = record.update
-    assert update is not None, "WantedRecord: a genesis is wanted with an update"
+    assert update is not None, "WantedRecord: a wanted genesis must have an update"
     if cid_text(StreamID.parse(update.stream).genesis) != record.cid:
         raise NotWantedError(f"{record.cid} is not the genesis of {update.stream}")
     return update
@@ -51,7 +51,7 @@ def read_announcer(record: WantedRecord) -> Announcer:
 
 def get_separator(record: WantedRecord) -> SeparatorRecord:
     """Return the separator under which a wanted batch was announced."""
-    assert record.separator is not None, "WantedRecord: a batch is wanted with its separator"
+    assert record.separator is not None, "WantedRecord: a wanted batch must have a separator"
     return record.separator
 
 

@@ -240,7 +240,7 @@ class KafkaWorker(SessionThread):
             return  # if the error persists, the consumer reports it
         if identity != self._identity:
             raise FramesProducerError(
-                f"topic {self._topic} was created again or has more partitions, so the bridge reads its offsets again"
+                f"topic {self._topic} was created again or has more partitions, so the bridge restarts its consumer"
             )
 
     def _serve_group(self) -> None:

@@ -40,7 +40,7 @@ async def dial(swarm: Swarm, address: Multiaddr, peer: ID, seconds: float) -> st
                 else:
                     return ""
     except trio.TooSlowError:
-        reason = f"no answer in {seconds:g} s. Check the address, the network, and the firewalls between."
+        reason = f"no answer in {seconds:g} s. Check the address, the network and its firewalls."
     except OSError as failure:
         reason = _describe_failure(failure, swarm.get_peer_id())
     return f"{address}: {reason}"
@@ -102,7 +102,7 @@ def _describe_failure(failure: BaseException, own: ID) -> str:
             peer = found[1] if found else "another peer"
             if peer == str(own):
                 return "it is an address of this bridge itself. Choose another peer."
-            return f"{peer} answers there, not the named peer. Correct the peer id or the address."
+            return f"{peer} answers at this address. Correct the peer id or the address."
     for cause in causes:
         if isinstance(cause, socket.gaierror):
             return f"the host name has no address ({cause.strerror}). Correct the name, or add it to DNS or /etc/hosts."

@@ -3,7 +3,7 @@
 -- grain: a key that several rows have
 -- level: error
 -- owner: sink
--- hint: The query sink wrote the tips of a batch twice, or the checkpoint of sink was restored from an older copy. Find a checkpoint that is older than its tables with kiln recover. Until then, read tips with SELECT DISTINCT.
+-- hint: The query sink wrote the tips of a batch twice, or the checkpoint of sink was restored from an older copy. Run kiln recover, which finds a checkpoint that is older than its tables. Until then, read tips with SELECT DISTINCT.
 WITH repeated AS (
     SELECT hash(batch_cid, stream, tip) AS h FROM batch_tips
     WHERE hash(batch_cid, stream, tip) IN (SELECT hash(batch_cid, stream, tip) FROM new_batch_tips)

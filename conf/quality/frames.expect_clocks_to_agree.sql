@@ -4,7 +4,7 @@
 -- grain: a bridge
 -- level: warn
 -- owner: bridge
--- hint: The clocks of the bridge and of the Kafka broker differ. Synchronize both machines, because windows and batch delays depend on both clocks. If the bridge is behind, Kafka may have been unavailable for this time instead.
+-- hint: The clocks of the bridge and of the Kafka broker differ. Synchronize both machines, because windows and batch delays depend on both clocks. If the bridge's clock seems to be behind, the cause may instead be that Kafka was unavailable.
 WITH newest AS (
     SELECT local_peer, kafka_timestamp, epoch_us(kafka_timestamp) - epoch_us(observed_at) AS delay FROM frames
     WHERE origin = 'LIVE'

@@ -3,7 +3,7 @@
 -- grain: a key that several rows have
 -- level: error
 -- owner: bridge
--- hint: Two instances of the query archive wrote to the table, or the checkpoint of archive was restored from an older copy. Find a checkpoint that is older than its tables with kiln recover. Until then, read frames with DISTINCT ON (connection, direction, sequence).
+-- hint: Two instances of the query archive wrote to the table, or the checkpoint of archive was restored from an older copy. Run kiln recover, which finds a checkpoint that is older than its tables. Until then, read frames with DISTINCT ON (connection, direction, sequence).
 WITH repeated AS (
     SELECT hash(connection, direction, sequence) AS h FROM frames
     WHERE hash(connection, direction, sequence) IN (SELECT hash(connection, direction, sequence) FROM new_frames)

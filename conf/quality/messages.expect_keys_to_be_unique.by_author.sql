@@ -3,7 +3,7 @@
 -- grain: a row that repeats an earlier row
 -- level: error
 -- owner: archive
--- hint: A message is in messages twice within 24 hours: two instances of the query archive ran, or its checkpoint was restored from an older copy. If dedupe.signed_ttl is less than 24 hours, this is normal. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: A message is in messages twice within 24 hours: two instances of the query archive ran, or its checkpoint was restored from an older copy. If dedupe.signed_ttl is less than 24 hours, this is normal. Otherwise, rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 WITH repeated AS (
     SELECT hash(network, message_id) AS h FROM messages
     WHERE hash(network, message_id) IN (SELECT hash(network, message_id) FROM new_messages) AND NOT regexp_matches(message_id, '^(unverified/)?(sha256|blake2b)/')

@@ -3,7 +3,7 @@
 -- grain: a row that repeats an earlier row
 -- level: error
 -- owner: archive
--- hint: A message whose id is a hash of its content is in messages twice within 1 minute: two instances of the query archive ran, or its checkpoint was restored from an older copy. If dedupe.unsigned_ttl is less than 2 minutes, this is normal. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: A message whose id is a hash of its content is in messages twice within 1 minute: two instances of the query archive ran, or its checkpoint was restored from an older copy. If dedupe.unsigned_ttl is less than 2 minutes, this is normal. Otherwise, rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 WITH repeated AS (
     SELECT hash(network, message_id) AS h FROM messages
     WHERE hash(network, message_id) IN (SELECT hash(network, message_id) FROM new_messages) AND regexp_matches(message_id, '^(unverified/)?(sha256|blake2b)/')

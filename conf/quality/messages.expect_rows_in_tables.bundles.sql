@@ -2,7 +2,7 @@
 -- grain: a topic that no bundle has
 -- level: error
 -- owner: archive
--- hint: The bundle of a topic that was sent as an index is not in bundles, so its indices cannot be resolved any more: a row was lost, or a backfill used a bundle from topic_table.bundles that no run has stored yet. If topic_table.bundles has the bundle, start Kiln, which stores it. Otherwise, restore the newest copy of the table.
+-- hint: The bundle of a topic that was sent as an index is not in bundles, so its indices cannot be resolved any more: a row was lost, or a backfill used a bundle from topic_table.bundles that Kiln has not stored yet. If topic_table.bundles has the bundle, start Kiln, which stores it. Otherwise, restore the newest copy of the table.
 -- expires: bundles
 SELECT topic, min(observed_at) AS seen_at, 'no bundle has this topic' AS words
 FROM (

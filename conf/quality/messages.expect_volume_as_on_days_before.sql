@@ -3,7 +3,7 @@
 -- grain: a type of message
 -- level: warn
 -- owner: archive
--- hint: The number of messages of a type has changed much. Check the bridge's peers (kiln status), the topics that it follows, and the authors of these messages (view traffic).
+-- hint: The number of messages of a type has changed by more than a factor of 5. Check the bridge's peers (kiln status), the topics that it follows, and the authors of these messages (view traffic).
 -- history: 9d
 WITH hours AS (
     SELECT type, date_trunc('hour', observed_at) AS hour, count(*) AS n FROM messages WHERE origin = 'LIVE'

@@ -3,7 +3,7 @@
 -- grain: a key that several rows have
 -- level: error
 -- owner: publishing
--- hint: The query sink wrote a receipt twice, or the checkpoint of sink was restored from an older copy. Find a checkpoint that is older than its tables with kiln recover. Until then, read receipts with SELECT DISTINCT.
+-- hint: The query sink wrote a receipt twice, or the checkpoint of sink was restored from an older copy. Run kiln recover, which finds a checkpoint that is older than its tables. Until then, read receipts with SELECT DISTINCT.
 WITH repeated AS (
     SELECT hash(batch_cid, transport, topic, published_at) AS h FROM publications
     WHERE hash(batch_cid, transport, topic, published_at) IN (SELECT hash(batch_cid, transport, topic, published_at) FROM new_publications)

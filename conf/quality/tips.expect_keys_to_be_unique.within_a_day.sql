@@ -2,7 +2,7 @@
 -- grain: a row that repeats an earlier row
 -- level: error
 -- owner: sink
--- hint: The query sink wrote a tip twice within 24 hours, or the checkpoint of sink was restored from an older copy. If dedupe.signed_ttl is less than 24 hours, this is normal. Rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
+-- hint: The query sink wrote a tip twice within 24 hours, or the checkpoint of sink was restored from an older copy. If dedupe.signed_ttl is less than 24 hours, this is normal. Otherwise, rebuild the rows from frames: kiln backfill run {range} --run repair, then kiln backfill swap repair.
 WITH repeated AS (
     SELECT hash(network, stream, tip, source) AS h FROM tips
     WHERE hash(network, stream, tip, source) IN (SELECT hash(network, stream, tip, source) FROM new_tips)

@@ -638,9 +638,7 @@ class Transition(Section):
         if self.height and not self.rpc_url.get_secret_value():
             raise ValueError("transition.height needs transition.rpc_url, which serves the height (eth_blockNumber)")
         if self.phase_out and not (self.at or self.height):
-            raise ValueError(
-                "transition.phase_out needs transition.at or transition.height, because the time counts from there"
-            )
+            raise ValueError("transition.phase_out counts from transition.at or transition.height: set one of them")
         return self
 
     @property

@@ -335,15 +335,15 @@ def _open_submitted_session(settings: Settings) -> Iterator[SparkSession]:
 
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        description="Build the tables for a time range again, next to the live ones. See docs/backfill.md"
+        description="Rebuild the tables for a time range, next to the live tables. See docs/backfill.md"
     )
-    parser.add_argument("--from", dest="low", required=True, metavar="TIME", help="begin of the range")
+    parser.add_argument("--from", dest="low", required=True, metavar="TIME", help="start of the range")
     parser.add_argument("--to", dest="high", required=True, metavar="TIME", help="end of the range, exclusive")
     parser.add_argument("--run", required=True, metavar="NAME", help="name of the run")
     parser.add_argument("--source", nargs="+", metavar="frames|kafka|FILE", help="source of frames; default: frames")
     parser.add_argument("--window", metavar="T", help="length of a window, such as 1s; default: batch.window")
     parser.add_argument("--network", metavar="NAME", help="network of the frames; default: all networks")
-    parser.add_argument("--as-of", metavar="TIME", help="time as of which separators are verified; default: now")
+    parser.add_argument("--as-of", metavar="TIME", help="time by which separators must be verified; default: now")
     parser.add_argument("--engine", choices=get_args(Engine), default="core", help="decoder of frames; default: core")
     return parser
 

@@ -333,9 +333,9 @@ class Supervisor:
         why = error.partition(f"{_BREAKER_ERROR}: ")[2] or error
         at = datetime.fromtimestamp(self._clock() / 1e6, UTC)
         problem = (
-            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. If this Kiln cannot decode a valid format, "
-            "install one that can. If the messages are invalid, raise breaker.consecutive_failures. Then start Kiln "
-            f"again: {name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
+            f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. If the messages are valid, install a "
+            "version of Kiln that decodes them. If they are invalid, raise breaker.consecutive_failures. Then start "
+            f"Kiln again: {name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
         )
         log_event(_LOG, "breaker tripped, because messages no longer decode", logging.ERROR, query=name, why=why)
         for other, run in self._runs.items():

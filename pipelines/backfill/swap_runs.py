@@ -146,9 +146,9 @@ def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
     source_lacks = "Kafka did not have" if source == "kafka" else "the files do not have"
     raise SwapError(
         f"cannot swap backfill run {run.name}: in its time range, the live tables have "
-        f"{' and '.join(missing.values())} that {source_lacks}, and the swap would remove them. To keep both, type "
-        f"kiln backfill swap {run.name} --only-frames, make a new run of the range with --source frames, and swap that "
-        f"one. To keep only the rows of the run, type kiln backfill swap {run.name} --replace"
+        f"{' and '.join(missing.values())} that {source_lacks}, and the swap would remove them. To keep them and the "
+        f"rows of the run, type kiln backfill swap {run.name} --only-frames, make a new run of the range with --source "
+        f"frames, and swap that one. To keep only the rows of the run, type kiln backfill swap {run.name} --replace"
     )
 
 

@@ -311,7 +311,7 @@ def find_column_fault(name: str, schema: str, *, added_later: bool = False, exac
             return f"the column {column.name} no longer allows null"
     for column_name in unknown:
         if exact:
-            return f"Kiln does not know the column {column_name}, and would rewrite its rows without it"
+            return f"Kiln does not know the column {column_name}, and would rewrite the rows without it"
         if not fields[column_name]["nullable"]:
             return f"Kiln does not know the column {column_name}, which does not allow null"
     return ""

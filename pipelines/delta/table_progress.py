@@ -112,7 +112,7 @@ def _find_version(lake: Lake, table: str, history: _History, end: _Key | None) -
             if others:
                 raise RestoreError(
                     f"cannot restore table {table} in {lake.path} to version {version - 1}: another writer has "
-                    "committed to it since, and its rows would be lost"
+                    "committed to it since, and the rows of that commit would be lost"
                 )
             base = version - 1
     failure = f"cannot restore table {table} in {lake.path} to version {base}"

@@ -130,7 +130,7 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_column_pair_cid_to_be_of_block",
-        "`column_A` is the CID of the block in `column_B`: the hash in it matches the bytes of the block.",
+        "`column_A` is the CID of the block in `column_B`: the hash in the CID matches the bytes of the block.",
         _PAIR,
         "column_A",
         "column_B",
@@ -138,7 +138,7 @@ _KILN: Final = (
     ),
     _define_own(
         "expect_rows_to_hold",
-        "The condition `rule`, in DuckDB's SQL over the columns of the table, is false for no row.",
+        "The condition `rule`, in DuckDB's SQL over the columns of the table, is true or null for every row.",
         {"rule": "text"},
         "rule",
     ),

@@ -121,7 +121,7 @@ def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> st
     """
     return (
         f"the broker's clock is {_format_seconds(newest - now)} behind the newest timestamp in {topic}"
-        f"{_format_since(since)}: the clock was ahead when that record was written. Until the clock reaches "
+        f"{_format_since(since)}: the clock was ahead when that timestamp was written. Until the clock reaches "
         f"{_format_time(newest)}, windows stay open and batches are late. Nothing is lost. If the broker's clock is "
         "wrong now, correct it; else wait"
     )

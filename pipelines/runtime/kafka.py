@@ -272,7 +272,7 @@ class KafkaReader(DataSourceStreamReader):
                 end = ends.get(topic, {}).get(part, 0)
                 if end < at:
                     raise LostRecordsError(
-                        f"{topic}-{part} ends at the offset {end:,}, and was read up to {at:,}. The topic was created "
+                        f"{topic}-{part} ends at the offset {end:,}, but was read up to {at:,}. The topic was created "
                         "again, or has lost records: run kiln recover, which lists the repairs"
                     )
         if isinstance(limit, ReadMaxRows):

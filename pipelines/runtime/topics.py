@@ -148,7 +148,7 @@ def find_mismatches(
         elif beyond is not None:
             part, at = beyond
             description = (
-                f"{topic}-{part} ends at the offset {state.end.get(part, 0):,}, and was read up to {at:,}: the topic "
+                f"{topic}-{part} ends at the offset {state.end.get(part, 0):,}, but was read up to {at:,}: the topic "
                 "was deleted and created again, or has lost records"
             )
             readable = {part: min(offsets.get(part, 0), end) for part, end in state.end.items()}

@@ -72,9 +72,9 @@ _ALL: Final = (
 FORMATS: Final[dict[str, CaptureFormat]] = {form.name: form for form in _ALL}
 
 READABLE: Final = (
-    f"Kiln reads files of the formats {', '.join(FORMATS)}. Lines must be UTF-8, bare or as Docker, CRI and PM2 write "
-    "them, and JSON must be one object per line. Files may be compressed (gzip, bzip2, xz, zstd) or in zip and tar "
-    "archives"
+    f"Kiln reads files of the formats {', '.join(FORMATS)}. Lines must be UTF-8, and may be wrapped as Docker, CRI or "
+    "PM2 writes them. JSON must be one object per line. Files may be compressed (gzip, bzip2, xz, zstd) or in zip and "
+    "tar archives"
 )
 """Description of all files that Kiln reads, for the error about another file."""
 

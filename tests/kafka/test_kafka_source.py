@@ -175,9 +175,9 @@ def test_the_planner_reads_to_the_end_of_the_log_within_its_limit(log: Log) -> N
     assert isinstance(task, TaskRanges)
     assert sorted(task.ranges) == [(log.topic, 0, 29, 30), (log.topic, 1, 0, 10)]
     assert sum(batch.num_rows for batch in reader.read(task)) == 11
-    with pytest.raises(LostRecordsError, match="frames-0 ends at the offset 30, and was read up to 31"):
+    with pytest.raises(LostRecordsError, match="frames-0 ends at the offset 30, but was read up to 31"):
         reader.latestOffset({log.topic: {"0": 31, "1": 10}}, ReadAllAvailable())
-    with pytest.raises(LostRecordsError, match="frames-2 ends at the offset 0, and was read up to 1"):
+    with pytest.raises(LostRecordsError, match="frames-2 ends at the offset 0, but was read up to 1"):
         reader.latestOffset({log.topic: {"0": 30, "1": 10, "2": 1}}, ReadAllAvailable())
 
 

@@ -459,7 +459,7 @@ def test_a_node_that_is_its_own_only_bootstrap_peer_is_told_so_while_nobody_else
     async def test(town: Town) -> None:
         one = await town.node(replace(OPTIONS, bootstrap=(own,)), key)
         (told,) = describe_bootstrap(one.node.view(), (own,))
-        assert told.startswith("bridge.bootstrap names no peer but this bridge itself")
+        assert told.startswith("bridge.bootstrap contains only this bridge itself")
         await town.node(replace(OPTIONS, bootstrap=(one.address,)))
         await town.bell.until(lambda: bool(one.node.view().peers))
         assert list(describe_bootstrap(one.node.view(), (own,))) == []
@@ -496,7 +496,7 @@ def test_of_a_bootstrap_peer_that_does_not_answer_the_reason_is_told(tmp_path: P
         town.nursery.start_soon(trio.serve_listeners, answer_in_http, [web])
         reasons = {
             f"/ip4/127.0.0.1/tcp/{free}/p2p/{nobody}": "no program listens there (connection refused)",
-            f"{there.address.rpartition('/')[0]}/{nobody}": f"{there.peer} answers there, not the named peer",
+            f"{there.address.rpartition('/')[0]}/{nobody}": f"{there.peer} answers at this address",
             f"{mine.address.rpartition('/')[0]}/{nobody}": "it is an address of this bridge itself",
             f"/dns4/kiln.invalid/tcp/1/p2p/{nobody}": "the host name has no address (Name or service not known)",
             f"/ip4/127.0.0.1/tcp/{web.socket.getsockname()[1]}/p2p/{nobody}": "does not speak libp2p",

@@ -505,7 +505,7 @@ def test_what_kubo_asks_for_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> N
     [
         ("height = 5", "transition.height needs transition.rpc_url, which serves the height (eth_blockNumber)"),
         ('height = 5\nat = "2027-01-31T12:00:00Z"', "transition.at and transition.height: choose one"),
-        ('phase_out = "1h"', "transition.phase_out needs transition.at or transition.height"),
+        ('phase_out = "1h"', "transition.phase_out counts from transition.at or transition.height: set one of them"),
         ('at = "2027-01-31 12:00"', "expected a time with its zone as RFC 3339 writes it"),
         ('at = "soon"', "expected a time with its zone as RFC 3339 writes it"),
         ('rpc_url = "secret.example/key"', "expected a URL that begins with http:// or https://"),

@@ -48,7 +48,7 @@ def test_since_when_the_stamps_trail_the_log_its_query_s_checkpoint_says(tmp_pat
     assert found.until == datetime(2027, 1, 15, 8, 30, tzinfo=UTC)
     assert found.problem == (
         "the broker's clock is 1,800 s behind the newest timestamp in kiln.updates, since 2027-01-15 07:58:00 UTC: "
-        "the clock was ahead when that record was written. Until the clock reaches 2027-01-15 08:30:00 UTC, windows "
+        "the clock was ahead when that timestamp was written. Until the clock reaches 2027-01-15 08:30:00 UTC, windows "
         "stay open and batches are late. Nothing is lost. If the broker's clock is wrong now, correct it; else wait"
     )
     assert (check_clocks([found]).level, check_clocks([found]).found) == ("warn", found.problem)

@@ -339,7 +339,7 @@ def test_other_forms_of_a_log_are_refused_with_what_is_read(name: str, tmp_path:
     with pytest.raises(InputError) as error:
         find_captures([str(tmp_path / "a.log")])
     assert "ceramic-log" in str(error.value)
-    assert "Lines must be UTF-8, bare or as Docker, CRI and PM2 write them" in str(error.value)
+    assert "Lines must be UTF-8, and may be wrapped as Docker, CRI or PM2 writes them" in str(error.value)
 
 
 def cut(raw: bytes) -> bytes:

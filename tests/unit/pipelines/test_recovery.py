@@ -262,7 +262,7 @@ def test_commits_beneath_whole_ones_are_never_touched(tmp_path: Path) -> None:
     state = State(tmp_path)
     state.run(0, 1, 2)
     damaged(Path(locate_commit(state.lake.folder(TABLE), 2).uri), EMPTY)
-    with pytest.raises(DamageError, match=r"2\.json is damaged, or contains a file that is missing, and later commits"):
+    with pytest.raises(DamageError, match=r"2\.json is damaged, or a file that it adds is missing, although"):
         repair(state.place, ["sink"])
 
 
@@ -399,7 +399,7 @@ def test_a_topic_that_lost_its_newest_records_is_read_on_from_its_end(tmp_path: 
     save_topic_ids(parse_location(state.path), {"kiln.updates": "new"})
     topics = {"batch": created_again(end=25)}
     (damage,) = examine(state.place, ["batch"], None, topics)
-    assert damage.problem.startswith("kiln.updates-0 ends at the offset 25, and was read up to 30: ")
+    assert damage.problem.startswith("kiln.updates-0 ends at the offset 25, but was read up to 30: ")
     adopt_topics(state.place, damage)
     assert Checkpoint(parse_location(state.path)).ends(2) == {"kiln.updates": {0: 25, 1: 0}}
 
@@ -473,7 +473,7 @@ def tear(path: Path) -> None:
         ),
         (
             change("UPDATE progress SET query_id = '', batch_id = -1"),
-            "ends with micro-batch -1, and its checkpoint with micro-batch 2",
+            "ends with micro-batch -1, but the checkpoint with micro-batch 2",
         ),
         (tear, FILE_NAME),
         (lambda path: path.write_bytes(b""), "no such table"),

@@ -241,7 +241,7 @@ def test_a_trip_holds_what_decodes_and_nothing_else_until_the_next_start(
     world.now += 3_600
     world.supervisor.check()
     assert len(world.queries) == 3  # none started again
-    assert "their format is new. If this Kiln cannot decode" in world.supervisor.errors["archive"]
+    assert "their format is new. If the messages are valid, install" in world.supervisor.errors["archive"]
     again = World(settings, monkeypatch, names).supervisor
     again.start()
     assert again.held_queries == set()
@@ -449,7 +449,7 @@ def test_a_checkpoint_that_has_noted_no_topic_and_has_read_more_than_there_is_is
     read_up_to(settings, 101)
     with pytest.raises(
         RestartsExhaustedError,
-        match=r"^archive cannot start: kiln.frames-0 ends at the offset 100, and was read up to 101: ",
+        match=r"^archive cannot start: kiln.frames-0 ends at the offset 100, but was read up to 101: ",
     ):
         World(settings, monkeypatch).supervisor.start()
 
