@@ -22,14 +22,14 @@ PYTHON ?= $(shell for name in $(PYTHONS); do \
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo '  Options for what is run go into ARGS: make run ARGS="--for 60s"'
+	@echo '  ARGS passes options to the command of a target: make run ARGS="--for 60s"'
 
-setup: $(VENV)/.java $(VENV)/.installed $(VENV)/.native jars ## install everything: .venv (leaves .venv/bin/kiln), Java on Debian as root, native core, jars
+setup: $(VENV)/.java $(VENV)/.installed $(VENV)/.native jars ## install everything: .venv (with .venv/bin/kiln), native core, jars, and Java (on Debian as root)
 
-java: ## check Java, and install it as root on Debian
+java: ## check Java; on Debian as root, install it if it is missing
 	@$(or $(wildcard $(PY)),$(PYTHON)) -m kiln.deploy.stack.java --install
 
-native: $(VENV)/.installed ## build the native core, and install rustc for it as root on Debian
+native: $(VENV)/.installed ## build the native core; on Debian as root, install rustc first if it is missing
 	@$(PY) -m kiln.deploy.stack.native_core --install && touch $(VENV)/.native
 
 jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
@@ -40,7 +40,7 @@ jars: $(VENV)/.installed ## fetch the jars that conf/ivy.xml pins
 jars-s3: $(VENV)/.installed ## fetch Spark's jars for an object store (kiln run fetches them when needed)
 	@$(PY) -m kiln.deploy.stack.jars --s3
 
-tools: $(VENV)/.installed ## install programs that some tests need, or name what hinders it (ARGS=api-server builds one of Kubernetes)
+tools: $(VENV)/.installed ## install programs that some tests need; print why one cannot be installed (ARGS=api-server: Kubernetes' API server)
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m kit.tools $(ARGS)
 
 run: setup ## run Kiln: broker, demo network, queries, status screen (ARGS="--for 60s")
@@ -51,10 +51,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest --dist loadscope
 
-test: setup ## run the unit tests and the main path on Spark, Kafka and foreign peers, within ten minutes (ARGS="tests/unit -k cid")
+test: setup ## run the unit tests, and the main path with Spark, Kafka and third-party peers, in at most ten minutes (ARGS="tests/unit -k cid")
 	@$(PYTEST) -n 2 -m "not slow" $(ARGS)
 
-test-all: setup ## run every test, or every one of some folders (ARGS="tests/kafka")
+test-all: setup ## run every test, or every test in some folders (ARGS="tests/kafka")
 	@$(PYTEST) -n 4 $(ARGS)
 
 fuzz: setup ## fuzz decoders, router and batcher, and run property tests with new seeds; failures go to .fuzz (FOR=10m)
@@ -63,7 +63,7 @@ fuzz: setup ## fuzz decoders, router and batcher, and run property tests with ne
 mutants: setup ## break Kiln at random places, one at a time, and count the breaks that `make test` notices (ARGS="--seed 1 --places 60")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m mutants $(ARGS)
 
-chaos: setup ## inject faults at seeded moments into a whole running Kiln (ARGS="--seed 1 --faults 20")
+chaos: setup ## inject faults into a running Kiln at times that the seed determines (ARGS="--seed 1 --faults 20")
 	@cd tests && PYTHONPATH=$(CURDIR):$(CURDIR)/tests ../$(PY) -m chaos $(ARGS)
 
 hostile: setup ## run a bridge among hostile peers, and report the effect on honest ones (ARGS="flood --seconds 600", "announcements", "large")
@@ -84,7 +84,7 @@ pages: $(VENV)/.installed ## regenerate from the code: docs/TABLES.md, and the l
 	@$(PY) -m kiln.schemas.delta.views docs/SQL.md
 	@$(PY) -m kiln.pipelines.quality.suites docs/quality.md
 
-sample: setup ## record the sample lake anew from a demo network (ARGS="--from STATE")
+sample: setup ## record a new sample lake from a demo network (ARGS="--from STATE": from a state folder)
 	@$(PY) -m kiln.deploy.query.sample_recording $(ARGS)
 
 bench: setup ## measure (ARGS="--help")
@@ -99,7 +99,7 @@ lock: $(VENV)/.installed ## resolve pyproject.toml into the lock files, and writ
 	$(PY) -m kiln.deploy.stack.jars --lock
 	$(PY) -m kiln.deploy.stack.jars --lock --s3
 
-audit: $(VENV)/.installed ## query the advisories on all locked packages, on a network (ARGS="--ignore-vuln ID")
+audit: $(VENV)/.installed ## check all locked packages for known vulnerabilities, over the network (ARGS="--ignore-vuln ID")
 	@mkdir -p build
 	@$(BIN)/pip-audit --progress-spinner off --disable-pip --require-hashes -r requirements.lock -r conf/uv.lock $(ARGS) 2>build/audit.log || \
 		{ tail -n 1 build/audit.log >&2; exit 1; }
@@ -112,8 +112,8 @@ sbom: $(VENV)/.installed ## write the bill of materials of conf/runtime.lock as 
 
 COMMIT = $(shell git describe --always --abbrev=12 --exclude '*' --dirty=.dirty)
 
-wheel: $(VENV)/.installed ## build wheels, with and without the native core, and source distribution in dist, with the commit in the version
-	@git rev-parse --verify --quiet HEAD >/dev/null || { echo "make wheel needs git and a checkout, whose commit is in the version" >&2; exit 1; }
+wheel: $(VENV)/.installed ## build wheels with and without the native core, and the source distribution, in dist; the version contains the commit
+	@git rev-parse --verify --quiet HEAD >/dev/null || { echo "make wheel needs git and a git checkout, because it puts the commit into the version" >&2; exit 1; }
 	@rm -rf *.egg-info dist/kiln_gossip-*
 	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PY) -m build --quiet --no-isolation --outdir dist \
 		-C=--global-option=egg_info -C=--global-option=--tag-build=+g$(COMMIT)

@@ -133,7 +133,7 @@ class Bench:
     def summary(self) -> int:
         """Show all findings again, and return the exit status: 1 if a measurement failed, else 0."""
         if len(self._findings) > 1:
-            self._console.rule("in short", align="left")
+            self._console.rule("all results", align="left")
             for finding in self._findings:
                 self._console.print(table(finding))
         if self._busy:
@@ -143,7 +143,7 @@ class Bench:
             )
         if self._extent.runs < _ENOUGH_RUNS:
             self._console.print(
-                f"Medians of fewer than {_ENOUGH_RUNS} runs vary much. Pass --runs {_ENOUGH_RUNS} or more.",
+                f"Medians of fewer than {_ENOUGH_RUNS} runs vary widely. Pass --runs {_ENOUGH_RUNS} or more.",
                 style="yellow",
             )
         if self._failed:
@@ -193,7 +193,7 @@ def _parser() -> argparse.ArgumentParser:
         "--runs", type=int, default=_ENOUGH_RUNS, help="runs of each measurement (default: %(default)s)"
     )
     parser.add_argument("--scale", type=float, default=1.0, help="factor for all sizes (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="file for all values, as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file for the values of all runs, as JSON")
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help=f"folder for plots of {' and '.join(plots.PLOTS)}, as SVG"
     )
@@ -205,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _name(text: str) -> str:
     if text not in NAMES:  # `choices` would not let the list be empty
-        raise argparse.ArgumentTypeError(f"{text!r} is no measurement. Pass some of {', '.join(NAMES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a measurement. Pass some of {', '.join(NAMES)}")
     return text
 
 

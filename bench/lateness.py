@@ -111,7 +111,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     batch = whole.batch
     return Finding(
         "lateness",
-        "delay of batches after the first update and T, by Kafka's timestamps",
+        "delay of batches after their first update plus T, by Kafka's timestamps",
         tuple(series.values()),
         tuple(ratios),
         {

@@ -72,9 +72,9 @@ class Ratio:
     def __post_init__(self) -> None:
         if len(self.of.values) != len(self.to.values):
             runs = f"{len(self.of.values)} and {len(self.to.values)} runs"
-            raise ValueError(f"{self.name}: {runs} were not made side by side")
+            raise ValueError(f"{self.name}: {runs} cannot be compared run by run")
         if not all(self.to.values):
-            raise ValueError(f"{self.name}: {self.to.name} is 0 in a run")
+            raise ValueError(f"{self.name}: {self.to.name} is 0 in a run, so there is no ratio")
 
     @property
     def value(self) -> float:

@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--network",
             metavar="NAME",
-            help="Only frames of this network. In files: network of messages whose topics name none.",
+            help="Only frames of this network. For files instead: network of messages whose topic names none.",
         ),
     ] = None,
     as_of: Annotated[
@@ -200,7 +200,7 @@ def backfill_diff(
     run = get_run(lake, name)
     if not run.is_done:
         out.print(
-            f"run {name} is not complete: live rows that it has not rebuilt yet count as only live. To complete it, "
+            f'run {name} is not complete: live rows that it has not rebuilt yet count as "only live". To complete it, '
             "repeat kiln backfill run",
             style="yellow",
             soft_wrap=True,

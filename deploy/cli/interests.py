@@ -21,7 +21,8 @@ def interests(
         typer.Option(
             "--add",
             metavar="X",
-            help="Separator to follow: * (all), KEY or KEY/VALUE. Without Ceramic: a topic or pattern. Repeatable.",
+            help="Separator to follow: * (all), KEY or KEY/VALUE. "
+            "On non-Ceramic networks: a topic or pattern. Repeatable.",
         ),
     ] = None,
     remove: Annotated[
@@ -44,9 +45,7 @@ def interests(
     if add or remove:
         unknown = [text for text in remove or () if text not in now]
         if unknown:
-            raise UsageError(
-                f"--remove {unknown[0]}: not in the list of what the bridge follows ({', '.join(now) or 'empty'})"
-            )
+            raise UsageError(f"--remove {unknown[0]}: not in the list of interests ({', '.join(now) or 'empty'})")
         now = [text for text in [*now, *(add or ())] if text not in (remove or ())]
         claim_state_folder(settings.state)
         try:

@@ -148,8 +148,8 @@ def render_results(results: Sequence[CheckResult]) -> RenderableType:
         if result.pending:
             rows = "1 row" if result.pending == 1 else f"{result.pending:,} rows"
             words = (
-                f"{result.check.table}: {result.check.name} has not checked {rows} yet. It waits for the rows of "
-                "another table to which they refer"
+                f"{result.check.table}: {result.check.name} has not checked {rows} yet: another table may still "
+                "get the matching rows"
             )
             lines.append(Text(printable(words), "yellow"))
     return Group(*lines, "", last)

@@ -56,7 +56,7 @@ UntilOption = Annotated[
 ]
 AuthorOption = Annotated[
     str | None,
-    typer.Option("--author", metavar="PEER", help="Only messages that name this peer as author, perhaps forged."),
+    typer.Option("--author", metavar="PEER", help="Only messages with this author. Authors may be forged."),
 ]
 ByOption = Annotated[Literal["reason", "hour", "author"], typer.Option("--by", help="Grouping of the counts.")]
 
@@ -129,7 +129,7 @@ def quarantine_drop(
     since: SinceOption = None,
     until: UntilOption = None,
     author: AuthorOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Drop every row, instead of a filter.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Drop every row. Takes no filter options.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Drop the rows instead of counting them.")] = False,
     as_json: JsonOption = False,
     state: StateOption = None,
@@ -144,9 +144,7 @@ def quarantine_drop(
     settings = settings_of(config, state)
     wanted = _build_filter(stage, reason, since, until, author)
     if wanted.is_all != everything:
-        raise UsageError(
-            "select rows with --stage, --reason, --since, --until or --author, or every row with --all alone"
-        )
+        raise UsageError("pass at least one of --stage, --reason, --since, --until and --author, or --all without them")
     if not why.strip():
         raise UsageError("--why is empty. Pass the reason why you drop the rows")
     from kiln.deploy.ops.quarantine import QuarantineRows

@@ -115,5 +115,5 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
                 sizes = format_megabytes(saving.as_names), format_megabytes(saving.as_indices)
                 by_index.add_row(printable(saving.name), saving.direction, f"{saving.references:,}", *sizes)
             parts += ["", by_index]
-        parts.append(Text(f"as the bridge reported {format_age(status.savings.said_at, now)}", "dim"))
+        parts.append(Text(f"reported by the bridge {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)

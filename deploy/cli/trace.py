@@ -59,7 +59,7 @@ def trace(
             "--messages",
             metavar="N",
             min=1,
-            help="Number of newest messages and batches to show with copies, frames and publications.",
+            help="Maximum messages to show with copies and frames, and batches with publications, newest first.",
         ),
     ] = 25,
     sample: SampleOption = False,

@@ -108,7 +108,7 @@ def replay(
 @commands.command()
 def capture(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Capture file to write (*.rpc.gz).")],
-    low: Annotated[str, typer.Option("--from", metavar="TIME", help="Start of the range, ISO 8601; UTC.")],
+    low: Annotated[str, typer.Option("--from", metavar="TIME", help="Start of the range (ISO 8601, default UTC).")],
     high: Annotated[str, typer.Option("--to", metavar="TIME", help="End of the range, exclusive.")],
     network: Annotated[
         str | None, typer.Option("--network", metavar="NAME", help="Only frames of this network.")
@@ -167,8 +167,8 @@ def capture(
             'kiln sql "SELECT min(observed_at), max(observed_at) FROM frames"'
         )
     text = (
-        f"{file}: wrote {counts.records:,} records, {counts.earlier:,} of them from before the range, from the start "
-        "of connections"
+        f"{file}: wrote {counts.records:,} records, {counts.earlier:,} of them from before the range: the first "
+        "records of connections"
     )
     out.print(text + (f"; left out {left_out:,} frames: {reasons}" if left_out else ""), soft_wrap=True)
 

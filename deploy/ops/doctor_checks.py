@@ -78,7 +78,7 @@ def check_java(java: Java | JavaError) -> DoctorCheck:
     if java.version not in TESTED_VERSIONS:
         tested = " and ".join(map(str, TESTED_VERSIONS))
         return DoctorCheck(
-            "java", "warn", text, f"Kiln is tested with Java {tested}: if Spark fails, set JAVA_HOME to one of these"
+            "java", "warn", text, f"Kiln is tested with Java {tested}. If Spark fails, set JAVA_HOME to one of these"
         )
     return DoctorCheck("java", "ok", text)
 
@@ -164,9 +164,9 @@ def check_disk(free: int) -> DoctorCheck:
     """Check the free disk space for the state folder, in bytes."""
     text = f"{free / GB:,.1f} GB free"
     if free < GB:
-        return DoctorCheck("disk", "fail", text, "free disk space: the Kafka broker stops when the disk is full")
+        return DoctorCheck("disk", "fail", text, "make room on the disk: when it is full, the Kafka broker stops")
     if free < 5 * GB:
-        advice = "this is enough for a trial; for mainnet traffic, free more: it takes several GB a day"
+        advice = "this is enough for a trial. Mainnet traffic takes several GB a day: make more room for it"
         return DoctorCheck("disk", "warn", text, advice)
     return DoctorCheck("disk", "ok", text)
 
@@ -291,10 +291,10 @@ def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> Doc
 
 def check_store(uri: str, problem: str) -> DoctorCheck:
     """Check that commits to the object store of the lake are safe. If they are not, `problem` has the reason."""
-    advice = "see docs/object-store.md: lake.uri and lake.storage_options, permissions, and supported stores"
+    advice = "check lake.uri, lake.storage_options and the permissions. Supported stores: docs/object-store.md"
     text = (
         f"{uri}: supports conditional writes, which Kiln uses to commit. Do not write these tables with Spark: Delta's "
-        "log store for S3 makes no conditional writes, and so overwrites commits"
+        "log store for S3 makes no conditional writes, so it can overwrite commits"
     )
     return judge("object store", problem and f"{uri}: {problem}", advice, text)
 
@@ -316,14 +316,16 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
 def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
     """Check that Kafka had not deleted records of a topic before a query first read it. `deleted` describes the records
     by query."""
-    fine = "Kafka had deleted no record before a query first read its topic"
+    fine = "no topic had lost records before a query first read it"
     return judge("first records", "; ".join(deleted.values()), DELETED_ADVICE, fine, "warn")
 
 
 def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
     """Check that no clock is behind the times that Kiln has stored."""
     problem = "; ".join(clock.problem for clock in trailing)
-    return judge("clocks", problem, "correct the wrong clock, for example with NTP", "no clock is behind", "warn")
+    return judge(
+        "clocks", problem, "correct the wrong clock, for example with NTP", "no clock is behind stored times", "warn"
+    )
 
 
 def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:

@@ -67,7 +67,7 @@ def why_not_ready(facts: MonitorInputs | None) -> list[str]:
     return [*why_dead(facts), *reasons]
 
 
-SILENT_BRIDGE: Final = "the bridge does not report its status. See its log, for kiln run logs/bridge.log"
+SILENT_BRIDGE: Final = "the bridge does not report its status. See its log (with kiln run: logs/bridge.log)"
 FULL_SPOOL: Final = (
     "the bridge's spool is full, so the bridge does not read from peers. Start the broker, or free disk space"
 )

@@ -102,7 +102,7 @@ def _find_version_at(lake: Lake, name: str, at: datetime) -> int | None:
         )
     if first.version:
         raise NoSuchVersionError(
-            f"cannot read table {name} as of {at.isoformat()}: its log begins with version {first.version}, of "
+            f"cannot read table {name} as of {at.isoformat()}: its log begins with version {first.version}, from "
             f"{_format_time(first)}, because table maintenance has removed older entries. Pass a later time"
         )
     return None
@@ -121,7 +121,7 @@ def describe_absence(lake: Lake, name: str, as_of: AsOf | None) -> str:
     if first is None:
         return ""
     created = _format_time(first)
-    return f"table {name} did not exist at {as_of.isoformat()}: its first version is of {created}. Pass a later time"
+    return f"table {name} did not exist at {as_of.isoformat()}: its first version is from {created}. Pass a later time"
 
 
 def _format_time(commit: CommitTime) -> str:
@@ -440,7 +440,7 @@ def list_names(lake: Lake, command: str) -> Listing:
             return _list_table_columns(lake, name)
         if view := views().get(name):
             columns = [(column, kind.lower(), "") for column, kind in read_view_columns()[view.name].items()]
-            return Listing(("column", "type", "description"), columns, f"{view.sentence} A row for {view.grain}.")
+            return Listing(("column", "type", "description"), columns, f"{view.sentence} Grain: {view.grain}.")
         raise SqlError(
             f"there is no table or view {name}{suggest_key(name, (*tables, *views()))}; \\d lists all tables and views"
         )

@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             packed.mkdir()
             pack_lake(source, Lake(str(packed)))
             if (size := measure_folder(packed)) > MAX_BYTES:
-                raise KilnError(f"the sample lake would have {size:,} bytes, but may have {MAX_BYTES:,}. Record less")
+                raise KilnError(f"the sample lake would have {size:,} bytes; the limit is {MAX_BYTES:,}. Record less")
         except KilnError as error:
             print(error, file=sys.stderr)
             return error.exit_code

@@ -258,7 +258,7 @@ class _Run:
                 self._restart_spark(str(jvm_error), stop)
 
     def _restart_spark(self, problem: str, stop: threading.Event) -> None:
-        log_event(_LOG, "Spark's JVM ended, it is restarted", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
+        log_event(_LOG, "Spark's JVM ended and is restarted", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
         self._view.say(f"{problem}. Kiln starts the JVM again")
         self._stop_queries()
         stop.wait(pause_after(self._jvm_ends, _SHORTEST_PAUSE, _LONGEST_PAUSE))
@@ -330,7 +330,7 @@ class _Run:
         return self._duration is not None and now - self._started >= self._duration.total_seconds()
 
     def _start_drain(self, now: float) -> None:
-        log_event(_LOG, "capture ended, queries read the remaining records")
+        log_event(_LOG, "capture ended; the queries read the remaining records")
         self._drain_started = now
         self._snapshots.mode = "draining"
         self._view.say(

@@ -72,7 +72,7 @@ def describe_outcome(outcome: RunOutcome) -> str:
         outside = outcome.outside
         first, last = map(_format_time, (outside.first_at, outside.last_at))
         text += f"; {outside.frames:,} frames of the files are outside the range and not in the run. Their times are "
-        text += f"{first} to {last} UTC: to include them, start a run with these times in --from and --to"
+        text += f"{first} to {last} UTC: to include them, start a run whose --from and --to enclose these times"
     if outcome.lost:
         text += f"; records that Kafka had removed before the run are missing: {'; '.join(outcome.lost)}"
     return text

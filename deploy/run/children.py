@@ -151,7 +151,7 @@ class QualityChecks(PeriodicProcess):
         outcomes = Counter((result.table, "passed" if result.success else result.level) for result in results)
         self.last_check = QualityInRun(time.time(), outcomes)
         return [
-            f"quality: {result.table}: {result.expectation}: {result.observed} (for the rows: kiln quality)"
+            f"quality: {result.table}: {result.expectation}: {result.observed} (to see the rows: kiln quality)"
             for result in results
             if not result.success and result.level == "error"
         ]

@@ -331,7 +331,7 @@ def write_checksums(ivy_xml: Path = IVY_XML, resolve: Resolve = run_ivy) -> None
 def main() -> int:
     """Fetch missing jars into the default folder, or verify the checksums of existing jars. Return 1 on an error."""
     parser = argparse.ArgumentParser(description="Fetch the jars that conf/ivy.xml pins.")
-    parser.add_argument("--lock", action="store_true", help="fetch the jars anyway and write their checksums to conf")
+    parser.add_argument("--lock", action="store_true", help="fetch all jars again, and write their checksums to conf")
     parser.add_argument("--s3", action="store_true", help="use the jars for an object store (conf/ivy-s3.xml)")
     options = parser.parse_args()
     ivy_xml, root = (IVY_S3, s3_root()) if options.s3 else (IVY_XML, default_root())

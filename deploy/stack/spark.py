@@ -156,7 +156,7 @@ def _explain_failed_start(printed: Path) -> Iterator[None]:
         cause = causes[-1].removeprefix("Caused by: ") if causes else "it printed nothing"
         raise JvmStartError(
             f"the JVM of Spark did not start: {cause}. Remove the cause (kiln doctor checks Java, memory and the limit "
-            f"of open files), and start again. The whole output of the JVM is in {printed}"
+            f"on open files), and start again. The whole output of the JVM is in {printed}"
         ) from error
 
 

@@ -107,7 +107,7 @@ def test_a_ratio_lies_between_what_its_series_allow(pairs: list[tuple[float, flo
 def test_what_was_not_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         Series("decode", "frames/s", ())
-    with pytest.raises(ValueError, match="2 and 1 runs were not made side by side"):
+    with pytest.raises(ValueError, match="2 and 1 runs cannot be compared run by run"):
         compared([1, 2], [1])
     with pytest.raises(ValueError, match="copy is 0 in a run"):
         compared([1, 2], [1, 0])
@@ -283,7 +283,7 @@ def test_a_missed_aim_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["dekode"], "'dekode' is no measurement"),
+        (["dekode"], "'dekode' is not a measurement"),
         (["--runs", "0"], "above 0"),
         (["--scale", "-1"], "above 0"),
         (["--folder", "/nowhere"], "no such folder"),

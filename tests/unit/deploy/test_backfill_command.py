@@ -70,8 +70,8 @@ def test_a_run_whose_rows_are_all_outside_its_range_says_where_they_are() -> Non
     outcome = RunOutcome("november", {}, 0, 1_952, outside=outside)
     assert describe_outcome(outcome) == (
         "run november is done: no rows; 1,952 frames of the files are outside the range and not in the run. Their "
-        "times are 2021-07-15 13:24:33 to 2021-07-15 14:24:33 UTC: to include them, start a run with these times in "
-        "--from and --to"
+        "times are 2021-07-15 13:24:33 to 2021-07-15 14:24:33 UTC: to include them, start a run whose --from "
+        "and --to enclose these times"
     )
     assert encode_outcome(outcome)["outside"] == {"frames": 1_952, "first_at": july, "last_at": july + 3_600_000_000}
 

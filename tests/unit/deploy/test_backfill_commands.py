@@ -143,7 +143,8 @@ def test_mistakes_are_told_in_words(state: Path, lake: Lake, capsys: pytest.Capt
     assert "run half is not done" in capsys.readouterr().err
     assert run_command(["backfill", "diff", "half"]) == 1
     assert (
-        "run half is not complete: live rows that it has not rebuilt yet count as only live" in capsys.readouterr().err
+        'run half is not complete: live rows that it has not rebuilt yet count as "only live"'
+        in capsys.readouterr().err
     )
 
 

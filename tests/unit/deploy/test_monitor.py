@@ -236,7 +236,7 @@ def test_what_is_served(monitor: Monitor) -> None:
         (replace(SNAPSHOT, broker="the broker does not answer"), "the broker does not answer"),
         (
             replace(SNAPSHOT, bridge=BridgeInRun(None)),
-            "the bridge does not report its status. See its log, for kiln run logs/bridge.log",
+            "the bridge does not report its status. See its log (with kiln run: logs/bridge.log)",
         ),
     ],
 )

@@ -189,8 +189,8 @@ def test_no_bytes_move_a_cursor_and_a_limit_holds(data: bytes, limit: int) -> No
         (["show", "--stage", "mesage"], "did you mean message?", 1),
         (["list", "--reason", "unknown_typ_"], "did you mean unknown_typ?", 1),
         (["list", "--since", "yesterday"], "--since yesterday: expected a duration before now such as 1h", 2),
-        (["drop", "--why", "garbage"], "every row with --all", 2),
-        (["drop", "--why", "garbage", "--all", "--stage", "message"], "every row with --all", 2),
+        (["drop", "--why", "garbage"], "or --all without them", 2),
+        (["drop", "--why", "garbage", "--all", "--stage", "message"], "or --all without them", 2),
         (["drop", "--why", " ", "--all"], "--why is empty", 2),
     ],
 )

@@ -308,7 +308,7 @@ def test_a_time_before_what_the_log_still_has_is_told(tmp_path: Path, capsys: py
     for version in range(3):
         (state / "lake" / "updates" / "_delta_log" / f"{version:020}.json").unlink()
     assert run_command(["sql", "--state", str(state), "--as-of", "2023-01-01", "SELECT * FROM updates"]) == 1
-    assert "cannot read table updates as of 2023-01-01T00:00:00+00:00: its log begins with version 3, of 2" in (
+    assert "cannot read table updates as of 2023-01-01T00:00:00+00:00: its log begins with version 3, from 2" in (
         capsys.readouterr().err
     )
 
@@ -317,7 +317,7 @@ def test_a_time_before_what_the_log_still_has_is_told(tmp_path: Path, capsys: py
     ("as_of", "code", "said"),
     [
         ("4", 1, "table updates has no version 4. Its newest version is 3"),
-        ("2020-01-01", 1, "table updates did not exist at 2020-01-01T00:00:00+00:00: its first version is of 20"),
+        ("2020-01-01", 1, "table updates did not exist at 2020-01-01T00:00:00+00:00: its first version is from 20"),
         ("soon", 2, "--as-of soon: expected a version"),
     ],
 )
