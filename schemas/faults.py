@@ -298,7 +298,7 @@ FAULTS: Final = (
     Fault(
         "message",
         "unknown_doctype",
-        "A message in the format of 2020 has a `doctype` other than `tile` and `caip10-link`, so its StreamID is "
+        "A message in Ceramic's format of 2020 has a `doctype` other than `tile` and `caip10-link`, so its StreamID is "
         "unknown.",
         _CLIENT,
     ),
@@ -373,9 +373,9 @@ FAULTS: Final = (
     Fault(
         "history",
         "metadata_only",
-        "An event of a go-libp2p-pubsub trace, which never contains message data. If the event is about a received "
-        "copy, the table `copies` has the copy, and `data` is a gossipsub message with author, seqno and topic. "
-        "Otherwise, `data` is the event.",
+        "The row is an event of a go-libp2p-pubsub trace. Such a trace contains no message data. If the event is about "
+        "a received copy, the table `copies` has the copy, and `data` is a gossipsub message with author, seqno and "
+        "topic. Otherwise, `data` is the event.",
         "Nothing. For messages with their data, read a capture file of Kiln or the output of Kubo's `pubsub/sub`.",
     ),
     Fault(
@@ -547,7 +547,7 @@ FAULTS: Final = (
     Fault(
         "receive",
         "other_separator",
-        "A batch of another node contains a tip of a stream that has another separator, according to its genesis. Kiln "
+        "Another node's batch contains a tip of a stream whose genesis names a separator other than the batch's. Kiln "
         "does not write the tip to the table `tips`. `data` is the tip's CID.",
         _ANNOUNCER,
     ),
