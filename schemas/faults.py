@@ -299,7 +299,7 @@ FAULTS: Final = (
     Fault(
         "message",
         "unknown_doctype",
-        "A message in the format of 2020 has a `doctype` other than `tile` and `caip10-link`, so its StreamID is "
+        "A message in Ceramic's format of 2020 has a `doctype` other than `tile` and `caip10-link`, so its StreamID is "
         "unknown.",
         _CLIENT,
     ),
@@ -374,9 +374,9 @@ FAULTS: Final = (
     Fault(
         "history",
         "metadata_only",
-        "An event of a go-libp2p-pubsub trace, which never contains message data. If the event is about a received "
-        "copy, the table `copies` has the copy, and `data` is a gossipsub message with author, seqno and topic. "
-        "Otherwise, `data` is the event.",
+        "The row is an event of a go-libp2p-pubsub trace. Such a trace contains no message data. If the event is about "
+        "a received copy, the table `copies` has the copy, and `data` is a gossipsub message with author, seqno and "
+        "topic. Otherwise, `data` is the event.",
         "Nothing. For messages with their data, read a capture file of Kiln or the output of Kubo's `pubsub/sub`.",
     ),
     Fault(
@@ -548,8 +548,8 @@ FAULTS: Final = (
     Fault(
         "receive",
         "other_separator",
-        "A batch of another node contains a tip of a stream whose genesis names another separator. Kiln does not "
-        "write the tip to the table `tips`. `data` is the tip's CID.",
+        "Another node's batch contains a tip of a stream whose genesis names a separator other than the batch's. Kiln "
+        "does not write the tip to the table `tips`. `data` is the tip's CID.",
         _ANNOUNCER,
     ),
     # ---- records of Kiln's topics
@@ -589,8 +589,8 @@ FAULTS: Final = (
         "sink",
         "processing_failed",
         "A bug in Kiln: the query `sink` raised an exception for a record of one of its topics, or for a row of it.",
-        f"{_REBUILD} A backfill rebuilds only the rows from `kiln.updates` and `kiln.batches`. For other topics, "
-        "`data` keeps the record.",
+        f"{_REBUILD} A backfill rebuilds rows of `kiln.updates` and `kiln.batches` only. For other topics, `data` "
+        "keeps the record.",
     ),
     Fault(
         "sink",
