@@ -184,8 +184,8 @@ _ALL: Final = (
             _must(
                 "local_peer",
                 "string",
-                "Peer id of the node that captured the frame: Kiln's or, in a file, another (bep50: node id in hex). "
-                "Empty: not known",
+                "Peer id of the node that captured the frame: Kiln's node or, for a frame from a file, another node "
+                "(bep50: node id in hex). Empty: not known",
                 _OUR_NODE,
             ),
             _must(
@@ -448,8 +448,8 @@ _ALL: Final = (
             _may(
                 "separator_source",
                 "string",
-                "Source of the separator: genesis (verified), or a claim by topic or model. Null: the separator is "
-                "not known. If the source is genesis and separator_key is null, the stream has no separator",
+                "Source of the separator: genesis (verified), topic or model (claims). Null: the separator is not "
+                "known. If the source is genesis and separator_key is null, the stream has no separator",
                 "genesis",
             ),
             _must("stream", "string", "StreamID, base36", _A_STREAM),
@@ -465,14 +465,14 @@ _ALL: Final = (
             _must(
                 "log_partition",
                 "int",
-                "Kafka partition of the update in the topic kiln.updates. -1: the update is from a backfill, and "
-                "never was there",
+                "Kafka partition of the update in the topic kiln.updates. -1: the update is from a backfill, so it "
+                "was never in that topic",
                 "3",
             ),
             _must(
                 "log_offset",
                 "bigint",
-                "Kafka offset of the update in the topic kiln.updates. If log_partition is -1: capture time in µs",
+                "Kafka offset of the update in the topic kiln.updates. If log_partition is -1: capture time in µs since the epoch",
                 "90214",
             ),
         ),
@@ -555,7 +555,7 @@ _ALL: Final = (
         (
             _NETWORK,
             _must("stream", "string", "StreamID, base36", _A_STREAM),
-            _SEPARATOR_KEY,
+            _may("separator_key", "string", "Separator key, e.g. model. Null: the stream has no separator", "model"),
             _SEPARATOR_VALUE,
             _must(
                 "source",
@@ -620,7 +620,7 @@ _ALL: Final = (
     ),
     Table(
         "quarantine",
-        "All input that Kiln rejected: the bytes, their place in Kafka, and the reason",
+        "All input that Kiln rejected: the bytes, their position in Kafka, and the reason",
         (
             _may(
                 "kafka_partition",
@@ -743,7 +743,7 @@ _ALL: Final = (
             _must(
                 "run",
                 "string",
-                "Name of the backfill run NAME, whose tables are in the folder backfill/NAME of the lake",
+                "Name of the backfill run. Its tables are in the folder backfill/NAME of the lake",
                 "november",
             ),
             _must(
@@ -829,7 +829,7 @@ def markdown() -> str:
         "- Times are UTC.",
         "- The key of a table consists of the columns that identify a row.",
         "- The examples of a table come from different rows. Binary values are written as 0x and hex digits, with …",
-        "  for omitted ones, and arrays and maps as JSON.",
+        "  for omitted digits, and arrays and maps as JSON.",
         "",
         "See [the contracts](design/contracts.md#delta-tables) for what each query reads and writes, and",
         "[SQL.md](SQL.md) for queries.",

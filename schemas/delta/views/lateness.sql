@@ -1,4 +1,4 @@
--- Delay of the batches of live traffic by minute. The delay is the time from the end of the window, in event time, to
+-- Batch delay in live traffic, by minute. The delay is the time from the end of the window, in event time, to
 -- the LogAppendTime of the batch in Kafka. After an outage, it includes the downtime of Kiln.
 -- Grain: a minute of event time and a network.
 SELECT date_trunc('minute', closed_at) AS minute, network, count(*) AS batches,

@@ -1,4 +1,4 @@
--- Bytes of the topics in SUBSCRIBE, IHAVE, GRAFT, PRUNE and PUBLISH: as sent, and if they had another form. as_sent: as
+-- Bytes of the topics in SUBSCRIBE, IHAVE, GRAFT, PRUNE and PUBLISH: as sent, and in other forms. as_sent: as
 -- on the wire. as_names: if every topic were a name. as_indices: if every topic were an index into a topic table; an
 -- unknown index counts as 2 bytes, which is correct up to index 127. with_topic_streams: with topic streams, a draft in
 -- which only a SUBSCRIBE names the topic. PUBLISH counts all received copies of the messages in the table messages,
