@@ -837,7 +837,7 @@ def markdown() -> str:
         " · ".join(f"[{name}](#{name})" for name in TABLES),
     ]
     for table in TABLES.values():
-        key = ", ".join(f"`{name}`" for name in table.key) or "none. The table is append-only and may hold duplicates"
+        key = ", ".join(f"`{name}`" for name in table.key) or "none. The table may hold duplicates"
         writer = next((query.name for query in QUERIES.values() if table.name in query.tables), None)
         filled = f"Filled by the query `{writer}`." if writer else "No streaming query fills the table."
         lines += ["", f"## {table.name}", "", f"{table.comment}.", "", f"Key: {key}.", "", filled, ""]
