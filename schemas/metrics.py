@@ -148,7 +148,8 @@ GROUPS: Final = (
             ),
             Gauge(
                 "kiln_bridge_topics_over_limit",
-                "Topics of interest not joined: not yet, or because of `bridge.max_topics` or `bridge.max_topics_per_peer`.",
+                "Topics of interest not joined: not yet, or because of `bridge.max_topics` or "
+                "`bridge.max_topics_per_peer`.",
             ),
             Gauge("kiln_bridge_meshes", "Topics by the number of peers in their gossipsub mesh.", labels=("peers",)),
             Counter("kiln_bridge_frames", "Captured frames (RPCs).", labels=_DIRECTION),
