@@ -472,8 +472,8 @@ _ALL: Final = (
             _must(
                 "log_offset",
                 "bigint",
-                "Kafka offset of the update in the topic kiln.updates. If log_partition is -1: capture time in µs since "
-                "the epoch",
+                "Kafka offset of the update in the topic kiln.updates. If log_partition is -1: capture time in µs "
+                "since the epoch",
                 "90214",
             ),
         ),
