@@ -525,11 +525,11 @@ def _examine_log_of(lake: Lake, table: str) -> Damage | None:
 
 
 _NOTHING_TO_RESTORE = (
-    "Restore the newest copy of the table, or move the query's checkpoint and all its tables away (docs/RUNBOOK.md, "
+    "Restore the newest backup of the table, or move the query's checkpoint and all its tables away (docs/RUNBOOK.md, "
     "State)"
 )
 _RESTORE_OR_RESTART = (
-    "Restore the newest copy of checkpoint and tables, or restart the query from scratch (docs/RUNBOOK.md, State)"
+    "Restore the newest backup of checkpoint and tables, or restart the query from scratch (docs/RUNBOOK.md, State)"
 )
 
 

@@ -368,7 +368,8 @@ FAULTS: Final = (
     Fault(
         "history",
         "no_message",
-        "A line of a js-ceramic log belongs to a service other than pubsub, or to an event without a message.",
+        "A line of a js-ceramic log has a service other than pubsub, or an `event` other than `received` and "
+        "`published`, so it has no message.",
         "Nothing. Such lines are expected.",
     ),
     Fault(
@@ -628,10 +629,10 @@ def insert_tables(page: str) -> str:
     """Replace the tables of faults in the text of the runbook.
 
     Raises:
-        ValueError: The page has no markers.
+        ValueError: A marker is missing, or occurs more than once.
     """
     if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must have the markers {BEGIN!r} and {END!r} once each: add them")
+        raise ValueError(f"the runbook must have each of the lines {BEGIN!r} and {END!r} once. Add or remove them")
     before, _, rest = page.partition(BEGIN)
     return before + markdown() + rest.partition(END)[2]
 

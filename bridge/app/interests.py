@@ -84,7 +84,7 @@ def build_topic_rule(network: str, texts: Iterable[str], *, is_ceramic: bool) ->
 
     Args:
         network: Name of the network.
-        texts: Interests of a Ceramic network, topics and patterns of another network.
+        texts: On a Ceramic network, interests in separators; on another network, topics and patterns of topics.
         is_ceramic: True for a Ceramic network.
     """
     return CeramicTopics(network, tuple(map(parse_interest, texts))) if is_ceramic else GossipTopics(tuple(texts))

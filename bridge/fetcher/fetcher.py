@@ -165,7 +165,7 @@ class Fetcher(KafkaWorker):
         place = committed or Progress(first, "")
         # each commit raises the generation by one, so the clock in µs is greater than any earlier generation
         offsets = DoneOffsets(place.offset, place.metadata, self._clock_us())
-        if offsets.read > end:  # Kafka has an older copy of the topic
+        if offsets.read > end:  # Kafka has an older backup of the topic
             _LOG.error(
                 "%s-%d ends at offset %d, but group %s has read up to offset %d: the topic has lost records, as after "
                 "a restore from a backup. Reading the partition from its beginning",

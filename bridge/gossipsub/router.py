@@ -208,7 +208,7 @@ class Router:
             state.score.penalize()
 
     def set_agent(self, peer: PeerID, agent: str) -> None:
-        """Set the agent version of a connected peer. It shows if the peer is a Kiln."""
+        """Set the agent version of a connected peer. It shows if the peer runs Kiln."""
         if state := self._peers.get(peer):
             state.signing.is_kiln = state.table.is_kiln = agent.startswith(AGENT)
 

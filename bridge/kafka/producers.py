@@ -49,7 +49,8 @@ class FramesProducerError(PrerequisiteError):
 def open_producer(
     client_options: Mapping[str, object], topics: Iterable[str], options: Options | None = None
 ) -> Producer:
-    """Create a connected producer. Kafka gets each record once, in order for each key, and none after a refused record.
+    """Create a connected producer. Kafka gets each record once, in order for each key. After Kafka refuses a record, it
+    gets no further one.
 
     Args:
         client_options: Connection options, by the names of kafka-python.

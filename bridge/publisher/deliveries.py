@@ -102,12 +102,12 @@ class GivenUp(NamedTuple):
 
 
 class DeliveryQueue:
-    """The deliveries that are not sent yet. The caller passes the time, in µs.
+    """The deliveries that are not sent yet.
 
-    A delivery that has waited for a peer for `patience` is given up. The queue has a clock of its own, which stops
-    while publishing is paused. If too many deliveries wait, those of separators that have reached no peer yet are given
-    up after `MIN_PATIENCE`, even if they only wait for their turn. This early end does not apply while no delivery at
-    all reaches a peer.
+    A delivery that has waited for a peer for `patience` is given up. Time while publishing is paused does not count. If
+    too many deliveries wait, a delivery is given up after `MIN_PATIENCE`, even if it only waits for its turn, unless an
+    earlier one of its topic and separator has reached a peer. This early end does not apply while no delivery at all
+    reaches a peer.
     """
 
     def __init__(self, patience: int, retry_every: int, subscribers: Subscribers | None = None) -> None:
@@ -218,7 +218,8 @@ class DeliveryQueue:
         self._reasons[flow] = reason
 
     def check(self, now: int, is_full: bool = False) -> list[GivenUp]:
-        """Look for peers of the deliveries that wait for one, every `retry_every`. Return the deliveries given up.
+        """Look for peers of the deliveries that wait for one, at most once per `retry_every`. Return the deliveries
+        given up.
 
         Args:
             is_full: true if too many deliveries wait, so that some are given up early.
@@ -284,7 +285,7 @@ class DeliveryQueue:
         return [GivenUp(delivery, _describe(reason, self._waited(delivery))) for delivery in deliveries[:count]]
 
     def _give_up_early(self) -> list[GivenUp]:
-        """Give up deliveries of separators that have not reached a peer, first those that have no peer now."""
+        """Give up deliveries if none of their topic and separator has reached a peer; first those without one now."""
         given_up: list[GivenUp] = []
         patience = min(self._patience, MIN_PATIENCE)
         for flow in [flow for flow in self._parked if flow not in self._reached]:

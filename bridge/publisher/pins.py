@@ -44,7 +44,7 @@ class BlockPins:
         self._blocks.put(cid, block)
 
     def unpin_expired(self, now: int) -> int:
-        """Unpin some blocks whose time is over, and return their number.
+        """Unpin blocks whose pin has expired, at most `_MAX_UNPINS`, and return their number.
 
         Raises:
             BlockStoreUnavailableError, PinsError: the blocks cannot be unpinned now; a later call may succeed.

@@ -57,7 +57,7 @@ class KafkaRecord(NamedTuple):
 class RecordReader:
     """A reader of partitions from given offsets, in order, without a consumer group. For one thread.
 
-    In place of bytes that cannot be decoded, it returns records whose value describes the fault
+    In place of bytes that cannot be decoded, it returns records whose value describes the error
     (`describe_undecodable`). The caller's decoder must reject such values.
     """
 

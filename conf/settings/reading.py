@@ -1,4 +1,4 @@
-"""Reading of the settings from file, environment and command line, error messages, and output as TOML."""
+"""Reading of the settings (file, environment and command line), description of invalid ones, and output as TOML."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def backfill_diff(
     if not run.is_done:
         out.print(
             f'run {name} is not complete: live rows that it has not rebuilt yet count as "only live". To complete it, '
-            "repeat kiln backfill run",
+            "repeat its command: kiln backfill run … --run NAME",
             style="yellow",
             soft_wrap=True,
         )
@@ -218,7 +218,7 @@ def backfill_swap(
     name: RunArgument,
     replace: Annotated[
         bool,
-        typer.Option("--replace", help="Replace live rows even if live messages are missing in the run's source."),
+        typer.Option("--replace", help="Swap even if this removes live messages that the run lacks."),
     ] = False,
     only_frames: Annotated[
         bool,

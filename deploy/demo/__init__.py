@@ -1,1 +1,1 @@
-"""A small network of foreign peers to try Kiln with."""
+"""A small libp2p network on this machine to try Kiln with."""

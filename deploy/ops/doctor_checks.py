@@ -362,7 +362,7 @@ def check_ipfs(api: str, store: str, problem: str) -> DoctorCheck:
     """
     if not api:
         text = f"off: peers cannot fetch the blocks of batches (in {store}), and Kiln fetches no block from peers"
-        return DoctorCheck("ipfs", "warn", text, 'set ipfs.api = "self", or to the URL of Kubo\'s RPC')
+        return DoctorCheck("ipfs", "warn", text, 'set ipfs.api to "self", or to the URL of Kubo\'s RPC')
     if problem:
         advice = (
             f"start Kubo, or set another ipfs.api ({_name_variable('ipfs.api')}): until then, no batch is published"

@@ -509,7 +509,7 @@ def _await_topics(launched: LaunchedBroker, say: Say, stop: threading.Event) -> 
 def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
     """Check that no topic ends before the offset up to which a query has read it.
 
-    A topic can be too short because an older copy of the broker's data was restored. The query would then skip new
+    A topic can be too short because an older backup of the broker's data was restored. The query would then skip new
     records up to that offset. Topics whose id is not the one in the checkpoint are left out here: they were deleted and
     created again, which the query detects from the id when it starts.
 
@@ -531,8 +531,8 @@ def check_topic_ends(kafka: Kafka, checkpoints: Location) -> None:
             continue
         for mismatch in mismatches.values():
             raise TruncatedTopicError(
-                f"{query} cannot start: {mismatch.description}. Restore the newest copy of the whole state folder, or "
-                "run kiln recover, which lists the repairs"
+                f"{query} cannot start: {mismatch.description}. Restore the newest backup of the whole state folder, "
+                "or run kiln recover, which lists the repairs"
             )
 
 

@@ -1,15 +1,17 @@
-"""Query `archive`: from Kafka's topic `kiln.frames` to Delta, and faults to the topic `kiln.quarantine`.
+"""Query `archive`: from Kafka's topic `kiln.frames` to Delta. Rejected messages and frames go to the topic
+`kiln.quarantine` (in the following: rejections).
 
 Each frame becomes a row of `frames` with its exact bytes. Each copy of a message in it becomes a row of `copies`, each
 subscription a row of `subscriptions`, and each control entry a row of `controls`. One valid copy of each message
-becomes the row of `messages`; which one is not defined. Bytes that are no message are faults.
+becomes the row of `messages`; which one is not defined.
 
-    on one machine   source: decode, accept each message once, write files ─ foreachBatch: faults to Kafka, commits
+    on one machine   source: decode, accept each message once, write files ─ foreachBatch: rejections to Kafka, commits
     on a cluster     source: decode, write files of `frames`, `copies`, `subscriptions` and `controls`
-                     ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files of `messages`, faults to Kafka, commits
+                     ─ dropDuplicatesWithinWatermark ─ foreachBatch: write files of `messages`, rejections to Kafka,
+                     commits
 
 The source is Kiln's own Python data source (`pipelines/runtime/kafka.py`), whose tasks read Kafka and decode. Tasks
-write the rows of tables into files; no row reaches the driver. The driver gets the faults, and from each task a
+write the rows of tables into files; no row reaches the driver. The driver gets the rejections, and from each task a
 `DecodeResult` (the files of `frames`, `copies`, `subscriptions` and `controls`) and an `ArchiveOutput` (the files of
 `messages`). The column `kind` tells them apart.
 
@@ -33,7 +35,7 @@ after 4, and tasks and commits sync their files. So a power cut has the same eff
 
 1. Spark's offset log: which records the micro-batch has.
 2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.
-3. Faults, in `kiln.quarantine`.
+3. Rejections, in `kiln.quarantine`.
 4. The driver removes repeated frames by rewriting their files. Then come the Delta commits: to `messages`, then to each
    other table with new rows. The transaction identifier of a commit (`txn`) holds the ids of the query and the
    micro-batch.
@@ -44,13 +46,13 @@ After a crash, Spark repeats the micro-batch, with the same records and ids.
 - The same messages are accepted, unless the stop was so long that digests have expired. On one machine, the file
   has the positions of the accepted copies; on a cluster, Spark begins with the state before the micro-batch.
 - Rows go into new files. `kiln maintain` deletes files that no commit names.
-- Faults may be in the topic twice, with the same key, and `sink` stores them once.
+- Rejections may be in the topic twice, with the same key, and `sink` stores them once.
 - A table that already has the transaction ignores the commit. If `frames` has it, `FrameDedup` leaves out the rows with
   this micro-batch's own offsets when it reads the stored ranges.
 
 Between 2 and 3, `DecodeBreaker` stops the query with an error if the messages of many authors no longer decode. It
 compares them with earlier messages of the same authors, which it remembers only in memory. So after the next start,
-the repeated micro-batch passes, and its faults go to quarantine even if Kiln's decoder is still at fault.
+the repeated micro-batch passes, and its rejections go to quarantine even if Kiln's decoder is still at fault.
 """
 
 from __future__ import annotations

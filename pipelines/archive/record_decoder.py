@@ -72,7 +72,7 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CopyChunk:
-    """Rows that are deduplicated in one transaction: copies of messages, faults, and the result of the task.
+    """Rows that are deduplicated in one transaction: messages, quarantine records, and the result of the task.
 
     Attributes:
         messages: Rows of the table `messages` from the native core.
@@ -134,8 +134,8 @@ def decode_records(
         native_core: True to use the native core if there is one.
 
     Yields:
-        All copies of messages, the faults, and at the end the task's `DecodeResult`. Repeated copies are included,
-        because the deduplication file may have accepted a later copy when this task ran before.
+        All copies of messages, the quarantine records, and at the end the task's `DecodeResult`. Repeated copies are
+        included, because the deduplication file may have accepted a later copy when this task ran before.
     """
     decoder: _RecordDecoder | None = None
     for batch in batches:
@@ -243,8 +243,8 @@ class _RecordDecoder:
         yield CopyChunk(items, item_rows, tables["messages"], identities)
 
     def _write(self, decoded: DecodedRecord, size: int, *, is_new: bool) -> list[UniqueRow[object]]:
-        """Return the messages and faults of a record that Python decoded. If its frame is no repeat, also write the
-        rows of the frame and its parts."""
+        """Return the valid and rejected messages of a record that Python decoded. If its frame is no repeat, also write
+        the rows of the frame and its parts."""
         if is_new and decoded.row is not None:
             self._frames.add(decoded.row, size)
             self._parts.add(decoded)
@@ -278,8 +278,8 @@ class PartFiles:
     """Writer of the files of `copies`, `subscriptions` and `controls`."""
 
     def __init__(self, lake: Lake, rejected: _Faults | None = None) -> None:
-        """Prepare the files. Faults of rows that a table cannot store are added to `rejected`; without it, `add` or
-        `close` raises the error."""
+        """Prepare the files. A row that a table cannot store is rejected, and added to `rejected`; without `rejected`,
+        `add` or `close` raises the error."""
         self._copies, self._subscriptions, self._controls = (_open_files(lake, table, rejected) for table in PARTS)
         self.entries = Counter[str]()
         """number of subscriptions and control entries, by kind"""
@@ -327,7 +327,7 @@ def count_values(column: pa.Array) -> Iterator[tuple[object, int]]:
 
 
 def pack_faults(item: RejectedMessage) -> Iterator[UniqueRow[FaultRow]]:
-    """Build the rows of a fault for `kiln.quarantine`."""
+    """Build the rows of a rejected message for `kiln.quarantine`."""
     for identity, row in build_fault_rows(item):
         yield UniqueRow(FAULT, (identity,), item.ref.text, row, len(row.value))
 

@@ -1,4 +1,4 @@
-"""Decoding of one record of `kiln.frames` in Python, and the rows of its messages, copies, control entries and faults.
+"""Decoding of one record of `kiln.frames` in Python into rows: messages, copies, control entries, quarantine records.
 
 The native core must decode a record into the same rows.
 """
@@ -108,7 +108,7 @@ def read_control_rpc(frame: Frame) -> RPC | None:
     """Parse the RPC of a frame if it has subscriptions or control entries.
 
     Returns:
-        None if it has neither, or if the payload is not a complete gossipsub RPC, a fault that `FrameDecoder` reports.
+        None if it has neither, or if the payload is not a complete gossipsub RPC, which `FrameDecoder` reports.
     """
     payload = frame.payload
     if not has_control_part(payload) or frame.declared_length or frame.protocol == BEP50:
@@ -252,7 +252,7 @@ class DecodedRecord(NamedTuple):
 def decode_record(
     decoder: FrameDecoder, partition: int, offset: int, stamp: int, value: bytes | None, *, with_row: bool = True
 ) -> DecodedRecord:
-    """Decode one record of `kiln.frames`. It raises nothing: what cannot be decoded becomes a fault.
+    """Decode one record of `kiln.frames`. It raises nothing: what cannot be decoded is rejected.
 
     A frame whose messages cannot be decoded keeps its row of `frames`. A frame whose control part cannot be decoded
     also keeps its messages. `stamp`: the broker's timestamp, µs; `with_row`: false to build no row of `frames`.
@@ -321,18 +321,17 @@ def build_copy_row(item: DecodedMessage | RejectedMessage, frame: Frame) -> Copy
     """Build the row of `copies` of a received message, valid or not.
 
     Raises:
-        ValueError: The item is an announcement in the DHT, or a fault of a whole frame.
+        ValueError: The item is an announcement in the DHT, or a rejected frame.
     """
     copy, ref = item.copy, item.ref
     if copy is None:
-        raise ValueError(f"{ref.text} is an announcement in the DHT or a fault of a whole frame, not a message")
+        raise ValueError(f"{ref.text} is an announcement in the DHT or a rejected frame, not a message")
     remote = item.remote_peer if isinstance(item, DecodedMessage) else peer_text(frame.remote_peer)
     return CopyRow(copy.network, copy.message_id, remote, item.observed_at, copy.verdict, *ref)
 
 
 def decode_data(row: MessageRow, decoder: MessageDecoder) -> MessageRow | RejectedMessage:
-    """Call the user's decoder to fill the column `decoded`. If it fails, return a fault with the data of the
-    message."""
+    """Call the user's decoder to fill the column `decoded`. If it fails, reject the data of the message."""
     decoded = decoder.decode(row.data)
     if isinstance(decoded, str):
         return row._replace(decoded=decoded)
@@ -341,14 +340,14 @@ def decode_data(row: MessageRow, decoder: MessageDecoder) -> MessageRow | Reject
 
 
 def reject_message(item: DecodedMessage, error: Exception) -> RejectedMessage:
-    """Build the fault of a message whose row could not be built because of `error`."""
+    """Reject a message whose row could not be built because of `error`."""
     return reject_failed("archive", error, item.ref, item.envelope.SerializeToString(), item.observed_at)
 
 
 def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedMessage:
-    """Build the fault of a row that its table cannot store.
+    """Reject a row that its table cannot store.
 
-    The fault's data is the payload for a row of `frames`, the data of the message for `messages`, and empty otherwise.
+    The result has the payload of a row of `frames`, the data of a row of `messages`, and no data of other rows.
     """
     values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
     partition, offset, index = (values.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))
@@ -362,7 +361,7 @@ def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedM
 
 
 def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, FaultRow]]:
-    """Yield the rows of a fault for `kiln.quarantine`, each with the digest that identifies the row.
+    """Yield the rows of a rejected message for `kiln.quarantine`, each with the digest that identifies the row.
 
     There are several rows, with numbered parts of the bytes, if the bytes do not fit into one Kafka record.
     """
@@ -373,5 +372,5 @@ def build_fault_rows(item: RejectedMessage) -> Iterator[tuple[bytes, FaultRow]]:
 
 
 def build_fault_records(item: RejectedMessage) -> Iterator[QuarantineRecord]:
-    """Build the records of a fault for `kiln.quarantine`: several if its bytes do not fit into one."""
+    """Build the records of a rejected message for `kiln.quarantine`: several if its bytes do not fit into one."""
     return build_quarantine_records(item.stage, item.reason, item.detail, item.data, item.observed_at)

@@ -2,7 +2,7 @@
 and 18).
 
 The first stage, `decode_records`, decodes frames, and writes the files of `frames` and of the tables in PARTS. The
-second stage, `OutputWriter`, writes the files of `messages`. Both pass on the faults for quarantine.
+second stage, `OutputWriter`, writes the files of `messages`. Both pass on the rejected messages for quarantine.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _VALID: Final = VERDICT_NAMES[Verdict.VALID]
 
 
 class ArchiveOutput(msgspec.Struct, frozen=True, array_like=True):
-    """Result of one task of the second stage. `counts`: number of messages by type, and of faults by reason."""
+    """Result of one task of the second stage. `counts`: number of messages by type, and of rejected ones by reason."""
 
     messages: list[DataFile]
     counts: dict[str, int]
@@ -134,7 +134,7 @@ def _pack_messages(chunks: Iterable[CopyChunk]) -> Iterator[UniqueRow[object]]:
 
 
 def build_row(message: DecodedMessage) -> MessageRow | RejectedMessage:
-    """Build the row of `messages` of a copy. If that fails, return the fault of the message."""
+    """Build the row of `messages` of a copy. If that fails, reject the message."""
     try:
         return build_message_row(message)
     except PROCESSING_ERRORS as error:  # pure: the message alone has caused this

@@ -228,7 +228,7 @@ class CopyDecoder:
                 self._parts.add(decoded)
 
     def _hold(self, item: DecodedMessage) -> RejectedMessage | None:
-        """Store a copy for the output of the task, or return the fault of a copy that cannot become a row."""
+        """Store a copy for the output of the task, or reject a copy that cannot become a row."""
         try:
             row = build_message_row(item)
             held = _HeldCopies(row)

@@ -85,7 +85,7 @@ class UpdateMessage(msgspec.Struct, frozen=True, array_like=True):
     row: MessageRow
     """its first copy in the chunk"""
     reports_faults: bool
-    """true if this chunk writes the message to `messages`, and so writes its faults to `quarantine`"""
+    """true if this chunk writes the message to `messages`, and so writes its rows of `quarantine`"""
     is_first: bool
     """true if this chunk keeps a copy of the message: then no earlier copy counts as its announcement"""
     live: LiveUpdate | None

@@ -147,8 +147,8 @@ def check_new_name(name: str) -> None:
 def describe_unfinished_drop(name: str) -> str:
     """Describe a backfill run whose drop was begun and has not ended, and what to do."""
     return (
-        f"backfill run {name} is being dropped, and some of its tables are gone. If no process drops it now, type kiln "
-        f"backfill drop {name} again"
+        f"backfill run {name} is being dropped, and some of its tables are gone. If no process drops it now, repeat: "
+        f"kiln backfill drop {name}"
     )
 
 
@@ -255,8 +255,8 @@ def claim_swap(
     if others and not take_over:
         name, other = next(iter(others.items()))
         raise SwapClaimedError(
-            f"backfill run {name} is being swapped by {other}. If that swap was interrupted, type kiln backfill swap "
-            f"{name} on that machine again. If that machine is gone, type kiln backfill swap --take-over {name} here"
+            f"backfill run {name} is being swapped by {other}. If that swap was interrupted, repeat it on that "
+            f"machine: kiln backfill swap {name}. If that machine is gone: kiln backfill swap --take-over {name}"
         )
     if claimants.get(run.name) == by:
         return

@@ -81,7 +81,7 @@ def get_run(lake: Lake, name: str) -> BackfillRun:
     run = get_newest_run(lake, name)
     if run.had("dropped"):
         raise NoRunError(
-            f"backfill run {name} was dropped, and its tables are gone. To see all runs, type kiln backfill list"
+            f"backfill run {name} was dropped, and its tables are gone. To see all runs: kiln backfill list"
         )
     if run.had("dropping"):
         raise NoRunError(describe_unfinished_drop(name))
@@ -97,7 +97,7 @@ def get_newest_run(lake: Lake, name: str) -> BackfillRun:
     check_name(name)
     runs = [run for run in group_events(read_events(lake)) if run.name == name]
     if not runs:
-        raise NoRunError(f"there is no backfill run {name} in {lake.path}. To see all runs, type kiln backfill list")
+        raise NoRunError(f"there is no backfill run {name} in {lake.path}. To see all runs: kiln backfill list")
     return runs[-1]
 
 
@@ -135,7 +135,7 @@ def drop_run(lake: Lake, name: str, now: Callable[[], int]) -> bool:
     if run.is_swapping:
         raise KilnError(
             f"cannot drop backfill run {name}: its swap was interrupted, so the live tables lack the rest of its rows. "
-            f"Type kiln backfill swap {name} first"
+            f"First complete it: kiln backfill swap {name}"
         )
     if not run.had("dropping"):  # logged first, so that no command uses what is left of the tables
         append_event(lake, name, "dropping", now(), range_from=run.range_from, range_to=run.range_to)

@@ -41,7 +41,8 @@ class SeparatorWindows:
         self._is_aligned = False
 
     def add_live_batch(self, opened_at: int, closed_at: int, batch_cid: str, emitted_at: int) -> None:
-        """Add a batch of the live table `batches`, whose window shows where windows begin."""
+        """Add a batch of the live table `batches`. If its window has the full length, a window of the run may begin at
+        the same time."""
         self._emitted_at.setdefault((opened_at, batch_cid), emitted_at)
         if not self._is_aligned and closed_at - opened_at == self._length:
             self._anchors.add(opened_at)
@@ -50,8 +51,8 @@ class SeparatorWindows:
         """Add the next update, and yield the windows that it closes.
 
         The start of a window depends on the windows before it, which the run may not know for its first updates. So
-        windows are only certain after a pause as long as a window, or from the start of a batch in the live table whose
-        window has the full length.
+        windows are certain only after a pause as long as a window, or from an update at the start of a live batch's
+        window of full length.
         """
         event_time = min(observed_at, log_time)
         if self._log_time is None:

@@ -117,7 +117,8 @@ def _check_done(run: BackfillRun) -> None:
 
 
 def _check_ages(lake: Lake, run: BackfillRun) -> None:
-    """Raise SwapError if a table was replaced by a copy that is older than the run, because rows would be missing."""
+    """Raise SwapError if a table of the lake or of the run is older than when the run used it, as after a restore from
+    a backup. Rows would be missing."""
     for tables, versions in ((lake, run.begun_versions), (lake.locate_run(run.name), run.own_versions)):
         for table in RUN_TABLES:
             newest = tables.open(table).version() if tables.has(table) else -1
@@ -125,7 +126,7 @@ def _check_ages(lake: Lake, run: BackfillRun) -> None:
                 end = "is missing" if newest < 0 else f"ends with version {newest}"
                 raise SwapError(
                     f"the table {table} in {tables.path} is older than backfill run {run.name}: the table {end}, and "
-                    f"had version {versions[table]} when the run used it. Restore the newest copy of the table, or "
+                    f"had version {versions[table]} when the run used it. Restore the newest backup of the table, or "
                     "drop the run and begin it again"
                 )
 
@@ -147,8 +148,8 @@ def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
     raise SwapError(
         f"cannot swap backfill run {run.name}: in its time range, the live tables have "
         f"{' and '.join(missing.values())} that {source_lacks}, and the swap would remove them. To keep them and the "
-        f"rows of the run, type kiln backfill swap {run.name} --only-frames, make a new run of the range with --source "
-        f"frames, and swap that one. To keep only the rows of the run, type kiln backfill swap {run.name} --replace"
+        f"rows of the run: kiln backfill swap {run.name} --only-frames, then make a new run of the range with --source "
+        f"frames, and swap that one. To keep only the rows of the run: kiln backfill swap {run.name} --replace"
     )
 
 
@@ -215,8 +216,8 @@ class _RunSwap:
             delete_files(self._comparison.lake, files)
         raise SwapError(
             f"cannot swap backfill run {self._run.name}: {_TRIES} tries to change the table {table} failed, because "
-            "other commits removed files from the table meanwhile. Nothing is lost. Type kiln backfill swap "
-            f"{self._run.name} again"
+            "other commits removed files from the table meanwhile. Nothing is lost. Try again: kiln backfill "
+            f"swap {self._run.name}"
         )
 
     def _plan(self, step: str, table: str, snapshot: TableSnapshot) -> tuple[Collection[str], list[str]]:

@@ -30,12 +30,12 @@ that a writer wrote twice after a crash (`EpochGuard`).
 The effects of a micro-batch, in order.
 
 1. Spark's offset log: which records the micro-batch has.
-2. Batches and faults, by Spark's Kafka sink; and the new state. A crash may leave a part of the records, with or
-   without the state.
+2. Batches and quarantine records, by Spark's Kafka sink; and the new state. A crash may leave a part of the records,
+   with or without the state.
 3. Spark's commit log.
 
 After a crash, Spark repeats the micro-batch from the same records and the state before them, and makes the same batches
-and faults, with the same bytes and keys. So a topic may have a batch or a fault twice. `sink` stores each once. The
+and quarantine records, with the same bytes and keys. So a topic may have a record twice, and `sink` stores it once. The
 bridge's publisher may announce such a batch twice, which does no harm: a batch is a set of tips.
 
 With `durability = "power"`, a thread of the driver syncs the checkpoint each second. After a power cut, Kiln sets aside

@@ -35,8 +35,8 @@ _OFFSET_RANGES_SCHEMA = pa.schema(
 
 
 def batch_ranges(ranges: DataFrame, batching: BatchConfig, prefix: str) -> DataFrame:
-    """Build the batches of ranges of updates. The result has the columns topic, key and value: batches and faults for
-    Kafka."""
+    """Build the batches of ranges of updates. The result has the columns topic, key and value: batches and
+    quarantine records for Kafka."""
     return ranges.groupBy("partition").transformWithStateInPandas(
         BatchProcessor(batching, prefix), outputStructType=OUTPUT, outputMode="Append", timeMode="None"
     )

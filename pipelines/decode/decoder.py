@@ -1,4 +1,4 @@
-"""Decoder of the records of `kiln.frames`, into messages and into faults for quarantine. It does no I/O.
+"""Decoder of the records of `kiln.frames`, into messages, valid or rejected. It does no I/O.
 
 Bytes that a peer sent never raise an error (decision 6). Invalid bytes become a `RejectedMessage` with a reason.
 """
@@ -154,7 +154,8 @@ class DecodeConfig:
 def decode(
     value: bytes | None, partition: int, offset: int, stamp: int, config: DecodeConfig
 ) -> list[DecodedMessage | RejectedMessage]:
-    """Decode one record of `kiln.frames` into its messages, valid or rejected, in their order, and faults of the frame.
+    """Decode one record of `kiln.frames` into its messages, valid or rejected, in their order. An error of the frame
+    itself is a `RejectedMessage` too.
 
     A received frame yields all its messages; a datagram of the BitTorrent DHT has one. A frame that Kiln sent yields
     the BATCH_UPDATEs that Kiln publishes in it. `stamp`: the broker's timestamp, µs, which is the time of a record that
@@ -164,15 +165,15 @@ def decode(
 
 
 def reject_unreadable(why: Rejected, value: bytes | None, partition: int, offset: int, stamp: int) -> RejectedMessage:
-    """Build the fault of a record that is not a Frame."""
+    """Reject a record that is not a Frame."""
     return RejectedMessage(MessageRef(partition, offset, None), "frame", why.reason, why.detail, value or b"", stamp)
 
 
 def reject_failed(
     stage: str, error: Exception, ref: MessageRef, data: bytes, at: int, frame: bytes = b""
 ) -> RejectedMessage:
-    """Build the fault of a record, or of a message in it, for which Kiln's own code raised an error. `at`: capture
-    time, µs; `frame`: as in `RejectedMessage`."""
+    """Reject a record, or a message in it, for which Kiln's own code raised an error. `at`: capture time, µs;
+    `frame`: as in `RejectedMessage`."""
     return RejectedMessage(ref, stage, PROCESSING_FAILED, describe(error), data, at, frame)
 
 
@@ -210,7 +211,7 @@ class FrameDecoder:
     def decode_frame(
         self, frame: Frame, partition: int, offset: int, rpc: RPC | None = None
     ) -> list[DecodedMessage | RejectedMessage]:
-        """Decode one frame. If Kiln's own code raises an error, the message or the frame becomes a fault.
+        """Decode one frame. If Kiln's own code raises an error, the message or the frame is rejected.
 
         `rpc`: the RPC in the frame's payload, if the caller has parsed it.
         """
@@ -234,8 +235,8 @@ class FrameDecoder:
         offset: int,
         rpc: RPC | None,
     ) -> None:
-        """Add the messages and faults of a received frame to `items`. If this raises an error, `items` keeps what was
-        added before."""
+        """Add the messages of a received frame to `items`, and a `RejectedMessage` for each error of the frame itself.
+        If this raises an error, `items` keeps what was added before."""
         if frame.protocol == BEP50:
             if frame.payload:
                 items.append(_decode_announcement(frame, MessageRef(partition, offset, 0), self.config))
@@ -296,7 +297,7 @@ class FrameDecoder:
         """Decode the BATCH_UPDATEs that our node publishes in a sent frame. In a sent frame, the bridge gives a verdict
         only to our own messages.
 
-        A message that cannot be decoded is no fault, because no peer is the cause, and the table `frames` has the
+        A message that cannot be decoded is not rejected, because no peer is the cause, and the table `frames` has the
         bytes.
         """
         messages = list_messages(frame, rpc)

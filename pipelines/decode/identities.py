@@ -1,4 +1,4 @@
-"""Digests by which deduplication recognises the copies of a message and repeats of a fault (decision 5)."""
+"""Digests by which deduplication recognises the copies of a message and repeats of a rejected one (decision 5)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def is_lasting(message_id: str, signed: bool) -> bool:
 
 
 def compute_fault_identity(fault: RejectedMessage) -> bytes:
-    """Compute the digest of a fault. A repeat has the same digest only if its frame was written to Kafka twice
-    (docs/design/contracts.md, Frame)."""
+    """Compute the digest of a rejected message or frame. A repeat has the same digest only if its frame was
+    written to Kafka twice (docs/design/contracts.md, Frame)."""
     where = (fault.frame, fault.ref.position) if fault.frame else fault.ref
     return blake2b(repr((where, fault.stage, fault.detail)).encode(), digest_size=16).digest()

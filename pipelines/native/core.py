@@ -45,7 +45,7 @@ _CoreFunction = Callable[[int, int, int, int, int], int]
 
 
 class RecordRow(NamedTuple):
-    """A Kafka record, and its index in a record batch."""
+    """A Kafka record, and its index in an Arrow record batch."""
 
     row: int
     partition: int

@@ -208,7 +208,8 @@ class SuiteRun:
         return result
 
     def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
-        """Return the version after which the rows of a table count as new: the older of `since` and `passed`."""
+        """Return the version after which the rows of a table count as new: the older of `since` and the
+        version of `passed`. If the table was re-created, return `since`."""
         if since is None or since > self._tables[name].version():  # the table was re-created
             return since
         return min(since, passed.version())

@@ -490,7 +490,7 @@ def insert_lists(page: str) -> str:
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
-        raise ValueError(f"the page lacks the markers around its lists. Add these two lines: {_BEGIN} and {_END}")
+        raise ValueError(f"docs/quality.md lacks the markers around its lists. Add two lines: {_BEGIN} and {_END}")
     return f"{before}{_BEGIN}\n\n{render_lists()}\n{_END}{after}"
 
 

@@ -77,7 +77,7 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
 
     Records of a partition come in the order of their offsets. Records of aborted transactions are skipped.
 
-    A record that librdkafka cannot decode still gets a row. Its value is a description of the fault, which Kiln's
+    A record that librdkafka cannot decode still gets a row. Its value is a description of the error, which Kiln's
     decoders reject, so the record ends up in quarantine. Its stamp is the earliest valid time.
 
     Args:

@@ -90,7 +90,7 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> JavaObject:
-        """Java object that PySpark registers as the listener: it overrides a private property of PySpark."""
+        """Java object that PySpark registers as the listener. This property overrides a private one of PySpark."""
         if self._registered is None:
             jvm = cast(JVMView, SparkContext._jvm)
             self._registered = jvm.PythonStreamingQueryListenerWrapper(_JsonListener(self))

@@ -2,7 +2,7 @@
 
 A Delta table records the newest micro-batch of each write as the transaction of an application id (decision 7). A file
 in the checkpoint names the two newest micro-batches that the query has committed. If Spark has recorded a micro-batch
-as done, and the table lacks it, the table is an older copy (decision 19).
+as done, and the table lacks it, the table is too old (decision 19).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
 
 
 OLDER_TABLE_REMEDY: Final = (
-    "Restore the newest copy of the table, or a copy of the whole state folder, or stop Kiln and run kiln recover, "
+    "Restore the newest backup of the table, or a backup of the whole state folder, or stop Kiln and run kiln recover, "
     "which lists the repairs"
 )
 

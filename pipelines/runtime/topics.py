@@ -262,8 +262,8 @@ _METADATA = msgspec.json.Decoder(_Metadata)
 class ProgressMarker:
     """Progress of a query, committed as the offsets of a consumer group. For one thread at a time.
 
-    A query without tables needs it to detect that its checkpoint is an old copy. For other queries, a newer micro-batch
-    in a table reveals this (decision 19). Tools for consumer groups then also show the query's lag.
+    A query without tables needs it to detect that its checkpoint comes from an old backup. For other queries, a newer
+    micro-batch in a table reveals this (decision 19). Tools for consumer groups then also show the query's lag.
     """
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:

@@ -123,7 +123,8 @@ def select_updates(
 def _announce(
     announced: Announcement, position: str, stored: Mapping[bytes, StoredDigest], changed: dict[bytes, StoredDigest]
 ) -> bool:
-    """Return true if a message that has no state yet is an update. Change the state of its digests in `changed`."""
+    """Decide by `is_update` if a message without stored state is an update. Change the state of its digests in
+    `changed`."""
 
     def find(key: bytes | None) -> StoredDigest | None:
         return None if key is None else changed.get(key) or stored.get(key)

@@ -1,5 +1,5 @@
 """Rows that the query `updates` builds from a decoded message: an update with its separator, requests for blocks, and
-faults.
+quarantine records.
 
 If blocks can be fetched, `kiln.wanted` has three kinds of requests. An update whose separator is unknown waits in this
 topic for the genesis of its stream. An update whose separator is only claimed is emitted, and its genesis is requested
@@ -134,7 +134,7 @@ def read_copies(copies: Iterable[_CopyColumns]) -> Iterator[UpdateRow]:
 _CLAIM_CHECK: Final = b"?"
 _FALSE_CLAIM: Final = b"!"
 """Suffixes of the identities of a message's further rows: "?" for the request for a genesis that checks a claim, "!"
-for the fault that a claim contradicts the genesis or the topic."""
+for the quarantine record about a claim that contradicts the genesis or the topic."""
 
 
 class StreamStates(KnownSeparators, Protocol):
@@ -167,7 +167,7 @@ class RowBuilder:
         self._epoch = epoch
 
     def build(self, item: DecodedMessage) -> list[UpdateRow]:
-        """Build the rows of a message. If Kiln's own code raises an error, build the fault of the message."""
+        """Build the rows of a message. If Kiln's own code raises an error, reject the message."""
         try:
             if item.content.type == "UPDATE":
                 return list(self._build_update(item))

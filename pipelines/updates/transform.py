@@ -419,7 +419,7 @@ def build_copies(
     for batch in batches:
         for item, copy_key in reader.read(batch):
             rows = builder.build(item)
-            # a fault has an identity of its own in each copy
+            # a quarantine record has an identity of its own in each copy
             if copy_key is not None and all(row.topic != "quarantine" for row in rows):
                 reader.finish(copy_key)
             for row in rows:

@@ -403,7 +403,7 @@ def read(file: BinaryIO, source: FileSource, part: FileRange = WHOLE) -> Iterato
 
 
 class _Records:
-    """Iterator over the records of a capture until one is damaged. `damage` then describes why; else it is empty."""
+    """Iterator over the records of a capture until one is damaged. `damage` describes the error; else it is empty."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file

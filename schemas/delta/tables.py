@@ -594,8 +594,8 @@ _ALL: Final = (
     ),
     Table(
         "bundles",
-        "Known topic bundles. A peer's first RPC names its bundles by hash; this table has the topics of each hash. "
-        "Rows are never removed",
+        "Known topic bundles: sets of topics that peers may send by index (Topic Table Extension). A peer's first RPC "
+        "names its bundles by hash. Rows are never removed",
         (
             _must(
                 "hash",
@@ -607,7 +607,7 @@ _ALL: Final = (
             _must(
                 "topics",
                 "array<string>",
-                "Topics of the bundle, in bytewise order",
+                "Topics in the topic bundle, in bytewise order",
                 f'["/ceramic/testnet-clay", "{_A_TOPIC}"]',
             ),
             _must(
@@ -673,7 +673,7 @@ _ALL: Final = (
                 "observed_at",
                 "timestamp",
                 "Capture time of the frame, by the clock of the node that captured it. If the bytes are not from a "
-                "frame: LogAppendTime of the record, or time when the bridge detected the fault (UTC)",
+                "frame: LogAppendTime of the record, or time when the bridge rejected the bytes (UTC)",
                 "2026-11-01 12:00:00.123456",
             ),
         ),

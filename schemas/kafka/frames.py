@@ -130,7 +130,7 @@ TOPIC_NOT_UTF8: Final = "topic_not_utf8"
 TOPIC_TOO_LONG: Final = "topic_too_long"
 METADATA_ONLY: Final = "metadata_only"
 HISTORY: Final = "history"
-"""Quarantine stage of faults in captures and logs."""
+"""Quarantine stage of input from capture and log files."""
 REASONS: Final = (
     FRAME_MALFORMED,
     FRAME_INVALID,

@@ -129,7 +129,7 @@ def test_a_run_that_somebody_works_on_is_not_dropped_or_swapped(
     append_event(lake, "r", "swapping", TO + 5)
     capsys.readouterr()
     assert run_command(["backfill", "drop", "r"]) == 1
-    assert "Type kiln backfill swap r first" in " ".join(capsys.readouterr().err.split())
+    assert "First complete it: kiln backfill swap r" in " ".join(capsys.readouterr().err.split())
     assert lake.locate_run("r").has("messages")
 
 

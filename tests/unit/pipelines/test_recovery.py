@@ -214,7 +214,7 @@ def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, si
     words += "micro-batch 3"
     with pytest.raises(DamageError, match=f"^sink cannot start: {words}"):
         repair(state.place, ["sink"])
-    with pytest.raises(OlderTableError, match=f"^{words}.* Restore the newest copy of the table"):
+    with pytest.raises(OlderTableError, match=f"^{words}.* Restore the newest backup of the table"):
         check_tables(state.lake, state.place.checkpoints)
     (damage,) = examine(state.place, ["sink"])
     assert not damage.is_restorable, "the deduplication state is in Spark's"

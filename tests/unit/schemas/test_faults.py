@@ -73,7 +73,7 @@ def test_the_runbook_has_the_tables_and_each_shared_remedy_once() -> None:
 
 def test_a_page_without_markers_is_refused() -> None:
     assert insert_tables(f"above\n{BEGIN}\nold\n{END}\nbelow") == f"above\n{markdown()}\nbelow"
-    with pytest.raises(ValueError, match="once each"):
+    with pytest.raises(ValueError, match="must have each"):
         insert_tables("above\nbelow")
 
 
