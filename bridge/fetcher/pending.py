@@ -296,7 +296,7 @@ class PendingFetches:
         self._finish(wanted.position, "claims")
 
     def _recover(self, position: KafkaPosition, value: bytes | None, now: int) -> None:
-        """Restore from a finished record what an earlier run had only in memory: a counted claim, or an update whose
+        """Restore from a finished record what an earlier run had only in memory: a claim, or an update whose
         second copy must be recognised."""
         try:
             record = decode_wanted(value or b"")

@@ -34,7 +34,7 @@ class PeerSigning:
 
     sent: dict[str, int] = field(default_factory=dict)
     refused: dict[str, None] = field(default_factory=dict)  # topics on which the node rejected messages of the peer
-    is_kiln: bool = False  # true for a Kiln, which does not penalize messages that its policy rejects
+    is_kiln: bool = False  # true for a Kiln node, which does not penalize messages that its policy rejects
 
     def record_graft(self, topic: str) -> None:
         """Clear a recorded PRUNE: a peer that grafts the node wants its messages."""

@@ -65,7 +65,7 @@ class PeerTable:
     def __init__(self, has_extensions: bool) -> None:
         self.has_extensions = has_extensions
         self.is_kiln = False
-        """true for a Kiln, which can read every index that we write"""
+        """true for a Kiln node, which can read every index that we write"""
         self.received_hello = False
         self.table: TopicTable | None = None
         """the table, which may be empty; `None` if the peer sent no hello, or one that was refused"""
@@ -84,7 +84,7 @@ class TableAgreements:
         Args:
             bundles: The bundles in our hello. If there are none, no index is read or written.
             send: When to write an index instead of a name. `eager`: whenever the peer's table has the topic. `off`:
-                never. `cautious`: only to a Kiln, or to a peer that has itself sent an index. Another implementation
+                never. `cautious`: only to a Kiln node, or to a peer that has sent an index. Another implementation
                 may agree to a table that it cannot read, and can always read a name. Indices are read in every mode.
 
         Raises:

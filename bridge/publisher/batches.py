@@ -37,8 +37,8 @@ MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
 """Maximum number of batches in memory. A batch takes 1 kB and its block until the broker has acknowledged its receipts.
-Above nine tenths of this number, batches of separators that have reached no peer are given up early (`DeliveryQueue`),
-so that other batches can still be read."""
+Above nine tenths of this number, batches are given up early if none of their separator has reached a peer
+(`DeliveryQueue`), so that other batches can still be read."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
 _MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn

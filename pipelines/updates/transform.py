@@ -110,8 +110,8 @@ class MessageReader:
         self._finished.add(key)
 
     def read(self, batch: pa.RecordBatch) -> _RecordMessages:
-        """Decode the messages of a record batch of `kiln.frames`, each with its key, which is None if Python decoded
-        the record. The native core returns only UPDATE and BATCH_UPDATE messages."""
+        """Decode the messages in a record batch of Kafka records. Yield each with its key, or with None if Python
+        decoded the record. The native core returns only UPDATE and BATCH_UPDATE messages."""
         if not self._is_started:
             self._is_started = True
             self._core = Core(self._config) if can_decode(self._config, batch.num_rows) else None

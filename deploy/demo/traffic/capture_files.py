@@ -129,7 +129,7 @@ class ExportCounts:
 
 
 def build_export_query(low: int, high: int, network: str | None) -> str:
-    """Build the query for the frames of a time range in µs, with the first frames of their connections."""
+    """Build the query for the frames from `low` to before `high` (µs), with the first frames of their connections."""
     condition = f"observed_at >= make_timestamptz({low}) AND observed_at < make_timestamptz({high})"
     if network is not None:
         quoted = network.replace("'", "''")
