@@ -148,7 +148,7 @@ GROUPS: Final = (
             ),
             Gauge(
                 "kiln_bridge_topics_over_limit",
-                "Topics of interest not joined: not yet, or because of `bridge.max_topics` or "
+                "Topics of interest not joined yet, or left out because of `bridge.max_topics` or "
                 "`bridge.max_topics_per_peer`.",
             ),
             Gauge("kiln_bridge_meshes", "Topics by the number of peers in their gossipsub mesh.", labels=("peers",)),

@@ -47,14 +47,14 @@ def find_replaced_topics(noted: Mapping[str, str], found: Mapping[str, TopicIden
         found: The identities that the broker reports.
 
     Returns:
-        The topics with another id than stored, in the order of `noted`. Topics that do not exist, or whose id the
+        The topics whose id is not the stored one, in the order of `noted`. Topics that do not exist, or whose id the
         broker does not report, are left out.
     """
     return [topic for topic, known in noted.items() if known and topic in found and found[topic].id not in ("", known)]
 
 
 def describe_replaced_topic(topic: str, noted: str, found: str) -> str:
-    """Explain to a user that a topic has another id than the stored one."""
+    """Explain to a user that the id of a topic is not the stored one."""
     return (
         f"{topic} is not the topic that was read before: its id in Kafka is {found}, but the id stored with the "
         f"offsets is {noted}. The topic was deleted and created again, or kafka.bootstrap names another cluster"

@@ -35,7 +35,7 @@ if os.getppid() == int(sys.argv[1]):
 def bind_to_parent(command: Sequence[str]) -> list[str]:
     """Wrap a command so that its process gets SIGTERM when the thread that starts it ends.
 
-    On other systems than Linux, the command is returned unchanged.
+    On systems other than Linux, the command is returned unchanged.
 
     Args:
         command: A command line that begins with a full path.

@@ -75,7 +75,7 @@ def spark_session(settings: Settings, name: str = "kiln", classes: Sequence[Path
     With a local master, environment variables of another Spark installation have no effect (`isolate_spark`).
 
     Args:
-        name: Name of the application. With another name than `kiln`, the logs are in the folder `logs/NAME`.
+        name: Name of the application. With a name other than `kiln`, the logs are in the folder `logs/NAME`.
         classes: Folders to append to the class path of the JVM.
 
     Raises:

@@ -1,7 +1,7 @@
 """Completion of logs of js-ceramic: adds the missing seqno to messages in the log of the node that published them.
 
-Only the nodes that received a message have its seqno in their logs. Without it, the publisher's line would count as
-another message than a receiver's line. The two lines have the same author, topic and content, apart from fields such as
+Only the nodes that received a message have its seqno in their logs. Without it, the publisher's line and a receiver's
+line would count as two messages. The two lines have the same author, topic and content, apart from fields such as
 `model`, which one may lack. A node may publish the same content again, so the receiver's line nearest in time is used.
 """
 

@@ -109,8 +109,8 @@ def find_captures(
         report: Receives a message about the progress, after every 2,000 files.
 
     Returns:
-        The files with a known format, in the order of the named paths and then by name. And a description of each file
-            that is skipped in a folder or an archive, because it has no known format; at most 20 per path.
+        The files with a known format, in the order of the named paths and then by name; and descriptions, at
+            most 20 per path, of files in folders and archives that are skipped because they have no known format.
 
     Raises:
         InputError: A named file cannot be read or has no known format, or a folder or an archive contains no file of a

@@ -203,8 +203,8 @@ def select_received_tips(rows: DataFrame) -> DataFrame:
 
 
 def quarantine_contradicted_tips(rows: DataFrame) -> DataFrame:
-    """Build the rows of `quarantine` from the result of `join_verified_separators`: the tips of streams that have
-    another separator than the batch."""
+    """Build the rows of `quarantine` from the result of `join_verified_separators`: the tips of streams whose
+    separator is not that of the batch."""
     none = F.lit(None)
     return rows.where(F.col("known").isNotNull()).select(
         none.cast("int").alias("kafka_partition"),

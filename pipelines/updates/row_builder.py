@@ -233,7 +233,7 @@ class RowBuilder:
             yield self._build_false_claim_row(item, fault, group)
 
     def _build_misplaced_batch(self, item: DecodedMessage) -> Iterator[UpdateRow]:
-        """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator than its own.
+        """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator.
 
         CIP-123 requires the topic of its own separator. The block is fetched nevertheless, because the geneses of the
         streams in it decide.

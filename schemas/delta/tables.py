@@ -328,7 +328,7 @@ _ALL: Final = (
             _may(
                 "message_id_count",
                 "int",
-                "Number of message ids on the wire (IHAVE, IWANT, IDONTWANT), also of those not stored",
+                "Number of message ids on the wire (IHAVE, IWANT, IDONTWANT), including those not stored",
                 "1",
             ),
             _may("peer_count", "int", "Number of peers in the peer exchange of a PRUNE", "0"),
