@@ -291,7 +291,7 @@ def test_the_tables_open_in_deltalake_and_duckdb(lake: Lake) -> None:
 
 
 def killed(lake: Lake, moment: int) -> int:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(Path(lake.path).parent)}
     script = [sys.executable, str(ROOT / "tests/kit/swap_killed.py"), lake.path, "r", str(moment)]
     return subprocess.run(script, cwd=ROOT, env=environment, check=False, timeout=120).returncode
 
