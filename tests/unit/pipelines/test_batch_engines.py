@@ -96,6 +96,12 @@ def count_left(values: Sequence[bytes | None]) -> int:
     return sum(len(rows.left) for rows in core.Core().batch(build_batch(values)))
 
 
+def test_python_decodes_nothing_that_the_core_decodes() -> None:
+    """Otherwise the comparisons below compare Python with itself."""
+    with patch.object(transform, "_decode_in_python", side_effect=AssertionError):
+        assert len(describe([encode(UPDATE)] * 3, native=True)) == 3
+
+
 # ---------------------------------------------------------------- any record
 
 _TEXTS = ("", "a", "é😀", 'a"b\\c/\n\t\x7f', "\x00\x1f", "x" * 256, "x" * 257, "x" * 1024, "x" * 1025, "é" * 1024)
