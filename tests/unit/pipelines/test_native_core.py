@@ -384,7 +384,7 @@ def build_mutant(folder: Path, file: str, old: str, new: str) -> Path:
     (sources / file).write_text(text.replace(old, new))
     rustc = library.find_rustc()
     assert rustc is not None
-    library.build_library(rustc, folder / "mutant.so", sources, ["-C", "opt-level=1"])
+    library.build_library(rustc, folder / "mutant.so", sources, ["-C", "opt-level=0"])
     return folder / "mutant.so"
 
 
@@ -434,7 +434,7 @@ def test_a_wrong_core_is_noticed_and_turned_off(mutant: str, tmp_path: Path) -> 
 def test_a_panic_leaves_the_record_or_the_call_to_python(tmp_path: Path) -> None:
     rustc = library.find_rustc()
     assert rustc is not None
-    library.build_library(rustc, tmp_path / "faults.so", None, ["--cfg", "kiln_faults", "-C", "opt-level=1"])
+    library.build_library(rustc, tmp_path / "faults.so", None, ["--cfg", "kiln_faults", "-C", "opt-level=0"])
     records: list[bytes | None] = [*traffic(900)]
     for at, word in ((100, b"panic"), (101, b"panic"), (500, b"PANIC"), (899, b"panic")):
         records[at] = (records[at] or b"") + b"\xa2\x06\x05" + word  # an unknown field
