@@ -23,9 +23,10 @@ from kiln.conf.process.errors import PrerequisiteError
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.stack import native_core
-from kiln.pipelines.decode.decoder import DecodeConfig, check_signature
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, check_signature
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.native import core, library
+from kiln.pipelines.updates import transform as updates
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -399,6 +400,26 @@ def _read_digest(path: Path) -> str:
     digest = ctypes.create_string_buffer(64)
     ctypes.CDLL(str(path)).kiln_sources(digest)
     return digest.raw.decode()
+
+
+@needs_core
+def test_a_message_that_differs_turns_the_core_off_in_updates() -> None:
+    batches = engines.build_batches(traffic(200), 200)
+    expected = engines.update(batches, DecodeConfig(native_core=False), engines.SEPARATING[0])
+    build = updates._build_messages
+
+    def build_wrong(messages: pa.RecordBatch, batch: pa.RecordBatch) -> list[DecodedMessage]:
+        return [message._replace(observed_at=message.observed_at + 1) for message in build(messages, batch)]
+
+    counted: list[int] = []
+    with (
+        patch.object(updates, "_build_messages", build_wrong),
+        patch.object(core, "SAMPLE_ONE_IN", 1),
+        patch.object(library, "_turned_off", []),
+    ):
+        assert engines.update(batches, DecodeConfig(), engines.SEPARATING[0], counted.append) == expected
+        assert not library.find_engine().is_native
+    assert counted == [1]
 
 
 @pytest.mark.slow
