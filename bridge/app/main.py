@@ -6,7 +6,6 @@ Its folder STATE/bridge contains:
 - `seqno`: the sequence numbers of published messages
 - `spool/`: frames that Kafka has not acknowledged
 - `interests.json`, `status.json`
-- `pins.sqlite`: our blocks that are pinned in IPFS
 - `transition.json`: the time at which the chain reached `transition.height`
 - `bep50.key`, `bep50/`: the key of our announcements over BEP 50, mode 0600, and the state of the overlay
 """

@@ -43,7 +43,6 @@ from kiln.bridge.libp2p.options import NodeOptions
 from kiln.bridge.libp2p.seqno import Seqno, SeqnoError
 from kiln.bridge.publisher.batches import PublishError, PublishingOptions
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.bridge.publisher.transition import HeightWatch, Transition
 from kiln.conf.process.errors import KilnError
@@ -96,7 +95,7 @@ class BridgeComponents:
         folder = FolderBlockStore(settings.state / "blocks")
         bitswaps = settings.speaks_bitswap
         self.exchange = _create_exchange(settings, node, folder, sources, discovery) if bitswaps else None
-        self.kubo = _open_kubo(settings) if settings.uses_kubo else None
+        self.kubo = _open_kubo(settings, folder) if settings.uses_kubo else None
         """`blocks` if it is a Kubo, which can also connect to given peers; otherwise `None`"""
         self.blocks: BlockStore = self.kubo or folder
         if self.exchange is not None:
@@ -224,9 +223,10 @@ def _open_sink(settings: Settings) -> Iterator[FrameSink]:
             )
 
 
-def _open_kubo(settings: Settings) -> KuboBlockStore:
+def _open_kubo(settings: Settings, marks: FolderBlockStore) -> KuboBlockStore:
     ipfs = settings.ipfs
-    return KuboBlockStore(Kubo(ipfs.api, ipfs.api_auth.get_secret_value(), ipfs.max_concurrent_fetches), ipfs.peers)
+    kubo = Kubo(ipfs.api, ipfs.api_auth.get_secret_value(), ipfs.max_concurrent_fetches)
+    return KuboBlockStore(kubo, marks, ipfs.peers)
 
 
 def _create_bitswap_store(
@@ -252,11 +252,6 @@ def _create_exchange(
     options = ExchangeOptions(max_bytes_per_second=settings.ipfs.max_bytes_per_second)
     search = None if discovery is None else discovery.connect_providers
     return BlockExchange(node, folder, options, sources, search)
-
-
-def _create_pins(settings: Settings, blocks: BlockStore) -> BlockPins:
-    """Create the pins for one thread. Each thread needs its own, because an SQLite connection belongs to a thread."""
-    return BlockPins(blocks, settings.bridge_dir / "pins.sqlite", micros(settings.ipfs.pin_duration))
 
 
 # ---------------------------------------------------------------- threads
@@ -321,10 +316,15 @@ def _create_publisher(
 
     return Publisher(
         _kafka_config(settings),
-        PublishingOptions(settings.network.name, micros(settings.publish.timeout), batch_typ=settings.batch.typ),
+        PublishingOptions(
+            settings.network.name,
+            micros(settings.publish.timeout),
+            batch_typ=settings.batch.typ,
+            pin_duration=micros(settings.ipfs.pin_duration),
+        ),
         publish,
         lambda: None,
-        _create_pins(settings, blocks),
+        blocks,
         transition.publishing_scheme,
         pace=pace,
         instance=_bridge_id(node),
@@ -346,6 +346,7 @@ def _create_announcer(
         micros(settings.publish.timeout),
         retry_every=_ACKNOWLEDGEMENT_INTERVAL,
         batch_typ=settings.batch.typ,
+        pin_duration=micros(settings.ipfs.pin_duration),
         transport=TRANSPORT,
         target=carrier.target,
     )
@@ -354,7 +355,7 @@ def _create_announcer(
         options,
         announce,
         lambda: carrier.stop_reason,
-        _create_pins(settings, blocks),
+        blocks,
         group=f"{settings.kafka.prefix}{TRANSPORT}-publisher.{settings.network.name}",
         instance=_bridge_id(node),
     )

@@ -48,7 +48,7 @@ class BlockStore(Protocol):
     """A store of IPFS blocks. Each argument `cid` is a CID as text."""
 
     def put(self, cid: str, data: bytes) -> None:
-        """Store a block, so that peers can fetch it. Storing a block again is no error.
+        """Store a block, so that peers can fetch it. Storing a block again renews its time for `remove_older`.
 
         The block is protected from garbage collection, and announced to peers in the background.
 
@@ -74,8 +74,13 @@ class BlockStore(Protocol):
         """
         ...
 
-    def remove(self, cid: str) -> None:
-        """Undo `put`: the store may delete the block. Do nothing if there is no such block.
+    def remove_older(self, before: int) -> bool:
+        """Undo `put` for some of the blocks that were last put before this time, in µs since the epoch.
+
+        Each call examines a limited number of blocks, and continues where the last one stopped.
+
+        Returns:
+            True if blocks remain to be examined; false after the last one. The next call then begins again.
 
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.

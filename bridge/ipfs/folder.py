@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
+from threading import Lock
+from typing import Final
 
 from kiln.bridge.ipfs.blocks import (
+    BlockRefusedError,
     BlockStoreUnavailableError,
     BlockUnavailableError,
     read_digest,
@@ -20,12 +26,16 @@ from kiln.conf.process.files import open_regular_file, read_small_file
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes, cid_text, read_sha2_256_digest
 
+_MAX_EXAMINED: Final = 100  # files per step of a removal: more than a publisher stores in one
+
 
 class FolderBlockStore:
-    """A `BlockStore` in a folder, which the first `put` creates."""
+    """A `BlockStore` in a folder, which the first `put` creates. The time of a file is that of its last `put`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._lock = Lock()  # so that a block is not removed while it is stored again
+        self._files = self._list_files()  # not examined yet
 
     def put(self, cid: str, data: bytes) -> None:
         """Implement `BlockStore.put`, and flush the block to disk (fsync).
@@ -33,22 +43,33 @@ class FolderBlockStore:
         Raises:
             BlockStoreUnavailableError: the folder cannot be written.
         """
-        verify_block(cid, data)
+        self._write(cid, verify_block(cid, data))
+
+    def mark(self, cid: str) -> None:
+        """Write an empty file for a block that is stored elsewhere, so that `remove_older` reports the block later.
+
+        Raises:
+            BlockStoreUnavailableError: the folder cannot be written.
+        """
+        self._write(cid, b"")
+
+    def _write(self, cid: str, data: bytes) -> None:
         path = self._path(cid)
         try:
-            if path.exists():
-                return
-            self._folder.mkdir(parents=True, exist_ok=True)
-            # To a temporary file first: a file with the final name is always complete.
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                try:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                    os.replace(file.name, path)
-                except OSError:
-                    os.unlink(file.name)
-                    raise
+            with self._lock:
+                if _renew(path, len(data)):
+                    return
+                self._folder.mkdir(parents=True, exist_ok=True)
+                # To a temporary file first: a file with the final name is always complete.
+                with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                    try:
+                        file.write(data)
+                        file.flush()
+                        os.fsync(file.fileno())
+                        os.replace(file.name, path)
+                    except OSError:
+                        os.unlink(file.name)
+                        raise
         except OSError as error:
             raise BlockStoreUnavailableError(self._describe("write to", error)) from error
 
@@ -66,12 +87,33 @@ class FolderBlockStore:
             raise refuse_too_large(cid, limit)
         return verify_block(cid, data)
 
-    def remove(self, cid: str) -> None:
-        """Implement `BlockStore.remove` by deleting the file."""
+    def remove_older(self, before: int, undo: Callable[[str], None] = lambda _: None) -> bool:
+        """Implement `BlockStore.remove_older` by deleting files, including those of interrupted calls of `put`.
+
+        Args:
+            undo: called with the CID of each block before its file is deleted.
+        """
+        examined = 0
         try:
-            self._path(cid).unlink(missing_ok=True)
+            with self._lock:
+                for file in islice(self._files, _MAX_EXAMINED):
+                    examined += 1
+                    if not file.is_file(follow_symlinks=False) or file.stat().st_mtime_ns // 1_000 >= before:
+                        continue
+                    with suppress(BlockRefusedError):  # the user's own file, whose name is no CID
+                        if not file.name.startswith("."):
+                            read_digest(file.name)
+                            undo(file.name)
+                        os.unlink(file)
+                if examined < _MAX_EXAMINED:
+                    self._files = self._list_files()
         except OSError as error:
             raise BlockStoreUnavailableError(self._describe("delete from", error)) from error
+        return examined == _MAX_EXAMINED
+
+    def _list_files(self) -> Iterator[os.DirEntry[str]]:
+        with suppress(FileNotFoundError), os.scandir(self._folder) as files:
+            yield from files
 
     def find_sizes(self, cids: Sequence[bytes]) -> Mapping[bytes, int | None]:
         """Return the size of each block in bytes, by CID; `None` for a block that is not in the folder."""
@@ -111,3 +153,20 @@ class FolderBlockStore:
 
     def _path(self, cid: str) -> Path:
         return self._folder / cid_text(cid_bytes(cid))  # one name for all spellings, and none with a slash
+
+
+def _renew(path: Path, size: int) -> bool:
+    """Set the time of a file to now, but never back, because the clock may be wrong.
+
+    Returns:
+        False if there is no file of this size.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return False
+    if status.st_size != size:
+        return False
+    now = time.time_ns()
+    os.utime(path, ns=(now, max(now, status.st_mtime_ns)))
+    return True

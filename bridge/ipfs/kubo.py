@@ -175,7 +175,7 @@ class Kubo:
             raise self._unexpected_answer("pin/add", answer)
 
     def unpin(self, cid: str) -> None:
-        """Remove the direct pin of a block, if there is one. Raises the errors of `BlockStore.remove`."""
+        """Remove the direct pin of a block, if there is one. Raises the errors of `BlockStore.remove_older`."""
         try:
             self._json("pin/rm", {"arg": _canonical_text(cid), "recursive": "false"}, _CALL)
         except KuboError as error:

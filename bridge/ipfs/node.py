@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Final
 
 from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.kubo import Kubo, KuboError
 from kiln.bridge.ipfs.neighbours import AT_ONCE, BitswapPeer, BitswapPeers
 from kiln.bridge.ipfs.providing import BlockProvider
@@ -28,14 +29,16 @@ class KuboBlockStore:
     peers and to announcers.
     """
 
-    def __init__(self, kubo: Kubo, peers: Sequence[str] = (), every: float = _EVERY) -> None:
+    def __init__(self, kubo: Kubo, marks: FolderBlockStore, peers: Sequence[str] = (), every: float = _EVERY) -> None:
         """Start the thread.
 
         Args:
+            marks: has a file for each pinned block, so that the block is unpinned later.
             peers: multiaddrs of the configured peers (`ipfs.peers`).
             every: seconds between two checks.
         """
         self._kubo = kubo
+        self._marks = marks
         self._peers = tuple(peers)
         self._every = every
         self._about = f"the IPFS node at {kubo.url} is not checked yet"
@@ -53,6 +56,7 @@ class KuboBlockStore:
     def put(self, cid: str, data: bytes) -> None:
         """Implement `BlockStore.put`."""
         self._kubo.put(cid, data)
+        self._marks.mark(cid)
         self._kubo.pin(cid)
         self._providing.add(cid)
 
@@ -60,9 +64,9 @@ class KuboBlockStore:
         """Implement `BlockStore.get`."""
         return self._kubo.get(cid, timeout, limit)
 
-    def remove(self, cid: str) -> None:
-        """Implement `BlockStore.remove` by unpinning. Kubo's garbage collection then deletes the block."""
-        self._kubo.unpin(cid)
+    def remove_older(self, before: int) -> bool:
+        """Implement `BlockStore.remove_older` by unpinning. Kubo's garbage collection then deletes the blocks."""
+        return self._marks.remove_older(before, self._kubo.unpin)
 
     def connect_gossip_peers(self, peers: Sequence[BitswapPeer]) -> None:
         """Keep the node connected to these gossip peers, which speak bitswap. The most important ones come first."""

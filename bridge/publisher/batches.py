@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.kafka.number_sets import MAX_METADATA, decode_numbers, encode_numbers
 from kiln.bridge.publisher.deliveries import (
     NO_PEER,
@@ -18,7 +18,6 @@ from kiln.bridge.publisher.deliveries import (
     TopicDelivery,
 )
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import BlockPins, PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     MAX_DETAIL,
@@ -59,6 +58,8 @@ class PublishingOptions:
     retry_every: int = 1_000_000
     max_age: int = 60_000_000
     """batches that closed longer than this before the first start are not published"""
+    pin_duration: int = 86_400_000_000
+    """how long a block stays in IPFS after it was last stored"""
     batch_typ: int = 3
     transport: str = "gossipsub"
     target: Callable[[str], str] | None = None
@@ -210,7 +211,7 @@ class PendingBatches:
     def step(
         self,
         held_back: bool,
-        keeper: BlockPins,
+        blocks: BlockStore,
         publish: Callable[[str, bytes], int],
         now: int,
         scheme: TopicScheme,
@@ -220,7 +221,7 @@ class PendingBatches:
 
         Args:
             held_back: true if nothing may be published now.
-            keeper: stores and pins the blocks.
+            blocks: the store of the blocks.
             publish: sends a message and returns the number of peers that it was sent to. It reports each message to
                 `pace`, and raises `PublishError` if it could not try.
             scheme: the topics to publish on now. If they change, waiting batches move to the new topics.
@@ -238,7 +239,7 @@ class PendingBatches:
         for given_up in self.queue.check(now, self.is_nearly_full):
             self._end_with_receipt(given_up.delivery, now, 0, given_up.error)
         self._turn.extend(self.queue.take(MAX_TURNS_PER_STEP - len(self._turn)))
-        self._store_blocks(keeper, now)
+        self._store_blocks(blocks, now)
         if self.ipfs_error is not None:
             self.queue.pause()
             return
@@ -311,7 +312,7 @@ class PendingBatches:
         self._arrivals.clear()
         self.queue.add(deliveries)
 
-    def _store_blocks(self, keeper: BlockPins, now: int) -> None:
+    def _store_blocks(self, blocks: BlockStore, now: int) -> None:
         """Store the blocks of this turn in IPFS, and set or clear `ipfs_error`.
 
         If IPFS has not answered for `_IPFS_CHECK_EVERY`, a stored block is stored again, to notice an outage.
@@ -322,12 +323,12 @@ class PendingBatches:
                 if not publication.deliveries or (publication.is_stored and is_recent):
                     continue
                 try:
-                    keeper.store_and_pin(publication.batch.batch_cid, publication.batch.block, now)
+                    blocks.put(publication.batch.batch_cid, publication.batch.block)
                 except BlockRefusedError as error:
                     self._reject(publication, f"IPFS refused the block: {error}", now)
                 publication.is_stored = True
                 self._ipfs_answered_at = now
-        except (BlockStoreUnavailableError, BlockUnavailableError, PinsError) as error:
+        except (BlockStoreUnavailableError, BlockUnavailableError) as error:
             self.ipfs_error = str(error)
             self._ipfs_retry_at = now + self._options.retry_every
         else:

@@ -33,7 +33,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
-from kiln.bridge.ipfs import BlockStoreUnavailableError
+from kiln.bridge.ipfs import BlockStore, BlockStoreUnavailableError
 from kiln.bridge.kafka.session_thread import KafkaConfig, now_us
 from kiln.bridge.kafka.worker import KafkaWorker, Progress
 from kiln.bridge.publisher.batches import (
@@ -45,14 +45,13 @@ from kiln.bridge.publisher.batches import (
 )
 from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import BlockPins, PinsError
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.conf.process.bridge_status import PublisherStatus
 from kiln.conf.process.kafka_records import KafkaRecord
 
 _LOG: Final = logging.getLogger(__name__)
 _POLL_EVERY: Final = 100_000  # time in µs between two polls, while no record comes and nothing is due
-_UNPIN_EVERY: Final = 10_000_000  # time in µs between two checks for expired pins
+_REMOVE_EVERY: Final = 10_000_000  # time in µs between two removals of old blocks
 
 
 class Publisher(KafkaWorker):
@@ -64,7 +63,7 @@ class Publisher(KafkaWorker):
         options: PublishingOptions,
         publish: Callable[[str, bytes], int],
         can_publish: Callable[[], str | None],
-        keeper: BlockPins,
+        blocks: BlockStore,
         topics: Callable[[], TopicScheme] = lambda: BY_SEPARATOR,
         clock_us: Callable[[], int] = now_us,
         group: str | None = None,
@@ -78,7 +77,7 @@ class Publisher(KafkaWorker):
             publish: sends a message on a topic, reports it to `pace`, and returns the number of peers that it was sent
                 to; called in this thread.
             can_publish: returns the reason why nothing may be published now, or `None`.
-            keeper: stores and pins the blocks; used in this thread only.
+            blocks: the store of the blocks.
             topics: returns the topics on which batches are published now.
             group: consumer group of the offsets; by default that of gossipsub publishers of the network.
             pace: rate limiter of the messages; by default without a limit.
@@ -92,20 +91,18 @@ class Publisher(KafkaWorker):
         self._options = options
         self._publish = publish
         self._can_publish = can_publish
-        self._keeper = keeper
+        self._blocks = blocks
         self._topics = topics
         self._clock_us = clock_us
         self._pace = pace or AuthorPacer(0, 1)
         self._pending = PendingBatches(options, subscribers)
-        self._unpin_at = 0
+        self._is_removing = False
+        self._removed_at = 0
 
     def status(self) -> PublisherStatus:
         """Return the status of the publisher."""
         pending = self._pending
         return PublisherStatus(self.state, pending.published, pending.failed, pending.lost)
-
-    def _release_resources(self) -> None:
-        self._keeper.close()
 
     def _begin(self, partition: int, committed: Progress | None, first: int, end: int) -> int:
         if committed is None:
@@ -141,12 +138,12 @@ class Publisher(KafkaWorker):
 
     def _publish_due(self) -> None:
         now, held_back = self._clock_us(), self._can_publish()
-        self._pending.step(held_back is not None, self._keeper, self._publish, now, self._topics(), self._pace)
-        if now >= self._unpin_at:
-            # a pin that lasts too long does no harm, and `store_and_pin` reports an unreachable node
-            with suppress(BlockStoreUnavailableError, PinsError):
-                self._keeper.unpin_expired(now)
-            self._unpin_at = now + _UNPIN_EVERY
+        self._pending.step(held_back is not None, self._blocks, self._publish, now, self._topics(), self._pace)
+        if self._is_removing or abs(now - self._removed_at) >= _REMOVE_EVERY:  # the clock may be set back
+            self._is_removing, self._removed_at = False, now
+            # a block that stays too long does no harm, and `put` reports an unreachable node
+            with suppress(BlockStoreUnavailableError):
+                self._is_removing = self._blocks.remove_older(now - self._options.pin_duration)
         standby = f"on standby: Kafka has assigned no partition of {self._topic} to this bridge"
         state = _describe_state(held_back, self._pending) if self._committed else standby
         self._report(state, self._pending.ipfs_error)

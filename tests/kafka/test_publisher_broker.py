@@ -21,12 +21,11 @@ from kafka.admin import KafkaAdminClient
 from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kiln.bridge.ipfs import BlockStoreUnavailableError
+from kiln.bridge.ipfs import BlockStore, BlockStoreUnavailableError
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher import publisher as publisher_module
 from kiln.bridge.publisher.batches import RECORDS_LOST, TOO_OLD, PublishingOptions
 from kiln.bridge.publisher.deliveries import Subscribers
-from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_broker import ensure_topics
@@ -137,15 +136,13 @@ class Kiln:
             self.sent.append(data)
         return self.peers
 
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
+    def put(self, cid: str, data: bytes) -> None:
         if self.away is not None:
             raise BlockStoreUnavailableError(self.away)
         self.kept.append(cid)
 
-    def unpin_expired(self, now: int) -> int:
-        return 0
-
-    def close(self) -> None: ...
+    def remove_older(self, before: int) -> bool:
+        return False
 
     def start(
         self,
@@ -159,7 +156,7 @@ class Kiln:
             options,
             self.publish,
             lambda: self.held,
-            cast(BlockPins, self),
+            cast(BlockStore, self),
             clock_us=clock_us,
             instance=instance,
             subscribers=subscribers,
@@ -395,7 +392,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
 def test_broker_away_at_the_start(kiln: Kiln, free_port: int) -> None:
     options = PublishingOptions("local-test")
     kafka = KafkaConfig({"bootstrap_servers": f"127.0.0.1:{free_port}"}, "kiln.")
-    publisher = Publisher(kafka, options, kiln.publish, lambda: None, cast(BlockPins, kiln))
+    publisher = Publisher(kafka, options, kiln.publish, lambda: None, cast(BlockStore, kiln))
     kiln.running.append(publisher)
     publisher.start()
     assert awaited(lambda: "Kafka fails" in publisher.state)

@@ -16,9 +16,9 @@ import pytest
 from kafka import TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions
+from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
-from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.conf.process.kafka_records import RecordReader, librdkafka_options
 from kiln.deploy.ops.snapshot_builder import TopicWatch
@@ -94,7 +94,7 @@ class Bridge:
     def start(self) -> None:
         kafka = KafkaConfig(client(self.address), self.prefix)
         options = PublishingOptions("local-test", publish_timeout=600 * S, retry_every=S // 5)
-        self.publisher = Publisher(kafka, options, self._publish, lambda: None, cast(BlockPins, self))
+        self.publisher = Publisher(kafka, options, self._publish, lambda: None, cast(BlockStore, self))
         fetching = FetchingOptions("local-test", timeout=S, give_up_after=600 * S)
         self.fetcher = Fetcher(kafka, fetching, self.ipfs, lambda: ("model",))
         self.running = [self.publisher, self.fetcher]
@@ -109,12 +109,10 @@ class Bridge:
         self.sent.append(data)
         return 1
 
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None: ...
+    def put(self, cid: str, data: bytes) -> None: ...
 
-    def unpin_expired(self, now: int) -> int:
-        return 0
-
-    def close(self) -> None: ...
+    def remove_older(self, before: int) -> bool:
+        return False
 
     @property
     def errors(self) -> list[str]:

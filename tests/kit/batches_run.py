@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.publisher.batches import (
     OutputRecord,
     PendingBatches,
@@ -10,7 +13,6 @@ from kiln.bridge.publisher.batches import (
 )
 from kiln.bridge.publisher.deliveries import Subscribers
 from kiln.bridge.publisher.pace import AuthorPacer
-from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.transition import BY_SEPARATOR, TopicScheme
 from kiln.schemas.kafka.records import (
     BatchRecord,
@@ -75,19 +77,20 @@ class Node:
         return found
 
 
-class Ipfs(BlockPins):
+class Ipfs(FolderBlockStore):
     """Blocks that are kept; `error` is raised instead where it is set."""
 
     def __init__(self) -> None:
+        super().__init__(Path("nowhere"))
         self.error: Exception | None = None
         self.kept: dict[str, bytes] = {}
         self.asked = 0
 
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
+    def put(self, cid: str, data: bytes) -> None:
         self.asked += 1
         if self.error is not None:
             raise self.error
-        self.kept[cid] = block
+        self.kept[cid] = data
 
 
 class Run:

@@ -11,9 +11,9 @@ import signal
 import sys
 from typing import cast
 
+from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
-from kiln.bridge.publisher.pins import BlockPins
 from kiln.bridge.publisher.publisher import Publisher
 from kit.broker_access import client
 
@@ -32,13 +32,11 @@ class _Node:
         self._write("s", data.decode())
         return 1
 
-    def store_and_pin(self, cid: str, block: bytes, now: int) -> None:
+    def put(self, cid: str, data: bytes) -> None:
         self._write("k", cid)
 
-    def unpin_expired(self, now: int) -> int:
-        return 0
-
-    def close(self) -> None: ...
+    def remove_older(self, before: int) -> bool:
+        return False
 
 
 def main() -> None:
@@ -46,7 +44,7 @@ def main() -> None:
     node = _Node(path, lonely)
     options = PublishingOptions("local-test", publish_timeout=1_000_000, retry_every=200_000)
     kafka = KafkaConfig(client(address), prefix)
-    publisher = Publisher(kafka, options, node.publish, lambda: None, cast(BlockPins, node), instance=instance)
+    publisher = Publisher(kafka, options, node.publish, lambda: None, cast(BlockStore, node), instance=instance)
     publisher.start()
     signal.sigwait({signal.SIGTERM})
     publisher.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
@@ -111,7 +112,7 @@ def test_the_store_of_the_bridge_serves_its_folder_and_fetches_the_rest(tmp_path
         await trio.to_thread.run_sync(stores[0].put, *block)
         assert await trio.to_thread.run_sync(stores[1].get, block.cid, 20.0, 2 << 20) == block.data
         assert stores[0].get(block.cid, 1.0) == block.data, "one's own needs no thread"
-        stores[0].remove(block.cid)
+        assert not stores[0].remove_older(time.time_ns() // 1_000 + 1)
         with pytest.raises(BlockUnavailableError):
             await trio.to_thread.run_sync(stores[1].get, block.cid, 0.3)
         with pytest.raises(BlockUnavailableError):

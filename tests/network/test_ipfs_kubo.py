@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.node import KuboBlockStore
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kit.awaiting import wait_until
@@ -63,7 +64,7 @@ def test_a_kubo_that_routes_tells_others_who_has_a_block(daemon: Daemon, tmp_pat
         kubo = daemon.start()
         other.start().close()
         other.connect(daemon.address)
-        node = KuboBlockStore(kubo, every=0.5)
+        node = KuboBlockStore(kubo, FolderBlockStore(tmp_path / "marks"), every=0.5)
         wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         assert "without content routing" not in node.describe()
         node.put(BATCH.cid, BATCH.data)

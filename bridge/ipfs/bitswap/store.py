@@ -22,8 +22,8 @@ class BitswapBlockStore:
     """The `BlockStore` of `ipfs.api = "self"`.
 
     `put` stores Kiln's own blocks in a folder. `get` fetches other blocks from peers, and does not store them, so the
-    bridge serves only its own blocks. `put`, `get` and `remove` are called in threads, and network I/O runs in the trio
-    thread.
+    bridge serves only its own blocks. `put`, `get` and `remove_older` are called in threads, and network I/O runs in
+    the trio thread.
     """
 
     def __init__(
@@ -77,9 +77,11 @@ class BitswapBlockStore:
             raise BlockStoreUnavailableError("the bridge has no peer. Check bridge.bootstrap, and the network.")
         return await self._exchange.fetch(cid, timeout)
 
-    def remove(self, cid: str) -> None:
-        """Implement `BlockStore.remove`, and stop announcing the block."""
-        self._folder.remove(cid)
+    def remove_older(self, before: int) -> bool:
+        """Implement `BlockStore.remove_older`, and stop announcing the blocks."""
+        return self._folder.remove_older(before, self._withdraw)
+
+    def _withdraw(self, cid: str) -> None:
         if self._discovery is not None:
             self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))
 

@@ -1,5 +1,7 @@
-"""Blocks in a folder: kept whole, verified when handed out."""
+"""Blocks in a folder: kept whole and for a set time, verified when handed out."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -19,10 +21,11 @@ from kiln.schemas.wire.cid import check_block, cid_bytes, cid_text, compute_cid
 DATA = b"\xa1dtips\xa0"
 CID = cid_text(compute_cid(DATA))
 OTHER = cid_text(compute_cid(b"other"))
+LATE = cid_text(compute_cid(b"late"))
 
 
 @pytest.fixture
-def blocks(tmp_path: Path) -> BlockStore:
+def blocks(tmp_path: Path) -> FolderBlockStore:
     return FolderBlockStore(tmp_path / "blocks")
 
 
@@ -32,9 +35,82 @@ def test_what_is_put_is_there_for_the_next_one_too(blocks: BlockStore, tmp_path:
     assert FolderBlockStore(tmp_path / "blocks").get(CID, 1.0) == DATA
     assert [path.name for path in (tmp_path / "blocks").iterdir()] == [CID]
     assert "no peer can fetch" in blocks.describe()
-    blocks.remove(CID)
-    blocks.remove(CID)
+
+
+def set_age(path: Path, seconds: int) -> None:
+    at = time.time() - seconds
+    os.utime(path, (at, at))
+
+
+def remove_older(blocks: BlockStore, seconds: int) -> None:
+    while blocks.remove_older(round((time.time() - seconds) * 1e6)):
+        pass
+
+
+def test_a_block_is_removed_once_it_was_put_long_ago(blocks: BlockStore, tmp_path: Path) -> None:
+    remove_older(blocks, 60)  # there is no folder yet
+    for cid, data in ((CID, DATA), (OTHER, b"other"), (LATE, b"late")):
+        blocks.put(cid, data)
+    set_age(tmp_path / "blocks" / CID, 61)
+    set_age(tmp_path / "blocks" / OTHER, 61)
+    set_age(tmp_path / "blocks" / LATE, 59)
+    blocks.put(OTHER, b"other")  # as long as if for the first time
+    again = FolderBlockStore(tmp_path / "blocks")
+    remove_older(again, 60)
+    assert {path.name for path in (tmp_path / "blocks").iterdir()} == {OTHER, LATE}
+    set_age(tmp_path / "blocks" / LATE, 61)
+    remove_older(again, 60)
+    assert [path.name for path in (tmp_path / "blocks").iterdir()] == [OTHER]
+    assert blocks.get(OTHER, 1.0) == b"other"
+
+
+def test_a_clock_that_is_set_back_shortens_no_time(blocks: BlockStore, tmp_path: Path) -> None:
+    blocks.put(CID, DATA)
+    set_age(tmp_path / "blocks" / CID, -1_000)
+    blocks.put(CID, DATA)
+    remove_older(blocks, -999)
+    assert blocks.get(CID, 1.0) == DATA
+    remove_older(blocks, -1_001)
     assert list((tmp_path / "blocks").iterdir()) == []
+
+
+def test_what_a_killed_put_left_is_removed_and_what_is_not_kilns_is_kept(blocks: BlockStore, tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    blocks.put(CID, DATA)
+    (folder / CID).rename(folder / ".tmp12345")
+    (folder / "README").write_text("the user's")
+    (folder / "lost+found").mkdir()
+    (folder / ".Trash").mkdir()
+    for path in folder.iterdir():
+        set_age(path, 61)
+    remove_older(blocks, 60)
+    assert {path.name for path in folder.iterdir()} == {"README", "lost+found", ".Trash"}
+
+
+def test_one_call_examines_few_files_and_all_are_examined_in_turn(tmp_path: Path) -> None:
+    folder = tmp_path / "blocks"
+    folder.mkdir()
+    for number in range(1_000):
+        path = folder / cid_text(compute_cid(b"%d" % number))
+        path.touch()
+        set_age(path, 61 if number % 2 else 0)
+    blocks, calls, counts = FolderBlockStore(folder), 1, [1_000]
+    while blocks.remove_older(round((time.time() - 60) * 1e6)):
+        calls += 1
+        counts.append(len(list(folder.iterdir())))
+        assert counts[-2] - counts[-1] <= 100
+    assert (calls, counts[-1]) == (11, 500)
+
+
+def test_a_mark_is_no_block_and_a_block_takes_its_place(blocks: FolderBlockStore, tmp_path: Path) -> None:
+    blocks.mark(CID)
+    assert blocks.read_blocks([cid_bytes(CID)]) == {}
+    set_age(tmp_path / "blocks" / CID, 61)
+    blocks.mark(CID)
+    remove_older(blocks, 60)
+    assert (tmp_path / "blocks" / CID).exists()
+    blocks.put(CID, DATA)
+    assert blocks.get(CID, 1.0) == DATA
 
 
 def test_blocks_are_found_and_read_for_peers_unless_they_are_damaged(tmp_path: Path) -> None:
@@ -51,7 +127,6 @@ def test_blocks_are_found_and_read_for_peers_unless_they_are_damaged(tmp_path: P
 def test_what_is_not_there_is_unavailable(blocks: BlockStore) -> None:
     with pytest.raises(BlockUnavailableError, match=r"ipfs\.api is empty"):
         blocks.get(OTHER, 60.0)
-    blocks.remove(OTHER)
 
 
 def test_bytes_of_another_cid_are_neither_kept_nor_handed_out(blocks: BlockStore, tmp_path: Path) -> None:

@@ -10,15 +10,18 @@ import base64
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from email import message_from_bytes
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from kiln.bridge.ipfs.blocks import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
 from kiln.bridge.ipfs.neighbours import BitswapPeer
 from kiln.bridge.ipfs.node import KuboBlockStore
@@ -569,7 +572,7 @@ def test_a_node_that_wants_a_secret_gets_it(kubo: FakeKubo) -> None:
     assert "s3cret" not in str(wrong.value)
 
 
-def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
+def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo, tmp_path: Path) -> None:
     kubo.answers |= {
         "id": kubo_json(IDENTITY),
         "config": kubo_json({"Key": "Routing.Type", "Value": "none"}),
@@ -585,7 +588,7 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
             again.set()
         kubo_error("connect 12D3KooWM68G failure: failed to dial")(handler)
 
-    node = KuboBlockStore(Kubo(kubo.url), [PEER, PEER], every=0.05)
+    node = KuboBlockStore(Kubo(kubo.url), FolderBlockStore(tmp_path), [PEER, PEER], every=0.05)
     try:
         wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         about = f"kubo 0.44.0 at {kubo.url}, without content routing, 2 of 2 peers of ipfs.peers connected"
@@ -601,7 +604,9 @@ def test_the_node_is_kept_connected_and_says_how_it_is(kubo: FakeKubo) -> None:
         node.get(CID, 1.0)
 
 
-def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone(kubo: FakeKubo) -> None:
+def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone(
+    kubo: FakeKubo, tmp_path: Path
+) -> None:
     name = "12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x"
     there = set[str]()
 
@@ -619,7 +624,7 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"})}
     kubo.answers |= {"swarm/connect": connect, "swarm/disconnect": disconnect, "swarm/peers": peers}
     kubo.answers |= {"routing/provide": kubo_bytes(), **_STORED}
-    node = KuboBlockStore(Kubo(kubo.url), every=0.5)
+    node = KuboBlockStore(Kubo(kubo.url), FolderBlockStore(tmp_path), every=0.5)
     try:
         wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         node.put(CID, DATA)
@@ -637,7 +642,32 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
         node.close()
 
 
-def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
+def test_blocks_are_unpinned_when_their_time_is_over_also_after_a_restart(kubo: FakeKubo, tmp_path: Path) -> None:
+    kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "none"}), **_STORED}
+    node = KuboBlockStore(Kubo(kubo.url), FolderBlockStore(tmp_path / "blocks"))
+    node.put(CID, DATA)
+    node.close()
+    assert "pin/add" in [asked.command for asked in kubo.asked]
+    node = KuboBlockStore(Kubo(kubo.url), FolderBlockStore(tmp_path / "blocks"))
+    try:
+        now = time.time_ns() // 1_000
+        assert not node.remove_older(now - 60_000_000)
+        assert "pin/rm" not in [asked.command for asked in kubo.asked]
+        kubo.answers["pin/rm"] = plain(403, "403 - Forbidden")
+        with pytest.raises(BlockStoreUnavailableError):
+            node.remove_older(now + 60_000_000)
+        kubo.answers["pin/rm"] = kubo_json({"Pins": [CID]})
+        assert not node.remove_older(now + 60_000_000)  # the rest of the folder
+        assert not node.remove_older(now + 60_000_000)
+        assert [asked.options for asked in kubo.asked if asked.command == "pin/rm"] == [
+            {"arg": CID, "recursive": "false"}
+        ] * 2
+        assert list((tmp_path / "blocks").iterdir()) == []
+    finally:
+        node.close()
+
+
+def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo, tmp_path: Path) -> None:
     answered = threading.Event()
 
     def provide(handler: Handler) -> None:
@@ -646,7 +676,7 @@ def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
 
     kubo.answers |= {"id": kubo_json(IDENTITY), "config": kubo_json({"Value": "auto"}), "routing/provide": provide}
     kubo.answers |= _STORED
-    node = KuboBlockStore(Kubo(kubo.url))
+    node = KuboBlockStore(Kubo(kubo.url), FolderBlockStore(tmp_path))
     wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
     node.put(CID, DATA)
     wait_until(lambda: any(asked.command == "routing/provide" for asked in kubo.asked), "the call")
@@ -654,10 +684,10 @@ def test_the_end_does_not_wait_for_the_routing(kubo: FakeKubo) -> None:
     assert not answered.is_set()
 
 
-def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
+def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo, tmp_path: Path) -> None:
     kubo.answers |= {"id": kubo_json(IDENTITY), "block/get": kubo_bytes(DATA)}
     kubo.answers |= dict.fromkeys(("swarm/peers", "config"), plain(403, "403 - Forbidden"))
-    node = KuboBlockStore(Kubo(kubo.url), every=0.05)
+    node = KuboBlockStore(Kubo(kubo.url), FolderBlockStore(tmp_path), every=0.05)
     try:
         node.connect_gossip_peers(
             [BitswapPeer("12D3KooWG2uXrVbEqZRQk8rqGNsBmY2jJ5tPpdkqK3sNbKDPJz6x", ("/ip4/192.0.2.1/tcp/1",))]
@@ -668,8 +698,8 @@ def test_an_rpc_for_blocks_alone_is_no_fault(kubo: FakeKubo) -> None:
         node.close()
 
 
-def test_a_node_that_is_away_is_said_to_be(nobody: str) -> None:
-    node = KuboBlockStore(Kubo(nobody))
+def test_a_node_that_is_away_is_said_to_be(nobody: str, tmp_path: Path) -> None:
+    node = KuboBlockStore(Kubo(nobody), FolderBlockStore(tmp_path))
     try:
         wait_until(lambda: "not checked yet" not in node.describe(), node.describe)
         assert "does not answer" in node.describe()

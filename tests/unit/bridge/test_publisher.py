@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Collection
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,13 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.bridge.ipfs import BlockRefusedError, BlockStoreUnavailableError
+from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.kafka.number_sets import MAX_METADATA
+from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import (
     RECORDS_LOST,
     TOO_OLD,
+    PublishingOptions,
     read_metadata,
 )
 from kiln.bridge.publisher.pace import BURST_SPAN, MAX_BURST, AuthorPacer
+from kiln.bridge.publisher.publisher import Publisher
 from kiln.bridge.publisher.transition import BOTH, BY_NETWORK, BY_SEPARATOR
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Publish
@@ -29,8 +35,10 @@ from kiln.schemas.kafka.records import (
     decode_quarantine,
     encode,
 )
+from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 from kit.batches_run import (
+    NETWORK,
     PARTITION,
     START,
     Node,
@@ -55,6 +63,48 @@ def test_batch_goes_out_on_its_topic_and_gets_a_receipt() -> None:
     assert receipt == PublicationRecord(record.batch_cid, "gossipsub", START + 5, topic=topic_of(record), peer_count=2)
     assert run.outputs[0].key == record.batch_cid.encode()
     assert run.step(START + 100 * S) == []  # once
+
+
+def test_old_blocks_are_removed_as_fast_as_new_ones_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+    now, step, per_step, duration = START, S // 10, 10, 10 * S
+    folder = tmp_path / "blocks"
+    blocks = FolderBlockStore(folder)
+    options = PublishingOptions(NETWORK, pin_duration=duration)
+    kafka = KafkaConfig({}, "kiln.")
+    publisher = Publisher(kafka, options, Node().publish, lambda: None, blocks, clock_us=lambda: now)
+    most = 0
+    for number in range(300):
+        for each in range(per_step):
+            data = b"%d %d" % (number, each)
+            cid = cid_text(compute_cid(data))
+            blocks.put(cid, data)
+            os.utime(folder / cid, ns=(now * 1_000, now * 1_000))
+        publisher._publish_due()
+        most = max(most, len(os.listdir(folder)))
+        now += step
+    assert most < 1.2 * per_step * (duration + 10 * S) / step
+    for _ in range(300):  # no block comes any more
+        publisher._publish_due()
+        now += step
+    assert os.listdir(folder) == []
+
+
+def test_while_blocks_cannot_be_removed_all_else_goes_on_and_a_clock_set_back_stops_nothing() -> None:
+    calls: list[int] = []
+    times = iter((START, START + 9 * S, START + 10 * S, START - 1_000 * S))
+
+    class Blocks(FolderBlockStore):
+        def remove_older(self, before: int, undo: object = None) -> bool:
+            calls.append(before)
+            raise BlockStoreUnavailableError("gone")
+
+    options = PublishingOptions(NETWORK, pin_duration=60 * S)
+    kafka, blocks = KafkaConfig({}, "kiln."), Blocks(Path("nowhere"))
+    publisher = Publisher(kafka, options, Node().publish, lambda: None, blocks, clock_us=lambda: next(times))
+    for _ in range(4):
+        publisher._publish_due()
+    assert calls == [START - 60 * S, START - 50 * S, START - 1_060 * S]
 
 
 def test_messages_of_one_author_leave_with_a_gap_and_no_topic_waits_for_another_one() -> None:
