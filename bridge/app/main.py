@@ -104,7 +104,7 @@ async def _run(settings: Settings) -> None:
 
 
 async def _update_every_second(parts: BridgeComponents, settings: Settings) -> None:
-    """Update topics, IPFS neighbours and the status file every second, and restart crashed threads."""
+    """Update topics, IPFS neighbours and the status file every second."""
     path = settings.bridge_dir / "status.json"
     problems = ProblemLog(_LOG)
     log_event(_LOG, "bridge started", peer=peer_text(parts.node.peer), network=settings.network.name)
@@ -118,8 +118,6 @@ async def _update_every_second(parts: BridgeComponents, settings: Settings) -> N
         await _update_topics(parts, rule, peers, view.topics)
         if parts.kubo is not None:
             parts.kubo.connect_gossip_peers(select_bitswap_peers(parts.node, peers))
-        for thread in (parts.membership, parts.quarantine, *parts.threads):
-            thread.revive()
         status = build_status(parts, settings, view, interests, time.time())
         problems.see(status.errors)
         with suppress(OSError):  # the bridge continues; readers see that the status is old

@@ -122,7 +122,7 @@ class Fetcher(KafkaWorker):
         self._interests = interests
         self._add_announcer = add_announcer
         self._clock_us = clock_us
-        self._pool = self._new_pool()
+        self._pool = ThreadPoolExecutor(options.max_concurrent, "fetch")
         self._streams: _StreamsReader | None = None
         self._forget_work()
         self._renew_at = 0.0  # time by `_boot_clock`
@@ -150,10 +150,6 @@ class Fetcher(KafkaWorker):
     def _release_resources(self) -> None:
         # fetches in flight end when the block store is closed
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._pool = self._new_pool()  # for a restart of the thread; it costs nothing before its first fetch
-
-    def _new_pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(self._options.max_concurrent, "fetch")
 
     # -------- partitions
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from traceback import walk_stack
 from typing import Final, NamedTuple
@@ -25,10 +25,8 @@ brokers is 6 s (`group.min.session.timeout.ms`)."""
 STALL_AFTER: Final = 60.0
 """Seconds without a finished step after which a thread is reported as stalled. No healthy step takes so long."""
 
-REVIVE_AFTER: Final = 10.0
-"""Seconds since the last step of a crashed thread before it is restarted."""
-
-_BLOCKED_PAUSE: Final = 10.0  # seconds
+_LOG: Final = logging.getLogger(__name__)
+_LONG_PAUSE: Final = 10.0  # seconds; a bug that appears at once must not fill the log
 
 
 def now_us() -> int:
@@ -85,17 +83,6 @@ class SessionThread(ABC):
         thread.start()
         self._thread = thread
 
-    def revive(self) -> None:
-        """Restart the thread if it has crashed and its last step was more than REVIVE_AFTER ago.
-
-        Do nothing before `start` and after `stop`.
-        """
-        if self._thread is None or self._thread.is_alive() or self._stop.is_set():
-            return
-        if time.monotonic() - self._progress_at > REVIVE_AFTER:
-            with suppress(RuntimeError):  # no thread can be started now
-                self.start()
-
     def stop(self, timeout: float = 5.0) -> None:
         """Tell the thread to end after its current step, and wait up to `timeout` seconds for its end."""
         self._stop.set()
@@ -145,7 +132,7 @@ class SessionThread(ABC):
                     self._run_session()
                 except BlockedError as error:
                     self._error = self._state = f"{self._consequence}: {error}"
-                    self._stop.wait(_BLOCKED_PAUSE)
+                    self._stop.wait(_LONG_PAUSE)
                 # kafka-python asserts that it knows every option, raises ValueError for wrong values, and passes an
                 # OSError through, such as too many open files
                 except (KafkaError, FramesProducerError, OSError, ValueError, AssertionError) as error:
@@ -153,11 +140,15 @@ class SessionThread(ABC):
                         f"{self._consequence}, because Kafka fails: {self._describe_error(error)}"
                     )
                     self._stop.wait(self._retry_after)
+                except Exception:  # noqa: BLE001 – a bug in Kiln must not end the thread for good
+                    _LOG.exception("the %s has crashed, and will be restarted. Report this bug in Kiln", self._name)
+                    self._error = self._state = (
+                        f"{self._consequence}: the {self._name} has crashed, and will be restarted"
+                    )
+                    self._stop.wait(_LONG_PAUSE)
         finally:
             self._release_resources()
             self._state = "stopped"
-            if not self._stop.is_set():
-                self._error = f"{self._consequence}: the {self._name} has crashed, and will be restarted"
 
     def _describe_error(self, error: Exception) -> str:
         if isinstance(error, KafkaError):

@@ -22,6 +22,7 @@ from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.ipfs import BlockStore, BlockStoreUnavailableError
+from kiln.bridge.kafka import session_thread
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher import publisher as publisher_module
 from kiln.bridge.publisher.batches import RECORDS_LOST, TOO_OLD, PublishingOptions
@@ -371,9 +372,8 @@ def test_while_ipfs_is_away_batches_wait_and_it_says_so(kiln: Kiln) -> None:
     assert kiln.kept == [record.batch_cid for record in records]
 
 
-# the fault is raised on purpose, in the publisher's thread
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -> None:
+def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_thread, "_LONG_PAUSE", 0.1)
     first, second = batch(1), batch(2)
     kiln.write(encode(first))
     publisher = kiln.start()
@@ -383,8 +383,7 @@ def test_crash_repeats_what_had_no_receipt_and_passes_over_nothing(kiln: Kiln) -
     assert awaited(lambda: publisher.error is not None)
     assert publisher.error == "nothing is published: the publisher has crashed, and will be restarted"
     kiln.crash = False
-    again = kiln.start()
-    assert awaited(lambda: again.status().published >= 1 and again.state == "waiting for batches")
+    assert awaited(lambda: publisher.status().published >= 2 and publisher.state == "waiting for batches")
     assert kiln.sent[-1].find(second.batch_cid.encode()) > 0
     assert {receipt.batch_cid for receipt in kiln.receipts()} == {first.batch_cid, second.batch_cid}
 

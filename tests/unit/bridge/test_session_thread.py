@@ -51,31 +51,28 @@ def test_the_thread_goes_on_after_a_failure(error: Exception) -> None:
         thread.stop()
 
 
-# the fault is raised on purpose, in the thread
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_a_fault_has_ended_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_a_fault_has_ended_starts_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session_thread, "_LONG_PAUSE", 0.1)
     thread = Failing(RuntimeError("can't start new thread"))
-    thread.revive()
-    assert thread.sessions == 0  # nobody has started it yet
     thread.start()
     try:
-        wait_until(lambda: bool(thread.error), "the end")
+        wait_until(lambda: thread.sessions == 2, "another session")
         assert thread.error == "nothing is read: the reader has crashed, and will be restarted"
-        thread.revive()
-        assert thread.state == "stopped"  # too early: a fault that comes at once must not fill the log
-        monkeypatch.setattr(session_thread, "REVIVE_AFTER", 0.0)
-
-        def runs_again() -> bool:
-            thread.revive()
-            return thread.sessions == 2
-
-        wait_until(runs_again, "another session")
-        thread.revive()  # it runs
+        assert "can't start new thread" in caplog.text
+        assert "in _run_session" in caplog.text
     finally:
         thread.stop()
-    assert thread.sessions == 2
-    thread.revive()
     assert (thread.sessions, thread.state) == (2, "stopped")
+
+
+def test_a_fault_that_comes_at_once_does_not_fill_the_log_or_delay_the_end() -> None:
+    thread = Failing(RuntimeError("can't start new thread"))
+    thread.start()
+    wait_until(lambda: bool(thread.error), "the fault")
+    thread.stop()
+    assert (thread.sessions, thread.state) == (1, "stopped")
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
