@@ -28,7 +28,7 @@ from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import select_versions
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, RpcLimits
 from kiln.bridge.ipfs import BlockStore
-from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
+from kiln.bridge.ipfs.bitswap.exchange import BlockExchange, ExchangeOptions
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.kubo import Kubo
@@ -77,16 +77,11 @@ class BridgeComponents:
         self.shares = TopicShares(peer_text(compute_peer_id(key)))
         bridge = settings.bridge
         self.topic_selector = TopicSelector(bridge.max_topics, bridge.max_topics_per_peer, self.shares)
-        sources = AnnouncementSources()
-
-        def record_message(deliver: Deliver) -> None:
-            self.topic_selector.record_message(deliver)
-            sources.record_message(deliver.message.data, deliver.source)
 
         # frames, from peers to Kafka
         self.sink = stack.enter_context(_open_sink(settings))
         seqno = stack.enter_context(Seqno(settings.bridge_dir / "seqno", time.time_ns))
-        self.node = node = _create_node(settings, key, seqno, self.sink, record_message)
+        self.node = node = _create_node(settings, key, seqno, self.sink, self.topic_selector.record_message)
         self.discovery = discovery = _create_discovery(settings, node) if settings.discovery.enabled else None
         self.quarantine = _run_until_closed(stack, QuarantineWriter(_kafka_config(settings)))
         self.carrier = _create_carrier(settings, self.sink, self.quarantine) if settings.bep50.enabled else None
@@ -94,7 +89,7 @@ class BridgeComponents:
         # blocks, by our own bitswap, by a Kubo, or only in a folder
         folder = FolderBlockStore(settings.state / "blocks")
         bitswaps = settings.speaks_bitswap
-        self.exchange = _create_exchange(settings, node, folder, sources, discovery) if bitswaps else None
+        self.exchange = _create_exchange(settings, node, folder, discovery) if bitswaps else None
         self.kubo = _open_kubo(settings, folder) if settings.uses_kubo else None
         """`blocks` if it is a Kubo, which can also connect to given peers; otherwise `None`"""
         self.blocks: BlockStore = self.kubo or folder
@@ -114,7 +109,7 @@ class BridgeComponents:
         carrier = self.carrier
         self.announcer = _create_announcer(settings, node, carrier, blocks, token) if carrier and announces else None
         """publishes batches to BEP 50, in a consumer group of its own, so that neither transport waits for the other"""
-        self.fetcher = _create_fetcher(settings, node, blocks, self.kubo, self.membership) if settings.fetches else None
+        self.fetcher = _create_fetcher(settings, node, blocks, self.membership) if settings.fetches else None
 
     @property
     def threads(self) -> tuple[Publisher | Fetcher, ...]:
@@ -246,12 +241,11 @@ def _create_exchange(
     settings: Settings,
     node: Node,
     folder: FolderBlockStore,
-    sources: AnnouncementSources,
     discovery: Discovery | None,
 ) -> BlockExchange:
     options = ExchangeOptions(max_bytes_per_second=settings.ipfs.max_bytes_per_second)
     search = None if discovery is None else discovery.connect_providers
-    return BlockExchange(node, folder, options, sources, search)
+    return BlockExchange(node, folder, options, search)
 
 
 # ---------------------------------------------------------------- threads
@@ -361,9 +355,7 @@ def _create_announcer(
     )
 
 
-def _create_fetcher(
-    settings: Settings, node: Node, blocks: BlockStore, kubo: KuboBlockStore | None, membership: Membership
-) -> Fetcher:
+def _create_fetcher(settings: Settings, node: Node, blocks: BlockStore, membership: Membership) -> Fetcher:
     file = open_interests(settings)
     followed = settings.bep50.follow if settings.bep50.enabled else ()
     announced_interests = [format_separator(parse_source(text).separator) for text in followed]
@@ -384,6 +376,4 @@ def _create_fetcher(
         blocks,
         lambda: (*file.read(), *announced_interests),
         instance=_bridge_id(node),
-        # with our own bitswap, the peer that relayed the announcement is known, and connected
-        add_announcer=kubo.add_announcer if kubo is not None else lambda _: None,
     )

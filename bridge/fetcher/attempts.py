@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple
 
-from kiln.bridge.ipfs import MAX_READ, BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.ipfs import (
+    MAX_READ,
+    Announcer,
+    BlockRefusedError,
+    BlockStore,
+    BlockStoreUnavailableError,
+    BlockUnavailableError,
+)
 from kiln.schemas.kafka.records import SeparatorRecord
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.batch_block import BlockError, read_foreign_block
@@ -59,17 +67,22 @@ Answer = GenesisAnswer | BatchAnswer | FetchFailure | IpfsUnavailable
 
 
 def fetch_block(
-    blocks: BlockStore, request: BlockRequest, timeout: float, implied_separator: str | None = None
+    blocks: BlockStore,
+    request: BlockRequest,
+    timeout: float,
+    implied_separator: str | None = None,
+    announcers: Sequence[Announcer] = (),
 ) -> Answer:
     """Make one attempt to fetch and decode a block.
 
     Args:
         timeout: limit for each block, in seconds; a signed genesis has two blocks.
         implied_separator: separator key of a genesis that names no separator, if the network defines one.
+        announcers: announcers of a batch, the most trusted first.
     """
     try:
         if request.kind == "batch":
-            block = blocks.get(request.cid, timeout, MAX_READ)
+            block = blocks.get(request.cid, timeout, MAX_READ, announcers)
             return BatchAnswer(block, tuple(read_foreign_block(block).tips))
         return _get_genesis(blocks, request.cid, timeout, implied_separator)
     except BlockStoreUnavailableError as error:

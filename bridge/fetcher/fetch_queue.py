@@ -11,8 +11,9 @@ from typing import Final, NamedTuple
 from kiln.bridge.fair_queue import FairQueue, Path
 from kiln.bridge.fetcher.attempts import Answer, BlockRequest, FetchFailure, IpfsUnavailable
 from kiln.bridge.fetcher.claims import ClaimedStreams
-from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces, Place
+from kiln.bridge.fetcher.shares import AnnouncerPlaces, Place
 from kiln.bridge.fetcher.wanted import KafkaPosition, WantedEntry
+from kiln.bridge.ipfs import Announcer
 from kiln.conf.process.bounded_dict import BoundedDict
 from kiln.schemas.kafka.records import SeparatorRecord
 
@@ -302,6 +303,13 @@ class FetchQueue:
         checks_in_flight = sum(not fetch.has_waiters for fetch in self._running.values())
         limit = max(1, self._max_concurrent // 2) - checks_in_flight
         return started + self._start_claims(min(self._max_concurrent - self.in_flight, limit), now)
+
+    def list_announcers(self, request: BlockRequest) -> list[Announcer]:
+        """Return the announcers of a batch that is being fetched, first a proven one if there is any."""
+        fetch = self._fetches[request]
+        if request.kind != "batch":
+            return []
+        return list(dict.fromkeys((fetch.announcer, *(wanted.announcer for wanted in fetch.waiting))))
 
     def _has_slot(self, lane: Lane, blocks_in_memory: int) -> bool:
         most, half = self._max_concurrent, max(1, self._max_concurrent // 2)

@@ -103,7 +103,6 @@ class Fetcher(KafkaWorker):
         interests: Callable[[], Iterable[str]],
         clock_us: Callable[[], int] = now_us,
         instance: str | None = None,
-        add_announcer: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Create the thread without starting it.
 
@@ -111,8 +110,6 @@ class Fetcher(KafkaWorker):
             interests: returns the current interests as texts (`kiln.schemas.wire.topics.parse_interest`); called in
                 this thread.
             instance: id of the static member in the consumer group (`KafkaWorker`).
-            add_announcer: called with the peer id of a batch's announcer before the block of the batch is fetched;
-                must not block.
         """
         group = f"{kafka.prefix}fetcher.{options.network}"
         outputs = "updates", "quarantine", "streams", "blocks"
@@ -120,7 +117,6 @@ class Fetcher(KafkaWorker):
         self._options = options
         self._blocks = blocks
         self._interests = interests
-        self._add_announcer = add_announcer
         self._clock_us = clock_us
         self._pool = ThreadPoolExecutor(options.max_concurrent, "fetch")
         self._streams: _StreamsReader | None = None
@@ -233,9 +229,7 @@ class Fetcher(KafkaWorker):
         if self._followed is None:
             self._followed = [parse_interest(text) for text in self._interests()]
         position = KafkaPosition(partition, record.offset)
-        announcer = self._pending.add_record(position, record.value, self._followed, self._clock_us())
-        if announcer:
-            self._add_announcer(announcer)
+        self._pending.add_record(position, record.value, self._followed, self._clock_us())
 
     def _work(self) -> None:
         self._followed = None
@@ -267,7 +261,12 @@ class Fetcher(KafkaWorker):
             self._pending.add_answer(request, _get_answer(request, future), now)
         for request in self._pending.start_fetches(now):
             future = self._pool.submit(
-                fetch_block, self._blocks, request, self._options.timeout / 1e6, self._options.implied_separator
+                fetch_block,
+                self._blocks,
+                request,
+                self._options.timeout / 1e6,
+                self._options.implied_separator,
+                self._pending.queue.list_announcers(request),
             )
             self._fetches[future] = request
         return self._pending.stage_writes(now)

@@ -51,7 +51,6 @@ from kiln.schemas.kafka.records import (
 )
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.genesis import CONTRADICTS, describe_contradiction
-from kiln.schemas.wire.identity import parse_author
 from kiln.schemas.wire.streamid import StreamID, StreamIdError
 from kiln.schemas.wire.topics import Interest, Separator
 
@@ -218,30 +217,25 @@ class PendingFetches:
         """Return whether there is work to do soon without a new record."""
         return bool(self.queue or self._checks or any(self._ready.values()))
 
-    def add_record(
-        self, position: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int
-    ) -> str | None:
+    def add_record(self, position: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int) -> None:
         """Add the next record of a partition.
 
         Args:
             interests: the separators that are followed now.
-
-        Returns:
-            The peer id, as text, of the announcer of a batch whose block is to be fetched, if it is known.
         """
         if not self.offsets[position.partition].add(position.offset):
             self._recover(position, value, now)
-            return None
+            return
         try:
             record = decode_wanted(value or b"")
             encode(record)  # a lone surrogate can be decoded but not encoded
             if record.network != self._options.network:
                 self._finish(position, "other_network")
-                return None
+                return
             wanted = WantedEntry(position, record, read_announcer(record))
             if record.reason == "batch":
-                return self._add_batch(wanted, interests, now)
-            if record.reason == "claim":
+                self._add_batch(wanted, interests, now)
+            elif record.reason == "claim":
                 self._add_claim_record(wanted, now)
             elif self._is_repeated(position, record):
                 self._finish(position, "repeated")
@@ -252,7 +246,6 @@ class PendingFetches:
             key = build_quarantine_record_key("wanted", position.partition, position.offset)
             self._quarantine(key, MALFORMED, detail, value or b"", now, MALFORMED_STAGE)
             self._finish(position, MALFORMED)
-        return None
 
     def _is_repeated(self, position: KafkaPosition, record: WantedRecord) -> bool:
         """Return true if this is the second copy of an update, from a micro-batch of `updates` that a crash repeated.
@@ -314,32 +307,30 @@ class PendingFetches:
             self.counts["claims_dropped"] = self.claims.evicted
             self.counts["claims_unreported"] = self.claims.unrecorded
 
-    def _add_batch(self, wanted: WantedEntry, interests: Iterable[Interest], now: int) -> str | None:
+    def _add_batch(self, wanted: WantedEntry, interests: Iterable[Interest], now: int) -> None:
         record = wanted.record
         if (record.message_id or "").partition("/")[0] in self._options.authors():
             self._finish(wanted.position, "own")
-            return None
+            return
         announced = get_separator(record)
         separator = Separator(announced.key, announced.value)
         if not any(interest.covers(separator) for interest in interests):
             self._finish(wanted.position, "not_of_interest")
-            return None
+            return
         request = BlockRequest("batch", record.cid)
         if (record.cid, record.separator) in self._known.blocks:
             self._finish(wanted.position, "already_fetched")
-            return None
+            return
         check = self._checks.get(record.cid)
         if check is not None:
             check.waiting.append(wanted)
-            return None
+            return
         failed = self._known.recent_failure(request, now)
         if failed is not None:
             self._give_up_batch(wanted, failed, now)
-            return None
+            return
         if not self._admit(wanted, request, now):
             self._give_up_batch(wanted, _OVER_LIMIT, now)
-            return None
-        return parse_author(record.message_id or "")
 
     # -------- fetches
 

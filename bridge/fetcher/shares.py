@@ -1,26 +1,18 @@
-"""Limit on the number of waiting records, divided fairly between announcers. Does no I/O."""
+"""Limit on the number of waiting records, divided fairly between announcers. Does no I/O.
+
+Limits apply to author and peer, because anyone can create many authors, but each peer needs a connection.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Final, NamedTuple
 
+from kiln.bridge.ipfs import Announcer
 from kiln.conf.process.bounded_dict import BoundedDict
 
 _MAX_MISSES: Final = 3  # misses in a row after which an author is no longer proven
 _MAX_KNOWN: Final = 10_000  # announcers that are remembered
-
-
-class Announcer(NamedTuple):
-    """The author of a message that announces a block, and the peer that sent the message.
-
-    Limits apply to both, because anyone can create many authors, but each peer needs a connection.
-    """
-
-    author: str
-    """peer id of the author; for an unsigned message that of the peer that sent it"""
-    peer: str
-    """id of the peer that sent the message, or "" if unknown"""
 
 
 class Place(NamedTuple):

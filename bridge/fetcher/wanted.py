@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.bridge.fetcher.shares import Announcer
+from kiln.bridge.ipfs import Announcer
 from kiln.schemas.kafka.records import SeparatorRecord, UpdateRecord, WantedRecord
 from kiln.schemas.wire.cid import cid_text
 from kiln.schemas.wire.identity import parse_author

@@ -2,6 +2,7 @@
 
 from kiln.bridge.ipfs.blocks import (
     MAX_READ,
+    Announcer,
     BlockRefusedError,
     BlockStore,
     BlockStoreUnavailableError,
@@ -12,6 +13,7 @@ from kiln.bridge.ipfs.blocks import (
 
 __all__ = [
     "MAX_READ",
+    "Announcer",
     "BlockRefusedError",
     "BlockStore",
     "BlockStoreUnavailableError",

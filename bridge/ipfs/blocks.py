@@ -6,8 +6,9 @@ against its CID, because nodes are not trusted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.reject import Rejected
@@ -44,6 +45,15 @@ class BlockRefusedError(Exception):
         self.reason = reason
 
 
+class Announcer(NamedTuple):
+    """The author of a message that announces a block, and the peer that sent the message."""
+
+    author: str
+    """peer id of the author; for an unsigned message that of the peer that sent it"""
+    peer: str
+    """id of the peer that sent the message, or "" if unknown"""
+
+
 class BlockStore(Protocol):
     """A store of IPFS blocks. Each argument `cid` is a CID as text."""
 
@@ -60,11 +70,12 @@ class BlockStore(Protocol):
         """
         ...
 
-    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
+    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK, announcers: Sequence[Announcer] = ()) -> bytes:
         """Fetch a block and verify it against its CID, reading at most `limit` bytes.
 
         Args:
             timeout: approximate time in seconds to wait for a peer that sends the block.
+            announcers: nodes that may have the block, the most trusted first.
 
         Raises:
             BlockStoreUnavailableError: the store cannot be reached; a later call may succeed.

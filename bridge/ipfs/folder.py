@@ -14,6 +14,7 @@ from threading import Lock
 from typing import Final
 
 from kiln.bridge.ipfs.blocks import (
+    Announcer,
     BlockRefusedError,
     BlockStoreUnavailableError,
     BlockUnavailableError,
@@ -73,8 +74,8 @@ class FolderBlockStore:
         except OSError as error:
             raise BlockStoreUnavailableError(self._describe("write to", error)) from error
 
-    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """Implement `BlockStore.get`. `timeout` is ignored, because there are no peers to wait for."""
+    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK, announcers: Sequence[Announcer] = ()) -> bytes:
+        """Implement `BlockStore.get`. There are no peers, so `timeout` and `announcers` are ignored."""
         read_digest(cid)
         try:
             with open_regular_file(self._path(cid)) as file:

@@ -9,13 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final
 
-from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError
+from kiln.bridge.ipfs.blocks import Announcer, BlockStoreUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.kubo import Kubo, KuboError
 from kiln.bridge.ipfs.neighbours import AT_ONCE, BitswapPeer, BitswapPeers
 from kiln.bridge.ipfs.providing import BlockProvider
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
+from kiln.schemas.wire.identity import parse_author
 
 _EVERY: Final = 10.0  # seconds between two checks of the node
 _SHORTEST_PAUSE: Final = 1.0  # seconds between two checks after the gossip peers changed
@@ -60,8 +61,13 @@ class KuboBlockStore:
         self._kubo.pin(cid)
         self._providing.add(cid)
 
-    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
-        """Implement `BlockStore.get`."""
+    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK, announcers: Sequence[Announcer] = ()) -> bytes:
+        """Implement `BlockStore.get`, and let the thread connect the node to the authors of the announcements."""
+        with self._lock:
+            for announcer in reversed(announcers):
+                author = parse_author(announcer.author)
+                if author is not None and self._neighbours.add_announcer(author, time.monotonic()):
+                    self._wake.set()
         return self._kubo.get(cid, timeout, limit)
 
     def remove_older(self, before: int) -> bool:
@@ -73,13 +79,6 @@ class KuboBlockStore:
         with self._lock:
             changed = self._neighbours.set_gossip(peers)
         if changed:
-            self._wake.set()
-
-    def add_announcer(self, peer: str) -> None:
-        """Let the thread connect the node to the peer that announced a block to be fetched. Returns at once."""
-        with self._lock:
-            new = self._neighbours.add_announcer(peer, time.monotonic())
-        if new:
             self._wake.set()
 
     def status(self) -> IpfsStatus:

@@ -45,7 +45,7 @@ from kiln.bridge.bep50.carrier import Carrier, CarrierError, CarrierOptions, pub
 from kiln.bridge.capture.tap import Sink
 from kiln.bridge.gossipsub.effects import Deliver
 from kiln.bridge.ipfs import BlockUnavailableError
-from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange
+from kiln.bridge.ipfs.bitswap.exchange import BlockExchange
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.addresses import NodeError
 from kiln.bridge.libp2p.host import Node
@@ -88,15 +88,13 @@ class BatchFetcher:
         """
         self._name = name
         self._counts = counts
-        self._sources = AnnouncementSources()
-        self._exchange = BlockExchange(node, FolderBlockStore(folder), sources=self._sources)
-        self._add, self._added = trio.open_memory_channel[str](_MAX_WAITING)
+        self._exchange = BlockExchange(node, FolderBlockStore(folder))
+        self._add, self._added = trio.open_memory_channel[tuple[str, bytes]](_MAX_WAITING)
 
     def add(self, cid: str, deliver: Deliver) -> None:
         """Fetch the block of a batch in the background, unless too many blocks are waiting."""
-        self._sources.record_message(deliver.message.data, deliver.source)
         with suppress(trio.WouldBlock):
-            self._add.send_nowait(cid)
+            self._add.send_nowait((cid, deliver.source))
 
     async def run(self) -> None:
         """Fetch blocks until cancelled. The node must run."""
@@ -106,9 +104,9 @@ class BatchFetcher:
                 nursery.start_soon(self._fetch_added)
 
     async def _fetch_added(self) -> None:
-        async for cid in self._added:
+        async for cid, source in self._added:
             with suppress(BlockUnavailableError):
-                await self._exchange.fetch(cid, _TIMEOUT)
+                await self._exchange.fetch(cid, _TIMEOUT, [source])
                 self._counts.fetched[self._name] += 1
 
 

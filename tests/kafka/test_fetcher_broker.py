@@ -28,6 +28,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.offsets import DoneOffsets
 from kiln.bridge.fetcher.pending import FetchingOptions
+from kiln.bridge.ipfs import Announcer
 from kiln.bridge.kafka import worker
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
@@ -112,7 +113,6 @@ class Kiln:
         self.ipfs = Ipfs()
         self.interests: tuple[str, ...] = ("model",)
         self.running: list[Fetcher] = []
-        self.announcers: list[str] = []
         ensure_topics(
             address, prefix, {"updates": 2}, dict.fromkeys(TOPICS, timedelta(days=1)), client_options=security(address)
         )
@@ -161,7 +161,6 @@ class Kiln:
             lambda: self.interests,
             clock_us,
             instance=instance,
-            add_announcer=self.announcers.append,
         )
         fetcher.start()
         self.running.append(fetcher)
@@ -283,7 +282,7 @@ def test_blocks_of_batches(kiln: Kiln) -> None:
     blocks = {block.batch_cid: block for block in map(decode_block, kiln.read("blocks"))}
     assert (blocks[good.cid].block, blocks[good.cid].separator, blocks[good.cid].reason) == (good.data, MODEL, None)
     assert (blocks[bad].block, blocks[bad].reason) == (None, "block_malformed")
-    assert kiln.announcers == [ANNOUNCER], "the only signed announcement of a followed separator"
+    assert kiln.ipfs.announcers[bad] == [Announcer(ANNOUNCER, "")]
     assert (blocks[faulty].block, blocks[faulty].reason) == (None, "fetch_fault")
     reasons = Counter(decode_quarantine(value).reason for value in kiln.read("quarantine"))
     assert reasons == {"block_malformed": 1, "fetch_fault": 1, "wanted_malformed": 1}

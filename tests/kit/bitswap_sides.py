@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
-from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources, BlockExchange, ExchangeOptions
+from kiln.bridge.ipfs.bitswap.exchange import BlockExchange, ExchangeOptions
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.discovery import Discovery, DiscoveryOptions
 from kiln.bridge.libp2p.host import Node
@@ -48,7 +48,6 @@ class Side:
     running: Running
     exchange: BlockExchange
     folder: FolderBlockStore
-    sources: AnnouncementSources
     discovery: Discovery | None
 
     @property
@@ -90,20 +89,20 @@ async def open_side(
     listen: Sequence[str] = OPTIONS.listen,
 ) -> Side:
     """A node of ours with its blocks in a folder of this name."""
-    folder, sources = FolderBlockStore(town.folder / name / "blocks"), AnnouncementSources()
+    folder = FolderBlockStore(town.folder / name / "blocks")
     made: list[tuple[BlockExchange, Discovery | None]] = []
 
     def serve(node: Node) -> None:
         discovery = None if dht is None else Discovery(node, dht, Random(name))
         search = None if discovery is None else discovery.connect_providers
-        made.append((BlockExchange(node, folder, options, sources, search), discovery))
+        made.append((BlockExchange(node, folder, options, search), discovery))
 
     running = await town.node(replace(OPTIONS, bootstrap=bootstrap, listen=listen), before=serve)
     ((exchange, discovery),) = made
     await town.nursery.start(exchange.run)
     if discovery is not None:
         town.nursery.start_soon(discovery.run)
-    return Side(running, exchange, folder, sources, discovery)
+    return Side(running, exchange, folder, discovery)
 
 
 def batches_of(blocks: Sequence[Block], size: int) -> Iterator[Sequence[Block]]:

@@ -30,7 +30,6 @@ from kiln.bridge.app import wiring
 from kiln.bridge.capture.sink import FrameSink
 from kiln.bridge.capture.spool import Spool
 from kiln.bridge.gossipsub.effects import Send
-from kiln.bridge.ipfs.bitswap.exchange import AnnouncementSources
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.kafka.worker import Progress
 from kiln.bridge.libp2p.host import Node
@@ -221,7 +220,7 @@ def walk_batch() -> Walk:
             node = Node(OPTIONS, new_key(), seqno, sink, lambda _: subscribed.set(), authors=authors)
             node.join(topic)
             discovery = wiring._create_discovery(settings, node)
-            exchange = wiring._create_exchange(settings, node, blocks, AnnouncementSources(), discovery)
+            exchange = wiring._create_exchange(settings, node, blocks, discovery)
             store = wiring._create_bitswap_store(node, blocks, exchange, discovery, token)
             transition = wiring._create_transition(settings)
             publisher = wiring._create_publisher(settings, node, store, transition, token)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kiln.bridge.fetcher.fetcher import Fetcher
 from kiln.bridge.fetcher.pending import FetchingOptions, FetchOutput
-from kiln.bridge.ipfs import BlockUnavailableError
+from kiln.bridge.ipfs import Announcer, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kit.broker_access import client
@@ -28,7 +28,7 @@ class _Blocks(FolderBlockStore):
         super().__init__(folder)
         self._folder = folder
 
-    def get(self, cid: str, timeout: float, limit: int = 256_000) -> bytes:
+    def get(self, cid: str, timeout: float, limit: int = 256_000, announcers: Sequence[Announcer] = ()) -> bytes:
         time.sleep(random.uniform(0, 0.05))  # the time that a peer takes to send a block
         try:
             return (self._folder / cid).read_bytes()

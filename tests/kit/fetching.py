@@ -109,15 +109,12 @@ class Run:
         self.now = START
         self.written: list[FetchOutput] = []
 
-    def take(self, *records: WantedRecord | bytes | None, interests: Iterable[str] = ("*",)) -> list[str]:
-        """The announcers of what is to be fetched now."""
-        told = []
+    def take(self, *records: WantedRecord | bytes | None, interests: Iterable[str] = ("*",)) -> None:
         for record in records:
             value = encode(record) if isinstance(record, WantedRecord) else record
             followed = [parse_interest(text) for text in interests]
-            told.append(self.pending.add_record(KafkaPosition(0, self.offset), value, followed, self.now))
+            self.pending.add_record(KafkaPosition(0, self.offset), value, followed, self.now)
             self.offset += 1
-        return [announcer for announcer in told if announcer]
 
     def round(self) -> list[FetchOutput]:
         due = self.pending.stage_writes(self.now)

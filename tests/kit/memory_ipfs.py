@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from kiln.bridge.ipfs import BlockStoreUnavailableError, BlockUnavailableError, verify_block
+from kiln.bridge.ipfs import Announcer, BlockStoreUnavailableError, BlockUnavailableError, verify_block
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.schemas.wire.cid import cid_text, compute_cid
 
@@ -19,6 +20,7 @@ class Ipfs(FolderBlockStore):
         self.blocks: dict[str, bytes] = {}
         self.away = False
         self.asked: Counter[str] = Counter()
+        self.announcers: dict[str, list[Announcer]] = {}
         self.fault: str | None = None
         self.gate = threading.Event()
         self.gate.set()
@@ -28,8 +30,9 @@ class Ipfs(FolderBlockStore):
         self.blocks[cid] = block
         return cid
 
-    def get(self, cid: str, timeout: float, limit: int = 256_000) -> bytes:
+    def get(self, cid: str, timeout: float, limit: int = 256_000, announcers: Sequence[Announcer] = ()) -> bytes:
         self.asked[cid] += 1
+        self.announcers[cid] = list(announcers)
         self.gate.wait()
         if self.away:
             raise BlockStoreUnavailableError("no node at http://127.0.0.1:5001")

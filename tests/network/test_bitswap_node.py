@@ -19,8 +19,6 @@ from kiln.bridge.ipfs.bitswap.messages import PROTOCOLS, V1_0, V1_1, V1_2, WantE
 from kiln.bridge.ipfs.bitswap.store import BitswapBlockStore
 from kiln.bridge.libp2p.discovery import DiscoveryOptions
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
-from kiln.schemas.wire.pubsub import write_batch_update
-from kiln.schemas.wire.topics import Separator
 from kit.bitswap_sides import FULL, Block, Side, make_blocks, open_side
 from kit.bridge_alone import memory_of
 from kit.node_town import ENDS, OPTIONS, TOPIC, Town, in_town
@@ -71,10 +69,7 @@ def test_the_peer_that_relayed_the_announcement_is_asked_first(tmp_path: Path) -
         (block,) = make_blocks(1, "relayed")
         for side in (one, two):
             side.put(block)
-        announcement = write_batch_update(Separator("model", "k2t6"), block.cid)
-        three.sources.record_message(announcement, two.node.peer)
-        assert three.sources.find_source(block.cid) == two.node.peer
-        assert await three.fetch(block.cid) == block.data
+        assert await three.exchange.fetch(block.cid, 30, [two.node.peer]) == block.data
         assert "bitswap_blocks_sent" not in one.counts()
         assert two.counts()["bitswap_blocks_sent"] == 1
 

@@ -18,7 +18,7 @@ get a want-have, which asks if they have the block. Those that answer HAVE get a
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -231,18 +231,22 @@ class BitswapEngine:
 
     # ------------------------------------------------------------------ fetching
 
-    def want(self, cid: bytes, digest: bytes, preferred: Iterable[bytes], now: float) -> None:
-        """Start fetching a block, or add preferred peers to a fetch in progress.
+    def want(self, cid: bytes, digest: bytes, announcers: Sequence[bytes], now: float) -> None:
+        """Start fetching a block, or add announcers to a fetch in progress.
 
         Args:
             digest: sha2-256 digest in the CID.
-            preferred: peers that get a want-block at once, such as those that relayed the announcement.
+            announcers: peers that relayed the announcement. The first connected one gets a want-block at once, and the
+                others get one later if the block does not come.
         """
         if digest not in self._own:
             self._own[digest] = _OwnWant(cid, digest, {})
-        for peer in preferred:
-            self._prefer(self._own[digest], peer)
-        self._advance(self._own[digest], now)
+        want = self._own[digest]
+        connected = [peer for peer in announcers if peer in self._peers]
+        for peer in connected[:1]:
+            self._prefer(want, peer)
+        want.haves.update(dict.fromkeys(connected[1:]))
+        self._advance(want, now)
 
     def prefer(self, digest: bytes, peer: bytes, now: float) -> None:
         """Add a preferred peer to a fetch in progress, such as a provider of the block in the DHT."""
@@ -285,7 +289,7 @@ class BitswapEngine:
 
     def _advance(self, want: _OwnWant, now: float) -> None:
         limits = self._limits
-        for peer in (*want.preferred, *self._peers):
+        for peer in (*want.preferred, *want.haves, *self._peers):
             if peer not in self._peers or peer in want.asked:
                 continue
             if len(want.asked) >= limits.asked_peers and peer not in want.preferred:

@@ -31,9 +31,7 @@ from kiln.bridge.libp2p.closing import BROKEN, reset_stream, shielded
 from kiln.bridge.libp2p.host import Node
 from kiln.bridge.libp2p.streams import GossipStream
 from kiln.conf.process.bounded_dict import BoundedDict
-from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import cid_bytes
-from kiln.schemas.wire.pubsub import read_message as read_pubsub_message
 
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 64 * 1024  # written at a time, before other peers and gossip have their turn
@@ -45,7 +43,6 @@ _BUDGET_CHECK_EVERY: Final = 1.0  # s
 _TICK: Final = 0.25  # s between two rounds while a block is wanted
 _IDLE_TICK: Final = 2.0  # s between two rounds otherwise
 _LONGEST_BACKOFF: Final = 30.0  # s between two attempts to write to a peer
-_MAX_ANNOUNCEMENTS: Final = 10_000  # batches whose announcing peer is remembered
 _MAX_SEARCHED: Final = 1_000  # blocks whose last search is remembered
 _MAX_UNREAD: Final = 16  # written messages that are written again if the peer resets the stream
 
@@ -75,34 +72,6 @@ class ExchangeOptions:
 
 ProviderSearch = Callable[[bytes, Callable[[bytes], None]], Awaitable[bool]]
 """Connects to providers of a multihash, and calls back with the id of each. Returns false if no DHT server answered."""
-
-
-class AnnouncementSources:
-    """Remembers which peer relayed the announcement of a batch: the batch's block is requested from this peer first.
-
-    The block is not requested from the author of the announcement, because an author's key may belong to no peer.
-    """
-
-    def __init__(self) -> None:
-        self._sources = BoundedDict[str, bytes](_MAX_ANNOUNCEMENTS)
-
-    def record_message(self, data: bytes, source: bytes) -> None:
-        """Remember the peer that relayed a gossip message, if the message is a BATCH_UPDATE.
-
-        Args:
-            data: the gossip message's data.
-            source: id of the peer.
-        """
-        if b'"batch"' not in data:  # all messages pass here, so the others are not parsed
-            return
-        message = read_pubsub_message(data)
-        if isinstance(message, Rejected) or message.type != "BATCH_UPDATE" or message.batch is None:
-            return
-        self._sources[message.batch] = source
-
-    def find_source(self, cid: str) -> bytes | None:
-        """Return the id of the peer that relayed the announcement of a batch, if known."""
-        return self._sources.get(cid)
 
 
 class _Fetch:
@@ -137,20 +106,17 @@ class BlockExchange:
         node: Node,
         files: FolderBlockStore,
         options: ExchangeOptions | None = None,
-        sources: AnnouncementSources | None = None,
         search: ProviderSearch | None = None,
     ) -> None:
         """Register the bitswap protocols at the node.
 
         Args:
             files: the blocks to serve.
-            sources: names the peer from which a batch's block is requested first.
             search: finds other providers if the connected peers do not send a block; `None` without a DHT.
         """
         self._node = node
         self._files = files
         self._options = options = options or ExchangeOptions()
-        self._sources = sources or AnnouncementSources()
         self._search_providers = search
         self._engine = BitswapEngine(counters=node.counters)
         self._speakers: set[bytes] = set()  # peers that opened a stream, perhaps before identify was done
@@ -215,8 +181,11 @@ class BlockExchange:
         self._engine.add_block(cid, size)
         self._start_writers()
 
-    async def fetch(self, cid: str, timeout: float) -> bytes:
+    async def fetch(self, cid: str, timeout: float, announcers: Sequence[bytes] = ()) -> bytes:
         """Fetch a block from peers within `timeout` seconds.
+
+        Args:
+            announcers: peers that announced the block, the most trusted first.
 
         Raises:
             BlockUnavailableError: no peer sent the block in time.
@@ -225,10 +194,9 @@ class BlockExchange:
         digest = read_digest(cid)
         fetch = self._fetches.setdefault(digest, _Fetch())
         fetch.waiting += 1
-        source = self._sources.find_source(cid)
         try:
             self._update_peers()
-            self._engine.want(cid_bytes(cid), digest, () if source is None else (source,), trio.current_time())
+            self._engine.want(cid_bytes(cid), digest, announcers, trio.current_time())
             self._start_writers()
             self._woken.set()
             with trio.move_on_after(timeout):

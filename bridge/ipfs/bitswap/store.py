@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import trio
 
 from kiln.bridge.ipfs.bitswap.exchange import BlockExchange
-from kiln.bridge.ipfs.blocks import BlockStoreUnavailableError, BlockUnavailableError, read_digest, refuse_too_large
+from kiln.bridge.ipfs.blocks import (
+    Announcer,
+    BlockStoreUnavailableError,
+    BlockUnavailableError,
+    read_digest,
+    refuse_too_large,
+)
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.libp2p.discovery import Discovery
 from kiln.conf.process.bridge_status import IpfsStatus
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes
+from kiln.schemas.wire.identity import raw_peer
 
 _STOPPING = "the bridge is stopping"
 
@@ -58,24 +65,29 @@ class BitswapBlockStore:
         if self._discovery is not None:
             self._call(self._discovery.provide_block, b"\x12\x20" + read_digest(cid))
 
-    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK) -> bytes:
+    def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK, announcers: Sequence[Announcer] = ()) -> bytes:
         """Implement `BlockStore.get`."""
         with suppress(BlockUnavailableError):
             return self._folder.get(cid, timeout, limit)
         if self._closed:
             raise BlockStoreUnavailableError(_STOPPING)
         try:
-            data = trio.from_thread.run(self._fetch, cid, timeout, trio_token=self._token)
+            data = trio.from_thread.run(self._fetch, cid, timeout, announcers, trio_token=self._token)
         except (trio.RunFinishedError, trio.Cancelled) as error:
             raise BlockStoreUnavailableError(_STOPPING) from error
         if len(data) > limit:
             raise refuse_too_large(cid, limit)
         return data
 
-    async def _fetch(self, cid: str, timeout: float) -> bytes:
+    async def _fetch(self, cid: str, timeout: float, announcers: Sequence[Announcer]) -> bytes:
         if self._exchange.is_isolated:
             raise BlockStoreUnavailableError("the bridge has no peer. Check bridge.bootstrap, and the network.")
-        return await self._exchange.fetch(cid, timeout)
+        peers: list[bytes] = []
+        for announcer in announcers:
+            # not from the author, whose key may belong to no peer
+            with suppress(ValueError):  # the peer of another transport
+                peers.append(raw_peer(announcer.peer))
+        return await self._exchange.fetch(cid, timeout, peers)
 
     def remove_older(self, before: int) -> bool:
         """Implement `BlockStore.remove_older`, and stop announcing the blocks."""

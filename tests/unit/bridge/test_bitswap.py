@@ -247,6 +247,19 @@ def test_the_relaying_peer_is_asked_for_the_block_and_the_others_whether_they_ha
     assert engine.sizes == dict.fromkeys(engine.sizes, 0)
 
 
+def test_of_several_relaying_peers_one_is_asked_at_a_time_and_none_is_lost() -> None:
+    limits = EngineLimits(asked_peers=2)
+    engine = connected(A, B, C, limits=limits)
+    engine.want(cid_of(1), digest_of(1), [D, B, C], 0.0)
+    assert requests(engine, A, B, C) == {B: "block", C: "have"}
+    engine.tick(limits.next_peer_after)  # neither has answered
+    assert requests(engine, A, B, C) == {C: "block"}
+    engine.want(cid_of(2), digest_of(2), [C, B], 0.0)
+    assert requests(engine, A, B, C) == {C: "block", B: "have"}
+    engine.receive(C, BitswapMessage(dont_haves=(cid_of(2),)), 0.0)
+    assert requests(engine, A, B, C) == {B: "block"}
+
+
 def test_without_a_relaying_peer_the_first_that_has_it_is_asked_and_then_the_next() -> None:
     limits = EngineLimits()
     engine = connected(A, B, C)

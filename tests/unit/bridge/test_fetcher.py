@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import cbor2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import (
     Answer,
@@ -27,7 +28,7 @@ from kiln.bridge.fetcher.fetch_queue import KnownAnswers
 from kiln.bridge.fetcher.offsets import MAX_RELEASING, DoneOffsets
 from kiln.bridge.fetcher.pending import REPLAY, FetchingOptions, PendingFetches
 from kiln.bridge.fetcher.wanted import KafkaPosition
-from kiln.bridge.ipfs import BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.ipfs import Announcer, BlockRefusedError, BlockStore, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.kafka.number_sets import MAX_METADATA
 from kiln.deploy.ops.quarantine_replay import build_retry
@@ -47,6 +48,8 @@ from kiln.schemas.kafka.records import (
     encode,
 )
 from kiln.schemas.wire.cid import cid_text, compute_cid
+from kiln.schemas.wire.identity import compute_peer_id, peer_text
+from kit.chance import new_key
 from kit.fetching import (
     EVERYTHING,
     MODEL,
@@ -65,6 +68,7 @@ from kit.fetching import (
     wanted_batch,
     wanted_update,
 )
+from kit.memory_ipfs import Ipfs
 
 # ---------------------------------------------------------------- updates
 
@@ -388,10 +392,33 @@ def test_batch_of_no_interest_is_counted_and_left() -> None:
     run.take(wanted_batch(cid), interests=["tenant", f"model/{OTHER.value}"])
     assert (run.next(), run.round(), run.done_offsets.resume_offset) == ([], [], 1)
     assert run.pending.counts["not_of_interest"] == 1
-    author = "12D3KooWM68GyFKBT9JsuTRB6CYkF61PtMuSkynUauSQEGBX51JW"
-    assert run.take(wanted_batch(cid, message=f"{author}/00ff"), interests=["tenant"]) == []
-    assert run.take(wanted_batch(cid, message=f"{author}/00ff"), interests=["model"]) == [author]
+    run.take(wanted_batch(cid), interests=["model"])
     assert run.next() == [BlockRequest("batch", cid)]
+
+
+def test_all_announcers_of_a_batch_are_known_and_a_proven_one_comes_first() -> None:
+    run = Run()
+    author, other = (peer_text(compute_peer_id(new_key())) for _ in range(2))
+    proof, data = block_of(1)
+    run.take(wanted_batch(proof, message=f"{other}/00"))
+    run.answer(run.next()[0], BatchAnswer(data, ()))
+    cid, _ = block_of(2)
+    unsigned = structs.replace(wanted_batch(cid), peer="sender")
+    signed = structs.replace(wanted_batch(cid, message=f"{author}/00ff"), peer="relay")
+    run.take(unsigned, signed, signed, wanted_batch(cid, message=f"{other}/01"))
+    announced = [Announcer(other, ""), Announcer("sender", "sender"), Announcer(author, "relay")]
+    (ask,) = run.next()
+    assert run.pending.queue.list_announcers(ask) == announced
+    run.answer(ask, FetchFailure("block_unavailable", "no peer", final=False))
+    run.now += 600 * S
+    (ask,) = run.next()
+    assert run.pending.queue.list_announcers(ask) == announced
+    blocks = Ipfs()
+    fetch_block(blocks, ask, 1, announcers=announced)
+    assert blocks.announcers == {cid: announced}
+    run.take(wanted_update(3, 1))
+    (ask,) = run.next()
+    assert run.pending.queue.list_announcers(ask) == []
 
 
 def test_own_batch_that_comes_back_is_left_alone_whichever_author_it_has() -> None:
@@ -480,7 +507,7 @@ class Held(FolderBlockStore):
         self.blocks = {hashlib.sha256(block).digest(): block for block in blocks}
         self.error: Exception | None = None
 
-    def get(self, cid: str, timeout: float, limit: int = 0) -> bytes:
+    def get(self, cid: str, timeout: float, limit: int = 0, announcers: Sequence[Announcer] = ()) -> bytes:
         from kiln.bridge.ipfs import read_digest
 
         if self.error is not None:

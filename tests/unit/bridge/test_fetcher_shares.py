@@ -12,7 +12,8 @@ from msgspec import structs
 
 from kiln.bridge.fetcher.attempts import Answer, BatchAnswer, BlockRequest, FetchFailure, GenesisAnswer, IpfsUnavailable
 from kiln.bridge.fetcher.pending import FetchingOptions
-from kiln.bridge.fetcher.shares import Announcer, AnnouncerPlaces
+from kiln.bridge.fetcher.shares import AnnouncerPlaces
+from kiln.bridge.ipfs import Announcer
 from kiln.schemas.kafka.records import WantedRecord
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import peer_text

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from kiln.bridge.ipfs.blocks import BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
+from kiln.bridge.ipfs.blocks import Announcer, BlockRefusedError, BlockStoreUnavailableError, BlockUnavailableError
 from kiln.bridge.ipfs.folder import FolderBlockStore
 from kiln.bridge.ipfs.kubo import Kubo, KuboError, NoRoutingError, auth_header
 from kiln.bridge.ipfs.neighbours import BitswapPeer
@@ -635,7 +635,9 @@ def test_a_neighbour_is_dialled_at_once_and_again_and_hung_up_on_when_it_is_gone
         wait_until(lambda: node.describe().endswith(f" at {kubo.url}, 1 of 1 gossip peers connected"), node.describe)
         node.connect_gossip_peers([])
         wait_until(lambda: not there, "the end of the connection")
-        node.add_announcer(name)
+        kubo.answers["block/get"] = kubo_bytes(DATA)
+        announcers = [Announcer(name, ""), Announcer("10.0.0.1:6881", "10.0.0.1:6881"), Announcer("", "")]
+        assert node.get(CID, 1.0, announcers=announcers) == DATA
         wait_until(lambda: there == {f"/p2p/{name}"}, "a connection with the announcer")
         wait_until(lambda: node.status() == IpfsStatus(connections=1, provided=1), lambda: str(node.status()))
     finally:
