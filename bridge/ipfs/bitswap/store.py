@@ -12,7 +12,6 @@ from kiln.bridge.ipfs.blocks import (
     Announcer,
     BlockStoreUnavailableError,
     BlockUnavailableError,
-    read_digest,
     refuse_too_large,
 )
 from kiln.bridge.ipfs.folder import FolderBlockStore
@@ -23,6 +22,7 @@ from kiln.schemas.wire.cid import cid_bytes
 from kiln.schemas.wire.identity import raw_peer
 
 _STOPPING = "the bridge is stopping"
+_MULTIHASH_SIZE = 34  # bytes at the end of a CID with sha2-256, the only hash of stored blocks
 
 
 class BitswapBlockStore:
@@ -61,9 +61,10 @@ class BitswapBlockStore:
     def put(self, cid: str, data: bytes) -> None:
         """Implement `BlockStore.put`. Connected peers that have requested the block get it at once."""
         self._folder.put(cid, data)
-        self._call(self._exchange.add_block, cid_bytes(cid), len(data))
+        raw = cid_bytes(cid)
+        self._call(self._exchange.add_block, raw, len(data))
         if self._discovery is not None:
-            self._call(self._discovery.provide_block, b"\x12\x20" + read_digest(cid))
+            self._call(self._discovery.provide_block, raw[-_MULTIHASH_SIZE:])
 
     def get(self, cid: str, timeout: float, limit: int = MAX_BLOCK, announcers: Sequence[Announcer] = ()) -> bytes:
         """Implement `BlockStore.get`."""
@@ -95,7 +96,7 @@ class BitswapBlockStore:
 
     def _withdraw(self, cid: str) -> None:
         if self._discovery is not None:
-            self._call(self._discovery.withdraw_block, b"\x12\x20" + read_digest(cid))
+            self._call(self._discovery.withdraw_block, cid_bytes(cid)[-_MULTIHASH_SIZE:])
 
     def status(self) -> IpfsStatus:
         """Implement `BlockStore.status`."""
