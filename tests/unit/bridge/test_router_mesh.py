@@ -154,6 +154,14 @@ def test_a_graft_within_back_off_is_refused_counted_and_penalised() -> None:
     assert prunes(router.receive(peer(0), graft(T), 59.0)[0]) == [(peer(0), T, 60)]
 
 
+def test_a_graft_right_after_the_prune_counts_twice() -> None:
+    router = with_peers(node(), 2)
+    for number, at in ((0, 1.0), (1, 20.0)):
+        router.receive(peer(number), prune(T, 60), 0.0)
+        router.receive(peer(number), graft(T), at)
+    assert [router.peers[peer(number)].graft_penalties for number in range(2)] == [2, 1]
+
+
 def test_a_graft_storm_ends_in_the_graylist_and_harms_nobody_else() -> None:
     router = with_peers(node(), 3)
     router.receive(peer(0), prune(T, 60), 0.0)
