@@ -59,9 +59,9 @@ _TITLES: Final = {
     "batches": ("Window and batch of each update", "in no batch"),
     "batch": ("Batch: its window in event time, and its block", "not a batch of this Kiln"),
     "block": ("Tips in the block", "no tips in the table batch_tips"),
-    "publications": ("Attempts to publish the batch, with their receipts", "not published by the bridge"),
+    "publications": ("Receipts of the attempts to publish the batch", "not published by the bridge"),
     "sent": (
-        "Outgoing frames that announce the newest batch, with the receiving peers",
+        "Outgoing frames that announce the newest batch, with the peers they were sent to",
         "no outgoing frame announces the batch",
     ),
     "announcements": (
