@@ -159,7 +159,7 @@ def test_a_graft_right_after_the_prune_counts_twice() -> None:
     for number, at in ((0, 1.0), (1, 20.0)):
         router.receive(peer(number), prune(T, 60), 0.0)
         router.receive(peer(number), graft(T), at)
-    assert [router.peers[peer(number)].graft_penalties for number in range(2)] == [2, 1]
+    assert [router._peers[peer(number)].graft_penalties for number in range(2)] == [2, 1]
 
 
 def test_a_graft_storm_ends_in_the_graylist_and_harms_nobody_else() -> None:
