@@ -589,7 +589,7 @@ FAULTS: Final = (
     Fault(
         "sink",
         "processing_failed",
-        "A bug in Kiln: the query `sink` raised an exception for a record of one of its topics, or for a row of it.",
+        "A bug in Kiln: the query `sink` raised an exception for a record of Kafka, or for a row that it made of it.",
         f"{_REBUILD} A backfill rebuilds rows of `kiln.updates` and `kiln.batches` only. For other topics, `data` "
         "keeps the record.",
     ),

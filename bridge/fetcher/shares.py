@@ -88,7 +88,7 @@ class AnnouncerPlaces:
         """Record that a block arrived, or that the first attempt to fetch it failed.
 
         Returns:
-            True if the author became proven, or is no longer proven.
+            True if the call changed whether the announcer is proven.
         """
         was_proven = self.is_proven(announcer)
         if arrived:

@@ -41,7 +41,7 @@ class SeenSet:
         return self._numbers.get(key)
 
     def add(self, key: bytes, number: int, now: float) -> bool:
-        """Add an id, and return true if it is new. A known id keeps its copy number and its time."""
+        """Add an id, and return true if it is new. If it is known, the number and time of its first copy stay."""
         if key in self._numbers:
             return False
         self._numbers[key] = number

@@ -183,7 +183,7 @@ class PendingBatches:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Return whether so many batches wait that some are given up early."""
+        """Return whether so many batches wait that the queue of deliveries must use its shorter patience."""
         return self.open_count > MAX_OPEN * 9 // 10 or self.block_bytes > MAX_BLOCK_BYTES * 9 // 10
 
     def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> None:

@@ -41,7 +41,7 @@ def check_path(path: str) -> None:
     """
     match = _UNUSABLE.search(path)
     if match is not None:
-        raise ValueError(f"expected a path without {json.dumps(match[0])}, which delta-rs and DuckDB cannot open")
+        raise ValueError(f"expected a path without {json.dumps(match[0])}: delta-rs and DuckDB cannot open such a path")
     try:
         path.encode()
     except UnicodeEncodeError:

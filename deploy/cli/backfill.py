@@ -265,7 +265,7 @@ def backfill_swap(
     if done is None:
         out.print(f"nothing to do: the rows of run {name} are in the live tables already")
     else:
-        out.print(f"the rows of run {name} are now in the live tables. To compare: kiln backfill diff {name}")
+        out.print(f"the rows of run {name} are now in the live tables. To check: kiln backfill diff {name}")
 
 
 @commands.command("drop")

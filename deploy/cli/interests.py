@@ -22,7 +22,7 @@ def interests(
             "--add",
             metavar="X",
             help="Separator to follow: * (all), KEY or KEY/VALUE. "
-            "On non-Ceramic networks: a topic or pattern. Repeatable.",
+            "On non-Ceramic networks: a topic, in which * stands for any text. Repeatable.",
         ),
     ] = None,
     remove: Annotated[

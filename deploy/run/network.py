@@ -43,10 +43,10 @@ class LiveNetwork:
             self._demo.launch()
 
     def start(self) -> None:
-        """Start the bridge.
+        """Start the bridge, with the addresses of the demo network if there is one.
 
         Raises:
-            PrerequisiteError: The demo network does not start.
+            PrerequisiteError: The demo network has not started.
         """
         if self.source == "none":
             return

@@ -148,8 +148,9 @@ def _check_coverage(comparison: RangeComparison, run: BackfillRun) -> None:
     raise SwapError(
         f"cannot swap backfill run {run.name}: in its time range, the live tables have "
         f"{' and '.join(missing.values())} that {source_lacks}, and the swap would remove them. To keep them and the "
-        f"rows of the run: kiln backfill swap {run.name} --only-frames, then make a new run of the range with --source "
-        f"frames, and swap that one. To keep only the rows of the run: kiln backfill swap {run.name} --replace"
+        f"rows of the run: (1) kiln backfill swap {run.name} --only-frames, which adds the run's frames to the live "
+        f"frames, (2) make a new run of the range with --source frames, (3) swap the new run. To keep only "
+        f"the rows of the run: kiln backfill swap {run.name} --replace"
     )
 
 

@@ -96,20 +96,21 @@ class Core:
         self._library.kiln_free(self._core)
 
     def archive(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode Kafka records of `kiln.frames` for `archive`.
+        """Decode Kafka records of `kiln.frames` for the query `archive`.
 
-        The tables of each result are TABLES_OF_CORE, then the keys of frames, then the identities of messages.
+        Each result has TABLES_OF_CORE, then the deduplication keys of the frames, then those of the messages.
         """
         return self._decode(self._library.kiln_archive, len(TABLES_OF_CORE) + 2, batch)
 
     def updates(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode Kafka records of `kiln.frames` for `updates`. Each result has one table, of messages."""
+        """Decode Kafka records of `kiln.frames` for the query `updates`. Each result has one table, of messages."""
         return self._decode(self._library.kiln_updates, 1, batch)
 
     def batch(self, batch: pa.RecordBatch) -> Iterator[CoreRows]:
-        """Decode Kafka records of `kiln.updates` for `batch`.
+        """Decode Kafka records of `kiln.updates` for the query `batch`.
 
-        The tables of each result have the records, the owners of their windows, and their epochs.
+        Each result has three tables: the records, the keys of their windows (`WindowKey`), and the epochs of their
+        writers (`WriterEpoch`).
         """
         return self._decode(self._library.kiln_batch, 3, batch, are_frames=False)
 

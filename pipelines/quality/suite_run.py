@@ -208,8 +208,8 @@ class SuiteRun:
         return result
 
     def _find_since(self, name: str, since: int | None, passed: DeltaTable) -> int | None:
-        """Return the version after which the rows of a table count as new: the older of `since` and the
-        version of `passed`. If the table was re-created, return `since`."""
+        """Return the version after which the rows of the table `name` count as new: the older of `since` and that of
+        `passed`, or `since` if the table was re-created. None: all rows are new."""
         if since is None or since > self._tables[name].version():  # the table was re-created
             return since
         return min(since, passed.version())

@@ -150,7 +150,7 @@ def _list_batches(checkpoint: Checkpoint) -> list[PlannedBatch]:
 
 
 def _find_version(lake: Lake, table: str, query_id: str, number: int) -> int | None:
-    """Find the newest version of a table without rows of a micro-batch after `number`."""
+    """Find the newest version of a table that has no rows of micro-batches later than `number`; None if unknown."""
     try:
         version = lake.open(table).version() if lake.has(table) else None
     except LakeError:

@@ -368,14 +368,17 @@ def build_steps(
     first_epoch: Epoch | None = None,
     count_difference: Callable[[int], None] = ignore_difference,
 ) -> DedupSteps:
-    """Build the steps of the query: decode copies, once per message and Kafka partition, then select the rows to emit.
+    """Build the two steps of the query: decode the records, then select the rows to emit.
+
+    Of the copies of a message in one Kafka partition, the first step decodes one.
 
     The input has the columns of Kafka records, the rows between the steps have the columns COPIES_DDL, and the output
     has the columns ROWS_DDL.
 
     Args:
         prefix: Prefix of the Kafka topics in the rows.
-        first_epoch: Epoch of the first micro-batch; None for the query's own.
+        first_epoch: Epoch (decision 7) of a replaced checkpoint, whose numbers the query continues; None: no such
+            checkpoint.
         count_difference: Called with the number of records that the native core and Python decoded differently.
     """
 

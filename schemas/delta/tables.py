@@ -266,13 +266,13 @@ _ALL: Final = (
             _may(
                 "end_reason",
                 "string",
-                "Reason why the connection ended. Set only in its closing IN frame (empty payload)",
+                "Reason why the connection ended. Null except in its last IN frame, whose payload is empty",
                 "stream closed by the peer",
             ),
             _may(
                 "dialled",
                 "boolean",
-                "True if Kiln's node opened the connection. Set only in its closing IN frame (empty payload)",
+                "True if Kiln's node opened the connection. Null except in its last IN frame, whose payload is empty",
                 "true",
             ),
         ),

@@ -1,4 +1,4 @@
-"""Reader of subscriptions and control entries (IHAVE, GRAFT …) in a gossipsub RPC. No bytes make a function raise.
+"""Reader of subscriptions and control entries (IHAVE, GRAFT …) in a gossipsub RPC. It never raises.
 
 Source: libp2p specs, pubsub/README.md and pubsub/gossipsub/gossipsub-v1.{0,1,2,3}.md; the topic table draft.
 """

@@ -1,7 +1,7 @@
 """Authorship of gossipsub messages: peer ids, message ids and signatures.
 
-No bytes in a message make a function here raise. Where the specifications leave room, this module follows go-libp2p,
-which most peers run.
+The functions never raise, whatever the bytes of a message. Where the specifications leave room, this module follows
+go-libp2p, which most peers run.
 
 Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,
 Peer Ids); decision 5.

@@ -124,7 +124,7 @@ class PubsubMessage(msgspec.Struct, frozen=True):
 
 
 def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | Rejected:
-    """Read the data of a pubsub message. No bytes make this function raise.
+    """Read the data of a pubsub message. Never raises, whatever the bytes.
 
     Args:
         batch_typ: The network's number for BATCH_UPDATE; 3 and 4 are accepted too. The fields of the message

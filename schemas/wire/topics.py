@@ -57,8 +57,8 @@ def parse_topic(name: str) -> Topic | None:
 
     Any other name below ``/ceramic/<network>`` that is not a valid separator topic counts as the network topic, so that
     its messages are not lost. Examples are the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, a value that is
-    not lower-case base36, and a key longer than MAX_KEY. For the bare ``/ceramic`` of 2020 the result is `None`, and
-    the network is that of the frame (docs/design/contracts.md).
+    not lower-case base36, and a key longer than MAX_KEY. For the bare ``/ceramic`` of 2020 the result is `None`,
+    and the caller takes the network of the frame (docs/design/contracts.md).
     """
     if len(name) > _MAX_CACHED:  # before the cache, so that it stores no large name
         return _parse_topic(name)
