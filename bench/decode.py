@@ -11,7 +11,7 @@ from functools import partial
 from unittest.mock import patch
 
 import psutil
-from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from bench.catch_up import catch_up, in_micro_batches
 from bench.frames import GENERATED, append, generated, live_options, stamped_anew
@@ -23,11 +23,17 @@ from kiln.conf.settings.model import JobName, Settings
 from kiln.pipelines.app import launch
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.native.library import find_engine
-from kiln.pipelines.runtime.kafka import read_topics
 
 FRAMES = 300_000
 AIMS = {"archive": Aim(least=0.70), "updates": Aim(least=0.55)}
 QUERIES: tuple[JobName, ...] = ("archive", "updates")
+# Spark's Kafka source requests the end offsets after each poll, and the broker answers in order: by default, this takes
+# half a second if there are no new records
+_SOURCE = {
+    "kafka.max.partition.fetch.bytes": str(16 << 20),
+    "kafka.fetch.max.wait.ms": "1",
+    "kafka.isolation.level": "read_committed",
+}
 
 
 @contextmanager
@@ -75,10 +81,12 @@ def measure(ground: Ground, extent: Extent) -> Finding:
             return catch_up_with(query, name, run)
 
     def copy(run: int) -> float:
-        records: DataFrame = read_topics(ground.spark, broker, ["frames"])
+        records = ground.spark.read.format("kafka").options(**_SOURCE, **broker.options)
+        frames = records.option("subscribe", broker.topic("frames")).load()
         started = time.perf_counter()
         path = (settings.lake_root / "raw").uri
-        records.select("partition", "offset", "stamp", "value").write.format("delta").mode("append").save(path)
+        stamp = F.unix_micros("timestamp").alias("stamp")
+        frames.select("partition", "offset", stamp, "value").write.format("delta").mode("append").save(path)
         return count / (time.perf_counter() - started)
 
     sides: dict[str, Side] = {"raw copy → Delta": copy}

@@ -260,7 +260,7 @@ class Kafka(Section):
         return options
 
     def spark_options(self) -> dict[str, str]:
-        """Return the options of Spark's Kafka source and sink (`kafka.…`). They contain the password: never print them.
+        """Return the options of Spark's Kafka sink (`kafka.…`). They contain the password: never print them.
 
         Raises:
             SettingsError: The password file cannot be read.

@@ -28,6 +28,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.kafka_clients import open_client
+from kiln.conf.process.kafka_records import librdkafka_options
 from kiln.conf.settings.durations import micros, parse_duration, parse_micros
 from kiln.conf.settings.model import Settings
 from kiln.conf.settings.reading import load_settings
@@ -59,7 +60,7 @@ from kiln.pipelines.backfill.sources import (
 )
 from kiln.pipelines.backfill.terms import RunTerms, Source, TimeRange
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.kafka import Broker
+from kiln.pipelines.runtime.kafka_ranges import ClientOptions
 from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.printable import printable_lines
@@ -202,12 +203,15 @@ def backfill(
     parallelism = spark.sparkContext.defaultParallelism
     spark.conf.set("spark.sql.shuffle.partitions", str(2 * parallelism))
     lake = Lake.from_location(settings.lake_root)
-    kafka = settings.broker
+    kafka, options = settings.broker, ClientOptions()
+    if terms.source == "kafka":
+        options = (*librdkafka_options(kafka.client_options()).items(), ("group.id", kafka.topic("reader")))
     resources = RunResources(
         spark=spark,
         lake=lake,
         durable=settings.durability == "power",
-        broker=Broker(kafka.servers, kafka.prefix, kafka.spark_options() if terms.source == "kafka" else {}),
+        topic=kafka.topic("frames"),
+        client_options=options,
         now=lambda: time.time_ns() // 1000,
         version=read_version(),
         topic_id=(lambda: read_frames_topic_id(settings)) if terms.source == "kafka" else (lambda: ""),

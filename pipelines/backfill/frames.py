@@ -35,12 +35,14 @@ from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row
 from kiln.pipelines.decode.processing_errors import PROCESSING_ERRORS
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.frame_ranges import Ranges, contains, insert
+from kiln.pipelines.runtime.kafka_ranges import ClientOptions, LostRecordsError, OffsetRange, read_ranges
 from kiln.pipelines.runtime.row_packing import pack
 from kiln.schemas.captures.formats import FORMATS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.kafka.frames import DIRECTIONS, HISTORY, find_frame_fault, read_frame
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
+from kiln.schemas.times import MIN_MICROS
 
 _Batches = Iterator[pa.RecordBatch]
 
@@ -62,13 +64,25 @@ class FrameFilter:
         return frame.observed_at // 1000 in self.span and self.network in (None, frame.network)
 
 
-def read_kafka_frames(records: DataFrame, wanted: FrameFilter, target: RunTarget) -> DataFrame:
-    """Read the frames in records of `kiln.frames` (partition, offset, stamp, value), for the shuffle (MERGED_ROWS).
+def read_kafka_frames(
+    spark: SparkSession,
+    ranges: Sequence[OffsetRange],
+    options: ClientOptions,
+    wanted: FrameFilter,
+    target: RunTarget,
+) -> DataFrame:
+    """Read the frames in offset ranges of `kiln.frames`, one task for each, for the shuffle (MERGED_ROWS).
 
-    Records that are no valid Frame go to the run's table `quarantine`.
+    Records that are no valid Frame go to the run's table `quarantine`. A task fails if Kafka has removed a record of
+    its range, or cannot decode one.
     """
-    source = records.select("partition", "offset", "stamp", "value")
-    return source.mapInArrow(_read_kafka_partition(wanted, target), MERGED_ROWS)
+
+    def rows(batches: _Batches) -> _Batches:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from _read_records(read_ranges([ranges[number]], options), wanted, target)
+
+    return spark.range(0, len(ranges), 1, max(1, len(ranges))).mapInArrow(rows, MERGED_ROWS)
 
 
 def read_file_frames(
@@ -97,25 +111,25 @@ def write_frames(rows: DataFrame, target: RunTarget) -> DataFrame:
     return rows.mapInArrow(_write_partition(target), STAGE_OUTPUTS)
 
 
-def _read_kafka_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_Batches], _Batches]:
-    def rows(batches: _Batches) -> _Batches:
-        out, faults, frames = MergedRowBuffer(), TableFiles(target.run, "quarantine"), 0
-        for batch in batches:
-            for partition, offset, stamp, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                frames += 1
-                frame = read_frame(value)
-                if isinstance(frame, Rejected):
-                    if stamp in target.span:
-                        _add_fault(faults, reject_unreadable(frame, value, partition, offset, stamp))
-                elif wanted.matches(frame):
-                    row = _merge_frame(partition, offset, stamp, frame)
-                    if isinstance(row, MergedRow):
-                        yield from out.add(row)
-                    else:
-                        _add_fault(faults, row)
-        yield from out.finish(StageOutput(faults.close(), frames=frames))
-
-    return rows
+def _read_records(batches: _Batches, wanted: FrameFilter, target: RunTarget) -> _Batches:
+    out, faults, frames = MergedRowBuffer(), TableFiles(target.run, "quarantine"), 0
+    for batch in batches:
+        columns = batch.select(["partition", "offset", "stamp", "value"]).columns
+        for partition, offset, stamp, value in zip(*(column.to_pylist() for column in columns), strict=True):
+            if stamp == MIN_MICROS:  # it may be a frame that the live tables have
+                raise LostRecordsError(f"cannot read the offset {offset:,} of partition {partition}: {value.decode()}")
+            frames += 1
+            frame = read_frame(value)
+            if isinstance(frame, Rejected):
+                if stamp in target.span:
+                    _add_fault(faults, reject_unreadable(frame, value, partition, offset, stamp))
+            elif wanted.matches(frame):
+                row = _merge_frame(partition, offset, stamp, frame)
+                if isinstance(row, MergedRow):
+                    yield from out.add(row)
+                else:
+                    _add_fault(faults, row)
+    yield from out.finish(StageOutput(faults.close(), frames=frames))
 
 
 def _read_file_partition(wanted: FrameFilter, target: RunTarget) -> Callable[[_Batches], _Batches]:

@@ -60,7 +60,7 @@ from kiln.pipelines.delta.tables import (
     read_rows,
 )
 from kiln.pipelines.delta.time_bounds import TimeBounds
-from kiln.pipelines.runtime.kafka import Broker, read_range
+from kiln.pipelines.runtime.kafka_ranges import ClientOptions, OffsetRange
 from kiln.pipelines.updates.separators import SeparatorConfig
 
 LIVE_TABLES: Final = ("frames", "messages", "updates", "batches", "streams")
@@ -154,13 +154,15 @@ class RunResources:
 
     spark: SparkSession
     lake: Lake
-    broker: Broker
+    topic: str
+    """full name of `kiln.frames`"""
     now: Callable[[], int]
     """returns the time, µs"""
     version: str
     """version of Kiln"""
     topic_id: Callable[[], str] = lambda: ""
     """returns Kafka's current id of `kiln.frames`; empty if the broker does not report ids"""
+    client_options: ClientOptions = field(default=(), repr=False)
     durable: bool = False
     """true to sync each commit to disk"""
     is_stopped: Callable[[], bool] = lambda: False
@@ -362,18 +364,20 @@ class _ChunkRunner:
 
     def _read_kafka(self, at: int, count: int, wanted: FrameFilter) -> DataFrame:
         """Read the frames in `count` records of each partition, beginning `at` records after the run's first record."""
-        topic, ranges = self._resources.broker.topic("frames"), self._inputs.kafka
-        first = {int(part): min(low + at, high) for part, (low, high) in ranges.items()}
-        ends = {int(part): min(low + at + count, high) for part, (low, high) in ranges.items()}
-        records = read_range(self._resources.spark, self._resources.broker, "frames", {topic: first}, {topic: ends})
-        return frames.read_kafka_frames(records, wanted, self._target)
+        resources = self._resources
+        ranges = [
+            OffsetRange(resources.topic, int(part), low + at, min(low + at + count, high))
+            for part, (low, high) in self._inputs.kafka.items()
+            if low + at < high
+        ]
+        return frames.read_kafka_frames(resources.spark, ranges, resources.client_options, wanted, self._target)
 
     def _check_topic(self) -> None:
         saved_id = self._inputs.topic_id
         current_id = self._resources.topic_id() if saved_id else ""
         if current_id and current_id != saved_id:
             name = self._terms.name
-            problem = describe_replaced_topic(self._resources.broker.topic("frames"), saved_id, current_id)
+            problem = describe_replaced_topic(self._resources.topic, saved_id, current_id)
             raise RunError(
                 f"backfill run {name} cannot continue: {problem}. Drop the run (kiln backfill drop {name}), and begin "
                 "another one with --source frames"

@@ -1,4 +1,4 @@
-"""Kafka topics as DataFrames, and as a streaming data source in Python (decision 30).
+"""Kafka topics as sinks of DataFrames, and as a streaming data source in Python (decision 30).
 
 The tasks of the streaming source read records with librdkafka in a Python worker, apply the query's function there, and
 return only its output to Spark. Spark's own Kafka source would move each record through the JVM to the worker, which
@@ -7,7 +7,6 @@ takes more CPU than most queries do. In checkpoints and progress reports, offset
 
 from __future__ import annotations
 
-import json
 import logging
 import pickle
 import time
@@ -21,14 +20,12 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from kiln.pipelines.runtime.checkpoint import FIRST_OFFSETS_FILE, Checkpoint, format_first_offsets
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask, ClientOptions, LostRecordsError, OffsetRange, read_ranges
-from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.topics import MAX_RECORD
 
 
@@ -40,68 +37,10 @@ class Broker:
     prefix: str = "kiln."
     """prefix of each topic's name"""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """options of Spark's Kafka connector, with the prefix `kafka.`"""
+    """options of Spark's Kafka sink, with the prefix `kafka.`"""
 
     def topic(self, name: str) -> str:
         return self.prefix + name
-
-
-def read_topics(spark: SparkSession, broker: Broker, topics: Sequence[str]) -> DataFrame:
-    """Read all records that the topics have now, as a batch DataFrame.
-
-    Returns:
-        Columns topic (without prefix), partition int, offset bigint, stamp bigint (the broker's timestamp, µs), key and
-        value binary.
-    """
-    return _select_columns(spark.read.format("kafka").options(**_build_source_options(broker, topics)).load(), broker)
-
-
-def read_range(spark: SparkSession, broker: Broker, topic: str, first: log.Offsets, end: log.Offsets) -> DataFrame:
-    """Read an offset range of each partition of a topic, with the columns of `read_topics`.
-
-    The read fails if Kafka's retention has removed a record of a range.
-
-    Args:
-        topic: Name of the topic, without prefix.
-        first: First offsets, by topic name with prefix and by partition.
-        end: End offsets (exclusive) of the same partitions.
-    """
-    reader = (
-        spark.read.format("kafka")
-        .options(**_build_source_options(broker, [topic]))
-        .option("startingOffsets", _format_offsets(first))
-        .option("endingOffsets", _format_offsets(end))
-    )
-    return _select_columns(reader.load(), broker)
-
-
-def _format_offsets(offsets: log.Offsets) -> str:
-    return json.dumps({topic: {str(part): at for part, at in parts.items()} for topic, parts in offsets.items()})
-
-
-def _build_source_options(broker: Broker, topics: Sequence[str]) -> dict[str, str]:
-    return {
-        "kafka.bootstrap.servers": broker.servers,
-        # A frame may be as large as the broker accepts; by default Kafka fetches 1 MiB of each partition.
-        "kafka.max.partition.fetch.bytes": str(16 << 20),
-        # After each poll Spark requests the end offsets. The broker answers a consumer's requests in order, so this
-        # request waits for the fetch before it: by default half a second, if there are no new records.
-        "kafka.fetch.max.wait.ms": "1",
-        "kafka.isolation.level": "read_committed",
-        **broker.options,
-        "subscribe": ",".join(broker.topic(name) for name in topics),
-    }
-
-
-def _select_columns(source: DataFrame, broker: Broker) -> DataFrame:
-    return source.select(
-        F.substring("topic", len(broker.prefix) + 1, 255).alias("topic"),
-        "partition",
-        "offset",
-        F.unix_micros("timestamp").alias("stamp"),
-        "key",
-        "value",
-    )
 
 
 def build_sink_options(broker: Broker) -> dict[str, str]:

@@ -18,22 +18,23 @@ from kiln.pipelines.backfill.frames import (
     RUN_FRAME,
     FrameFilter,
     _read_file_partition,
-    _read_kafka_partition,
+    _read_records,
     _write_partition,
 )
 from kiln.pipelines.backfill.merged_rows import MergedRow, MergedRowBuffer
 from kiln.pipelines.backfill.sources import CaptureFile, FilePart, split_captures
 from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.runtime.kafka_ranges import RECORDS, LostRecordsError
 from kiln.schemas.captures.kiln_capture import CaptureRecord, write_capture
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
+from kiln.schemas.times import MIN_MICROS
 
 SECOND = 1_000_000
 BEGIN = 1_700_000_000
 """s"""
 WHOLE = FrameFilter(TimeRange(BEGIN * SECOND, (BEGIN + 100) * SECOND))
-RECORDS = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("stamp", pa.int64()), ("value", pa.binary())])
 
 
 @pytest.fixture
@@ -65,9 +66,12 @@ def part_of(file: Path, modified_at: int) -> FilePart:
     return part
 
 
-def records(*values: bytes) -> Iterator[pa.RecordBatch]:
-    rows = [(1, offset, (BEGIN + 12) * SECOND, value) for offset, value in enumerate(values)]
-    yield pa.RecordBatch.from_arrays([pa.array(column) for column in zip(*rows, strict=True)], schema=RECORDS)
+def records(*values: bytes, stamp: int = (BEGIN + 12) * SECOND) -> Iterator[pa.RecordBatch]:
+    rows = [
+        {"topic": "frames", "partition": 1, "offset": offset, "stamp": stamp, "value": value}
+        for offset, value in enumerate(values)
+    ]
+    yield pa.RecordBatch.from_pylist(rows, schema=RECORDS)
 
 
 def settle(batches: Iterator[pa.RecordBatch], where: RunTarget, held: tuple[int, ...] = ()) -> None:
@@ -87,7 +91,7 @@ def written(lake: Lake, table: str, *columns: str) -> list[tuple[object, ...]]:
 
 def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(where: RunTarget) -> None:
     values = (frame(1, 9), frame(2, 12), frame(3, 13), frame(2, 12), frame(4, 20), frame(5, 200), b"no frame")
-    settle(_read_kafka_partition(WHOLE, where)(records(*values)), where)
+    settle(_read_records(records(*values), WHOLE, where), where)
     place = ("sequence", "kafka_partition", "kafka_offset")
     assert written(where.run, "frames", *place) == [(2, 1, 1), (3, 1, 2)]
     assert written(where.beyond, "frames", *place) == [(1, 1, 0), (4, 1, 4)], "what is far from the range is left out"
@@ -96,16 +100,20 @@ def test_each_frame_of_the_range_is_there_once_as_it_first_stood_in_the_log(wher
 
 
 def test_what_an_earlier_chunk_had_is_not_written_again(where: RunTarget) -> None:
-    settle(
-        _read_kafka_partition(WHOLE, where)(records(frame(7, 12), frame(8, 12), frame(9, 12))), where, held=(6, 7, 8)
-    )
+    settle(_read_records(records(frame(7, 12), frame(8, 12), frame(9, 12)), WHOLE, where), where, held=(6, 7, 8))
     assert written(where.run, "frames", "sequence") == [(9,)]
 
 
 def test_frames_of_other_networks_are_left_out_where_one_is_asked_for(where: RunTarget) -> None:
     wanted = FrameFilter(WHOLE.span, "n")
-    settle(_read_kafka_partition(wanted, where)(records(frame(1, 12), frame(2, 12, "other"))), where)
+    settle(_read_records(records(frame(1, 12), frame(2, 12, "other")), wanted, where), where)
     assert written(where.run, "frames", "sequence", "network") == [(1, "n")]
+
+
+def test_a_run_fails_where_kafka_cannot_decode_a_record_that_live_may_have_read(where: RunTarget) -> None:
+    damaged = records(b"no record can be decoded here: Bad message", stamp=MIN_MICROS)
+    with pytest.raises(LostRecordsError, match="cannot read the offset 0 of partition 1: no record can be decoded"):
+        list(_read_records(damaged, WHOLE, where))
 
 
 def test_a_capture_file_gives_frames_with_a_place_of_their_own_and_its_damage_goes_to_quarantine(

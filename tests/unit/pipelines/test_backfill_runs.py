@@ -30,7 +30,6 @@ from kiln.pipelines.batch.batching import BatchConfig
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.decode.frame_row import FrameRow, build_frame_row, parse_frame_row
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.runtime.kafka import Broker
 from kiln.schemas.kafka.frames import BEP50
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_text, raw_peer
@@ -115,7 +114,7 @@ def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_pat
     terms, inputs = replace(TERMS, source="kafka"), RunInputs({}, kafka={"0": (0, 5)}, topic_id="one")
     ids = iter(["another", "another", "one", ""])
     no_spark = cast(SparkSession, None)
-    means = RunResources(no_spark, lake, Broker("a:1"), lambda: 1, "0", topic_id=lambda: next(ids))
+    means = RunResources(no_spark, lake, "kiln.frames", lambda: 1, "0", topic_id=lambda: next(ids))
     for _ in range(2):  # the id is kept with the run
         with pytest.raises(
             RunError, match=r"^backfill run a-run cannot continue: .* is another, .*backfill drop a-run"
