@@ -461,13 +461,16 @@ def _read_trailing_since(settings: Settings, query: str, stored: int) -> int | N
 def _read_log_time(settings: Settings, topic: str, partitions: Iterable[int]) -> int:
     if not partitions:
         return 0
-    from kafka.errors import KafkaError
+    from confluent_kafka import KafkaException, TopicPartition
+    from confluent_kafka.admin import AdminClient
 
-    from kafka import TopicPartition
+    from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
     from kiln.pipelines.batch.ticker import read_log_times
 
+    options = librdkafka_options(settings.broker.client_options())
     try:
-        stamps = read_log_times(settings.broker.client_options(), [TopicPartition(topic, part) for part in partitions])
-    except (KafkaError, OSError):  # the broker has stopped since its topics were read
+        admin = AdminClient({**options}, logger=LIBRDKAFKA_LOG)
+        stamps = read_log_times(admin, [TopicPartition(topic, part) for part in partitions])
+    except (KafkaException, OSError):  # the broker has stopped since its topics were read
         return 0
     return max(stamps.values(), default=0) * 1000

@@ -216,7 +216,6 @@ class _Run:
             self._stop_queries()
             self._live.stop()  # after the queries, so that their last batches are published
             self._watch.stop()
-            self._ends.close()
         counts = self._watch.counts
         return RunOutcome(
             seconds=time.monotonic() - self._started,

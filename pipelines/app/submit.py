@@ -24,7 +24,7 @@ from kiln.conf.process.exporter import Exporter
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.logs import configure_logs
 from kiln.conf.process.state_folder import lock_state
-from kiln.conf.settings.model import JobName, Kafka, Settings
+from kiln.conf.settings.model import JobName, Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import create_submitted_session
 from kiln.pipelines.app.supervisor import RestartsExhaustedError, Supervisor
@@ -121,25 +121,21 @@ def _run_query(name: JobName, settings: Settings) -> int:
             for words in (*supervisor.repairs, *supervisor.warnings):
                 print(words, file=sys.stderr)
             topics = [settings.kafka.topic(topic) for topic in QUERIES[name].reads]
-            ends: TopicEnds | None = None
+            ends = TopicEnds(settings.broker.client_options(), topics)
             watch = QueryWatch(name, topics)
             for check in itertools.count(1):
                 if stop.wait(_CHECK_EVERY):
                     break
                 supervisor.check()
-                ends = ends or _create_topic_ends(settings.broker, topics)
                 line = watch.build_state(
                     time.monotonic(),
-                    ends.read() if ends is not None else {},
+                    ends.read(),
                     supervisor.progress.get(name),
                     restarts=supervisor.restarts[name],
                     error=supervisor.errors.get(name, ""),
                     tripped=False,
                 )
-                broker_error = (
-                    ends.error if ends is not None else f"the broker does not answer: {settings.broker.servers}"
-                )
-                job.observe(line, [*supervisor.errors.values(), *([broker_error] if broker_error else [])])
+                job.observe(line, [*supervisor.errors.values(), *([ends.error] if ends.error else [])])
                 if check % _REPORT_EVERY == 0:
                     print(json.dumps(_build_report(supervisor, name)), flush=True)
     except RestartsExhaustedError as error:
@@ -157,13 +153,6 @@ def _run_query(name: JobName, settings: Settings) -> int:
         print(printable_lines(failure), file=sys.stderr, flush=True)
         print(json.dumps(_build_report(supervisor, name) | {"errors": {name: failure}, "exit": status}), flush=True)
     return status
-
-
-def _create_topic_ends(kafka: Kafka, topics: Sequence[str]) -> TopicEnds | None:
-    try:
-        return TopicEnds(kafka.client_options(), topics)
-    except KafkaError:
-        return None
 
 
 def _build_report(supervisor: Supervisor, name: JobName) -> dict[str, object]:

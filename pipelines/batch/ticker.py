@@ -3,35 +3,24 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Final
 
-import confluent_kafka as librdkafka
-from confluent_kafka import KafkaError as LibrdkafkaError
-from confluent_kafka import KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import OffsetSpec
-from kafka.errors import KafkaError, KafkaTimeoutError, UnsupportedVersionError
-from kafka.protocol.consumer import OffsetSpec as OldOffsetSpec
 
-from kafka import KafkaAdminClient, TopicPartition
-from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
 from kiln.pipelines.batch.tick_schedule import TickSchedule
 from kiln.pipelines.runtime.clocks import TrailingClock, describe_log_lag
+from kiln.pipelines.runtime.kafka_offsets import LATEST, MAX_TIMESTAMP, list_partitions, read_offsets
 from kiln.schemas.kafka.records import TICK
 
 _TIMEOUT: Final = 5.0  # s for an answer of the broker
 _REST: Final = 5_000  # ms from the last known end of a window to the last tick, for windows with a greater T
 _PRODUCER: Final[Mapping[str, str | int]] = {"acks": "all", "linger.ms": 0, "message.timeout.ms": 5_000}
-
-_LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
-
-_log = logging.getLogger("librdkafka")
 
 
 class Ticker:
@@ -87,7 +76,7 @@ class Ticker:
         while not self._stop.is_set():
             try:
                 self._tick_until_stopped()
-            except (KafkaError, KafkaException, TimeoutError) as error:
+            except (KafkaException, TimeoutError) as error:
                 reason = error.args[0].str() if isinstance(error, KafkaException) else error
                 self.error = (
                     "the driver of batch cannot append ticks, so a window ends only when a later update arrives: "
@@ -99,19 +88,18 @@ class Ticker:
     def _tick_until_stopped(self) -> None:
         """Send ticks with librdkafka. With kafka-python, ticks took most of the CPU time of the driver's Python."""
         options = librdkafka_options(self._options)
-        admin = AdminClient({**options}, logger=_log)
-        producer = Producer({**options, **_PRODUCER}, logger=_log)
+        admin = AdminClient({**options}, logger=LIBRDKAFKA_LOG)
+        producer = Producer({**options, **_PRODUCER}, logger=LIBRDKAFKA_LOG)
         try:
-            metadata = producer.list_topics(timeout=_TIMEOUT).topics.get(self._topic)
-            names = [TopicPartition(self._topic, partition) for partition in (metadata.partitions if metadata else ())]
-            log_times = read_log_times(self._options, names)
+            names = list_partitions(admin, [self._topic])
+            log_times = read_log_times(admin, names)
             partitions = {
                 name.partition: TickSchedule(self._span, self._span + _REST, log_times.get(name.partition, 0))
                 for name in names
             }
             while not self._stop.wait(self._pause(partitions.values())):
-                ends = _read_ends(admin, names)
-                due = [name for name in names if partitions[name.partition].is_due(ends[name.partition], _now())]
+                ends = read_offsets(admin, names, LATEST)
+                due = [name for name in names if partitions[name.partition].is_due(ends[name].offset, _now())]
                 for record in _send_ticks(producer, due):
                     stamp = record.timestamp()[1]
                     partitions[record.partition() or 0].record_tick(record.offset() or 0, stamp, _now())
@@ -119,10 +107,8 @@ class Ticker:
                 self._is_quiet = bool(names) and not due and all(state.next_at == inf for state in partitions.values())
                 self.error = None
         finally:
-            # an error of kafka-python is in a cycle of objects, and keeps this frame alive until garbage is collected
             producer.purge()
             producer.close()
-            del admin
 
     def _pause(self, partitions: Iterable[TickSchedule]) -> float:
         """Return the time until the next check of the topic, s. It is the interval, or less if a window ends before."""
@@ -139,28 +125,16 @@ def _now() -> int:  # ms
     return int(time.monotonic() * 1000)
 
 
-def _read_ends(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:
-    """Return the offset after the last record of each partition.
-
-    Raises:
-        KafkaException, TimeoutError: The broker does not answer.
-    """
-    admin.poll(0)  # lets librdkafka log what it has queued
-    wanted = {librdkafka.TopicPartition(state.topic, state.partition): _LATEST for state in partitions}
-    futures = admin.list_offsets(wanted, request_timeout=_TIMEOUT)
-    return {partition.partition: future.result(_TIMEOUT).offset for partition, future in futures.items()}
-
-
 def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> list[Message]:
     """Send one tick to each partition, and return the ticks with the offsets and timestamps from the broker.
 
     Raises:
-        KafkaException, KafkaTimeoutError: The broker did not accept all ticks.
+        KafkaException, TimeoutError: The broker did not accept all ticks.
     """
     delivered: list[Message] = []
-    refused: list[LibrdkafkaError] = []
+    refused: list[KafkaError] = []
 
-    def on_delivery(error: LibrdkafkaError | None, record: Message) -> None:
+    def on_delivery(error: KafkaError | None, record: Message) -> None:
         if error is None:
             delivered.append(record)
         else:
@@ -169,27 +143,21 @@ def _send_ticks(producer: Producer, partitions: Iterable[TopicPartition]) -> lis
     for partition in partitions:
         producer.produce(partition.topic, TICK, partition=partition.partition, on_delivery=on_delivery)
     if producer.flush(_TIMEOUT):
-        raise KafkaTimeoutError(f"the broker did not acknowledge the ticks within {_TIMEOUT:.0f} s")
+        raise TimeoutError(f"the broker did not acknowledge the ticks within {_TIMEOUT:.0f} s")
     if refused:
         raise KafkaException(refused[0])
     return delivered
 
 
-def read_log_times(client_options: Mapping[str, object], partitions: Iterable[TopicPartition]) -> dict[int, int]:
+def read_log_times(admin: AdminClient, partitions: Iterable[TopicPartition]) -> dict[int, int]:
     """Read the log time of each partition of a topic from the broker.
 
     Returns:
-        Log time by partition, ms. Partitions without records are missing. The result is empty if the broker is older
-        than Kafka 3.0.
+        Log time by partition, ms. Partitions without records are missing. If the broker is older than Kafka 3.0, the
+        result may be earlier times.
 
     Raises:
-        KafkaError: No broker answers.
+        KafkaException, TimeoutError: No broker answers.
     """
-    admin = open_client(KafkaAdminClient, **client_options)
-    try:
-        stamps = admin.list_partition_offsets(dict.fromkeys(partitions, OldOffsetSpec.MAX_TIMESTAMP))
-    except UnsupportedVersionError:
-        return {}
-    finally:
-        admin.close()
+    stamps = read_offsets(admin, partitions, MAX_TIMESTAMP)
     return {partition.partition: at.timestamp for partition, at in stamps.items() if at.timestamp >= 0}

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._listoffsets import OffsetSpec
 from pyspark import cloudpickle
@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from kiln.pipelines.runtime.checkpoint import FIRST_OFFSETS_FILE, Checkpoint, format_first_offsets
+from kiln.pipelines.runtime.kafka_offsets import EARLIEST, LATEST, list_partitions, read_offsets
 from kiln.pipelines.runtime.kafka_ranges import ArrowTask, ClientOptions, LostRecordsError, OffsetRange, read_ranges
 from kiln.schemas.kafka.topics import MAX_RECORD
 
@@ -73,11 +74,8 @@ Offsets = dict[str, dict[str, int]]
 """Offsets by topic name (with prefix) and partition number, which is text as in JSON."""
 
 _FORMAT: Final = "kiln-kafka"
-_TIMEOUT: Final = 5.0  # seconds for the broker to answer
-_PATIENCE: Final = 60.0  # seconds without an answer until the query fails; stopping the query takes at most _TIMEOUT
+_PATIENCE: Final = 60.0  # seconds without an answer until the query fails
 _LIST_EVERY: Final = 10.0  # seconds between two checks for new partitions
-_EARLIEST: Final = OffsetSpec.earliest()  # type: ignore[no-untyped-call]  # confluent-kafka gives it no types
-_LATEST: Final = OffsetSpec.latest()  # type: ignore[no-untyped-call]  # as above
 _LOG = logging.getLogger("librdkafka")
 
 
@@ -143,7 +141,7 @@ def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
     if saved is not None:
         return _collect((topic, part, at) for topic, parts in saved.items() for part, at in parts.items())
     admin = AdminClient(dict(source.options), logger=_LOG)
-    first = _read_offsets(admin, _list_partitions(admin, source.topics), _EARLIEST)
+    first = _read_offsets(admin, _list_partitions(admin, source.topics), EARLIEST)
     path = checkpoint.path / FIRST_OFFSETS_FILE
     if path.folder is not None:
         path.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -198,8 +196,7 @@ class KafkaReader(DataSourceStreamReader):
                 self._admin = AdminClient(dict(self._source.options), logger=_LOG)
             if not self._partitions or now > self._listed_at + _LIST_EVERY:
                 self._partitions, self._listed_at = _list_partitions(self._admin, self._source.topics), now
-            self._admin.poll(0)  # lets librdkafka log what it has queued
-            ends = _read_offsets(self._admin, self._partitions, _LATEST)
+            ends = _read_offsets(self._admin, self._partitions, LATEST)
         except (KafkaException, TimeoutError):
             if now > self._answered_at + _PATIENCE:
                 raise
@@ -236,7 +233,7 @@ class KafkaReader(DataSourceStreamReader):
         ]
         if new:
             admin = self._admin or AdminClient(dict(self._source.options), logger=_LOG)
-            first = _read_offsets(admin, new, _EARLIEST)
+            first = _read_offsets(admin, new, EARLIEST)
             start = {topic: {**first.get(topic, {}), **start.get(topic, {})} for topic in end}
         return [
             OffsetRange(topic, int(part), start[topic][part], at)
@@ -274,29 +271,15 @@ def assign_ranges(ranges: Sequence[OffsetRange], small: int, tasks: int) -> list
 
 
 def _list_partitions(admin: AdminClient, topics: Sequence[str]) -> list[TopicPartition]:
-    metadata = {topic: admin.list_topics(topic, timeout=_TIMEOUT).topics[topic] for topic in topics}
-    for described in metadata.values():
-        if described.error is not None:
-            raise KafkaException(described.error)
-    return [
-        TopicPartition(topic, part) for topic, described in metadata.items() for part in sorted(described.partitions)
-    ]
+    partitions = list_partitions(admin, topics)
+    if missing := set(topics) - {part.topic for part in partitions}:
+        raise TimeoutError(f"the broker does not know the topics {', '.join(sorted(missing))}")
+    return partitions
 
 
-def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], at: OffsetSpec) -> Offsets:
-    """Read the earliest or latest offsets of partitions from the broker.
-
-    If a partition has an open transaction, the latest offset is where the transaction begins.
-
-    Raises:
-        KafkaException, TimeoutError: The broker does not answer, or does not know an offset, as while it restarts.
-    """
-    specs = dict.fromkeys(partitions, at)
-    futures = admin.list_offsets(specs, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT)
-    offsets = {partition: future.result(_TIMEOUT).offset for partition, future in futures.items()}
-    if unknown := [f"{part.topic}-{part.partition}" for part, offset in offsets.items() if offset < 0]:
-        raise TimeoutError(f"the broker does not know the offsets of {', '.join(unknown)}")
-    return _collect((part.topic, part.partition, offset) for part, offset in offsets.items())
+def _read_offsets(admin: AdminClient, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> Offsets:
+    answers = read_offsets(admin, partitions, spec)
+    return _collect((part.topic, part.partition, answer.offset) for part, answer in answers.items())
 
 
 def _collect(offsets: Iterator[tuple[str, int, int]]) -> Offsets:

@@ -7,18 +7,22 @@ are compared with those of the broker.
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, Self
 
 import msgspec
-from kafka.errors import KafkaError
+from confluent_kafka import KafkaException
+from confluent_kafka import TopicPartition as Assignment
+from confluent_kafka.admin import AdminClient
 from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.kafka_clients import open_client
+from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, describe_topics
+from kiln.pipelines.runtime.kafka_offsets import LATEST, list_partitions, read_offsets
 from kiln.schemas.kafka import topics as log
 
 if TYPE_CHECKING:
@@ -159,86 +163,50 @@ def find_mismatches(
 Ends = Mapping[str, Mapping[int, int]]
 """End offset (exclusive) by topic and partition"""
 
-_END_PATIENCE_MS = 1_000  # short, because the caller also watches the bridge and the queries
+_END_PATIENCE: Final = 1.0  # s; short, because the caller also watches the bridge and the queries
 
 
 class TopicEnds:
-    """Reader of the end offsets of topics.
+    """Reader of the end offsets of topics. It omits topics that do not exist. For one thread.
 
-    While the broker does not answer, `ends` keeps the last known offsets, and `error` is set. A thread looks for added
-    partitions, and for deleted topics, which are then omitted.
+    While the broker does not answer, `ends` keeps the last known offsets, and `error` is set.
     """
 
     def __init__(
         self, client_options: Mapping[str, object], topics: Iterable[str], check_every: float = CHECK_EVERY
     ) -> None:
-        """Read the partitions, and start the thread.
+        """Create a reader, which connects in the background.
 
         Args:
             client_options: kafka-python's options.
             topics: Names of the topics, with prefix.
             check_every: Seconds between two checks for added partitions and deleted topics.
-
-        Raises:
-            KafkaError: No broker answers.
         """
-        self._options = client_options
+        # librdkafka: kafka-python's admin client takes 10 s to notice that a broker hangs
+        self._admin = AdminClient({**librdkafka_options(client_options)}, logger=LIBRDKAFKA_LOG)
         self._names = tuple(topics)
-        self._topics = KafkaTopics(lambda: client_options)
-        self._known_parts = _list_partitions(self._topics.read_identities(self._names))
-        self._parts: list[TopicPartition] = []
-        self._consumer: KafkaConsumer | None = None
         self._check_every = check_every
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch_partitions, name="topics", daemon=True)
-        self._thread.start()
+        self._parts: list[Assignment] = []
+        self._listed_at = -inf
         self.ends: Ends = {}
         """end offsets in the broker's last response"""
         self.error = ""
 
     def read(self) -> Ends:
         """Read the end offsets from the broker. If it does not answer within a second, return the last known ones."""
+        now = time.monotonic()
         try:
-            if self._consumer is None or self._parts != self._known_parts:
-                self._connect()
-            assert self._consumer is not None
+            if now >= self._listed_at + self._check_every:
+                self._parts = list_partitions(self._admin, self._names, _END_PATIENCE)
+                self._listed_at = now
             ends: dict[str, dict[int, int]] = {}
-            for part, end in self._consumer.end_offsets(self._parts, timeout_ms=_END_PATIENCE_MS).items():
-                ends.setdefault(part.topic, {})[part.partition] = end
-            self.ends = ends
-            self.error = ""
-        except KafkaError as error:
-            self.error = f"the broker does not answer: {error}. Check that it runs"
+            for part, end in read_offsets(self._admin, self._parts, LATEST, _END_PATIENCE).items():
+                ends.setdefault(part.topic, {})[part.partition] = end.offset
+            self.ends, self.error = ends, ""
+        except (KafkaException, TimeoutError) as error:
+            reason = error.args[0].str() if isinstance(error, KafkaException) else error
+            self.error = f"the broker does not answer: {reason}. Check that it runs"
         return self.ends
-
-    def _connect(self) -> None:
-        if self._consumer is not None:  # kafka-python's consumer does not notice partitions that are added later
-            self._consumer.close()
-            self._consumer = None
-        parts = self._known_parts
-        self._consumer = open_client(
-            KafkaConsumer,
-            **self._options,
-            reconnect_backoff_max_ms=1_000,
-            bootstrap_timeout_ms=_END_PATIENCE_MS,
-            isolation_level="read_committed",  # records behind an open transaction are not read, so they are no lag
-        )
-        self._parts = parts
-
-    def _watch_partitions(self) -> None:
-        while not self._closed.wait(self._check_every):
-            with suppress(KafkaError, OSError):  # `read` reports it
-                self._known_parts = _list_partitions(self._topics.read_identities(self._names))
-        self._topics.close()
-
-    def close(self) -> None:
-        self._closed.set()
-        if self._consumer is not None:
-            self._consumer.close()
-
-
-def _list_partitions(topics: Mapping[str, TopicIdentity]) -> list[TopicPartition]:
-    return [TopicPartition(topic, part) for topic, state in topics.items() for part in range(state.partitions)]
 
 
 class ProgressReport(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.runtime import kafka
 from kiln.pipelines.runtime.checkpoint import Checkpoint
 from kiln.pipelines.runtime.kafka import KafkaReader, KafkaSource, TaskRanges, pack_task
+from kiln.pipelines.runtime.kafka_offsets import list_partitions
 from kiln.pipelines.runtime.kafka_ranges import (
     RECORDS,
     ClientOptions,
@@ -203,7 +205,7 @@ def test_a_query_waits_while_no_broker_answers_and_fails_after_a_minute(
     options = {**dict(log.options), "bootstrap.servers": "127.0.0.1:1"}
     reader = KafkaReader(KafkaSource((log.topic,), log.prefix, tuple(options.items())), {}, AS_IS)
     start = {log.topic: {"0": 3, "1": 0}}
-    monkeypatch.setattr(kafka, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(kafka, "list_partitions", partial(list_partitions, timeout=0.1))
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     monkeypatch.setattr(kafka, "_PATIENCE", 0.0)
     with pytest.raises(KafkaException):

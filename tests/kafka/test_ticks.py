@@ -6,9 +6,12 @@ import re
 import time
 
 import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
 from kafka.admin import NewTopic
 
-from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer
+from kiln.conf.process.kafka_records import librdkafka_options
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.batch.ticker import Ticker, read_log_times
 from kit.awaiting import wait_until
@@ -31,7 +34,7 @@ def test_the_ticker_says_when_stamps_trail_the_log_and_ticks_on(broker: Embedded
         producer.send(topic, value=b"update", partition=1, timestamp_ms=stamp).get(timeout=60)
     producer.close()
     names = [TopicPartition(topic, partition) for partition in (0, 1)]
-    assert read_log_times(options, names) == {1: ahead}
+    assert read_log_times(AdminClient({**librdkafka_options(options)}), names) == {1: ahead}
     ticker = Ticker(options, topic, interval=0.02, window=0)
     assert ticker.clock_error is None
     ticker.start()

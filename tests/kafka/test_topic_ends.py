@@ -38,17 +38,14 @@ def test_the_ends_have_partitions_that_were_added_and_no_topic_that_is_gone(addr
     frames, blocks = f"{prefix}frames", f"{prefix}blocks"
     write(address, frames, 3)
     ends = TopicEnds(client(address), [frames, blocks], check_every=0.2)
-    try:
-        assert ends.read() == {frames: {0: 3}, blocks: {0: 0}}
-        add_partitions(address, frames, 2)
-        write(address, frames, 5, partition=1)
-        wait_until(lambda: ends.read() == {frames: {0: 3, 1: 5}, blocks: {0: 0}}, "the partition")
-        with KafkaAdminClient(**client(address)) as admin:
-            admin.delete_topics([blocks])
-        wait_until(lambda: ends.read() == {frames: {0: 3, 1: 5}}, lambda: f"{ends.ends}, {ends.error}")
-        assert ends.error == ""
-    finally:
-        ends.close()
+    assert ends.read() == {frames: {0: 3}, blocks: {0: 0}}
+    add_partitions(address, frames, 2)
+    write(address, frames, 5, partition=1)
+    wait_until(lambda: ends.read() == {frames: {0: 3, 1: 5}, blocks: {0: 0}}, "the partition")
+    with KafkaAdminClient(**client(address)) as admin:
+        admin.delete_topics([blocks])
+    wait_until(lambda: ends.read() == {frames: {0: 3, 1: 5}}, lambda: f"{ends.ends}, {ends.error}")
+    assert ends.error == ""
 
 
 def test_a_topic_that_is_created_again_has_another_id(address: str, prefix: str) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import TopicCollection, TopicPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kiln.pipelines.runtime import kafka
@@ -22,8 +22,10 @@ class Admin:
     def __init__(self, options: Mapping[str, object], logger: object) -> None:
         pass
 
-    def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=(0, 1))})
+    def describe_topics(self, topics: TopicCollection, **options: object) -> Mapping[str, Future[SimpleNamespace]]:
+        described = Future[SimpleNamespace]()
+        described.set_result(SimpleNamespace(partitions=[SimpleNamespace(id=0), SimpleNamespace(id=1)]))
+        return {TOPIC: described}
 
     def poll(self, timeout: float) -> None:
         pass
