@@ -60,6 +60,7 @@ from kiln.pipelines.backfill.sources import (
 )
 from kiln.pipelines.backfill.terms import RunTerms, Source, TimeRange
 from kiln.pipelines.delta.lake import Lake
+from kiln.pipelines.delta.table_history import find_commit_at
 from kiln.pipelines.runtime.kafka_ranges import ClientOptions
 from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.pipelines.runtime.topics import KafkaTopics
@@ -357,11 +358,11 @@ def _read_inputs(
 ) -> RunInputs:
     live = {name: lake.open(name).version() for name in LIVE_TABLES}
     if terms.as_of is not None:
-        version = _find_version_at(lake, "streams", terms.as_of)
-        if version is None:
+        commit = find_commit_at(lake.folder("streams"), terms.as_of // 1000)
+        if commit is None:
             del live["streams"]
         else:
-            live["streams"] = version
+            live["streams"] = commit.version
     inputs = RunInputs(live, parts_per_step)
     if terms.source == "kafka":
         topic_id = read_frames_topic_id(settings)
@@ -373,13 +374,6 @@ def _read_inputs(
         parts = split_captures(captures, network, lambda done: report(RunProgress("hashing", done, len(captures))))
         return structs.replace(inputs, files=parts, parts_per_step=count_parts_per_step(parts, parts_per_step))
     return inputs
-
-
-def _find_version_at(lake: Lake, table: str, at: int) -> int | None:
-    """Find the newest version of a table as of a time (µs); `None` if the table did not exist then."""
-    commits = lake.open(table).history()
-    versions = (int(str(commit["version"])) for commit in commits if int(str(commit["timestamp"])) * 1000 <= at)
-    return max(versions, default=None)
 
 
 def read_frames_topic_id(settings: Settings) -> str:
