@@ -118,7 +118,7 @@ GROUPS: Final = (
             ),
             Gauge(
                 "kiln_query_state_rows",
-                "Rows in the query's state: open windows, or digests for deduplication.",
+                "Rows in the query's state: digests for deduplication. batch has one row for each Kafka partition.",
                 labels=_QUERY,
             ),
             Gauge("kiln_query_state_bytes", "Size of the query's state, in memory or on disk.", labels=_QUERY),

@@ -27,8 +27,8 @@ at its start and which never goes back. Digests expire by this time, after at le
 twice that. A copy that comes later is accepted again.
 
 A bridge that was killed may send a frame again. `FrameDedup` recognises it by its connection, direction and sequence
-number, and drops its rows of all tables except `messages`, where the digests suffice. It has the ranges of stored
-sequence numbers in memory, and reads them from `frames` at the first micro-batch after a start.
+number, and drops its rows of all tables except `messages`, where the digests suffice. The ranges of stored sequence
+numbers are in a temporary SQLite database, which is filled from `frames` at the first micro-batch after a start.
 
 The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
 after 4, and tasks and commits sync their files. So a power cut has the same effects as a crash.
