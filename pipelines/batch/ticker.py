@@ -92,6 +92,8 @@ class Ticker:
         producer = Producer({**options, **_PRODUCER}, logger=LIBRDKAFKA_LOG)
         try:
             names = list_partitions(admin, [self._topic])
+            if not names:
+                raise TimeoutError(f"the broker does not know the topic {self._topic}")
             log_times = read_log_times(admin, names)
             partitions = {
                 name.partition: TickSchedule(self._span, self._span + _REST, log_times.get(name.partition, 0))
@@ -104,7 +106,7 @@ class Ticker:
                     stamp = record.timestamp()[1]
                     partitions[record.partition() or 0].record_tick(record.offset() or 0, stamp, _now())
                 self._check_broker_clock(partitions.values())
-                self._is_quiet = bool(names) and not due and all(state.next_at == inf for state in partitions.values())
+                self._is_quiet = not due and all(state.next_at == inf for state in partitions.values())
                 self.error = None
         finally:
             producer.purge()
