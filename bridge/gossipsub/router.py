@@ -284,8 +284,8 @@ class Router:
         self._cache.put(key, topic, data, signed)
         self._counters["published"] += 1
         targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key, signed)]
-        rpc = RPC(publish=[message])
-        return [Send(to.peer, self._table.encode_for_peer(to.table, rpc), True, bytes([verdict])) for to in targets]
+        rpc, encode, verdicts = RPC(publish=[message]), self._table.encode_for_peer, bytes([verdict])
+        return [Send(to.peer, encode(to.table, rpc) if to.table.table else rpc, True, verdicts) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC of a peer. If it cannot be parsed, pass an empty one: it may be the first RPC of the stream.
@@ -538,6 +538,7 @@ class Router:
             self._counters["idontwant_sent"] += len(keys)
 
     def _forward(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+        encode = self._table.encode_for_peer
         if len(fresh) == 1:  # nearly always
             message, topic, key = fresh[0]
             author, signed = getattr(message, "from"), message.HasField("signature")
@@ -545,7 +546,7 @@ class Router:
             rpc.publish.append(message)
             for peer, state in self._relay_targets(topic).items():
                 if state is not source and peer != author and self._wants(state, topic, key, signed):
-                    sends.append(Send(peer, self._table.encode_for_peer(state.table, rpc), False))
+                    sends.append(Send(peer, encode(state.table, rpc) if state.table.table else rpc, False))
                     self._counters["forwarded"] += 1
             return
         chosen: dict[PeerID, list[int]] = {}
@@ -562,7 +563,7 @@ class Router:
                 rpc.publish.extend([fresh[index][0] for index in indexes])
                 parts = made[tuple(indexes)] = self._split(rpc)
             state = self._peers[peer]
-            sends.extend([Send(peer, self._table.encode_for_peer(state.table, part), False) for part in parts])
+            sends.extend([Send(peer, encode(state.table, part) if state.table.table else part, False) for part in parts])
             self._counters["forwarded"] += len(indexes)
 
     def _wants(self, state: PeerState, topic: str, key: bytes, signed: bool) -> bool:

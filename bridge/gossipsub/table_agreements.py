@@ -50,7 +50,6 @@ INDEX_WRITTEN: Final = "index_written"
 NAME_AND_INDEX: Final = "name_and_index"
 NAME_NOT_UTF8: Final = "topic_not_utf8"
 NOT_NAMED: Final = "topic_missing"
-INDEX_LEFT_OUT: Final = "index_left_out"
 
 
 Savings = dict[tuple[SavingDirection, str], SavingStatus]
@@ -184,65 +183,33 @@ class TableAgreements:
     def encode_for_peer(self, peer: PeerTable, rpc: RPC) -> RPC:
         """Return the RPC in the form for one peer, with indices of the peer's table instead of names where allowed.
 
-        `rpc` is not changed, because it may also go to other peers. The result is a copy, or `rpc` itself if nothing
-        differs. Subscriptions keep their names, because most peers read the field of the index as something else.
-        Other indices in `rpc` are removed, because they belong to another peer's table. An item with an index and no
-        name is left out and counted; callers avoid this by `with_topic_name`.
+        `rpc`, whose topics are all names, is not changed, because it may also go to other peers. The result is a copy,
+        or `rpc` itself if no index is allowed. Subscriptions keep their names, because most peers read the field of the
+        index as something else.
         """
-        table = self._table_for(peer)
-        controls = rpc.HasField("control")
-        if table is None or not (rpc.publish or controls):
-            if not _has_index(rpc):
-                return rpc
-            table = None
+        table = peer.table
+        if not table or self._send == "off" or (self._send == "cautious" and not (peer.writes_indices or peer.is_kiln)):
+            return rpc
         copy = RPC()
         copy.CopyFrom(rpc)
-        self._remove_unnamed(copy)
         for message in copy.publish:
-            index = self._find_index(table, peer, message.topic)
-            if index:
+            if index := self._find_index(table, peer, message.topic):
                 message.ClearField("topic")
                 message.topicIndex = index
-            else:
-                message.ClearField("topicIndex")
-        if controls:
-            control = copy.control
-            for kind in (control.ihave, control.graft, control.prune):
-                for item in kind:
-                    index = self._find_index(table, peer, item.topicID)
-                    if index:
-                        item.ClearField("topicID")
-                        item.topicIndex = index
-                    else:
-                        item.ClearField("topicIndex")
+        for kind in (copy.control.ihave, copy.control.graft, copy.control.prune):
+            for item in kind:
+                if index := self._find_index(table, peer, item.topicID):
+                    item.ClearField("topicID")
+                    item.topicIndex = index
         return copy
 
-    def _table_for(self, peer: PeerTable) -> TopicTable | None:
-        """Return the table to write indices with, or `None` to write names."""
-        if peer.table is None or not len(peer.table):
-            return None
-        eager = self._send == "eager" or (self._send == "cautious" and (peer.writes_indices or peer.is_kiln))
-        return peer.table if eager else None
-
-    def _find_index(self, table: TopicTable | None, peer: PeerTable, topic: str) -> int | None:
-        if table is None:
-            return None
+    def _find_index(self, table: TopicTable, peer: PeerTable, topic: str) -> int | None:
         index = table.find_index(topic)
         if index is None or _index_size(index) > _name_size(topic):  # so that no RPC grows over the peer's limit
             return None
         self._counters[INDEX_WRITTEN] += 1
         _count_savings(peer, "sent", topic, index)
         return index
-
-    def _remove_unnamed(self, rpc: RPC) -> None:
-        if not _has_index(rpc):
-            return
-        control = rpc.control
-        for kind in (rpc.publish, rpc.subscriptions, control.ihave, control.graft, control.prune):
-            for position in range(len(kind) - 1, -1, -1):
-                if kind[position].HasField("topicIndex") and _read_name(kind[position]) is None:
-                    del kind[position]
-                    self._counters[INDEX_LEFT_OUT] += 1
 
     # ------------------------------------------------------------ status
 
@@ -281,20 +248,6 @@ def _read_name(item: Item) -> str | bytes | None:
     if isinstance(item, RPC.SubOpts):
         return item.topicid if item.HasField("topicid") else None
     return item.topicID if item.HasField("topicID") else None
-
-
-def _has_index(rpc: RPC) -> bool:
-    """Return true if an item has an index. Subscriptions that also have a name do not count (see `resolve_topic`)."""
-    for message in rpc.publish:
-        if message.HasField("topicIndex"):
-            return True
-    for option in rpc.subscriptions:
-        if option.HasField("topicIndex") and not option.HasField("topicid"):
-            return True
-    if not rpc.HasField("control"):
-        return False
-    control = rpc.control
-    return any(item.HasField("topicIndex") for kind in (control.ihave, control.graft, control.prune) for item in kind)
 
 
 @lru_cache(maxsize=4096)

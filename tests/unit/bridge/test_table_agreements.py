@@ -383,25 +383,6 @@ def test_off_reads_indices_and_writes_none() -> None:
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("peer", [ANNA, CARL])
-def test_an_index_of_another_connection_never_goes_out(mode: SendMode, peer: bytes) -> None:
-    made = side(mode)
-    rpc = RPC(publish=[Message(data=b"a", topic=ELSEWHERE, topicIndex=3), Message(data=b"b", topicIndex=3)])
-    rpc.subscriptions.add(subscribe=True, topicIndex=1)
-    rpc.subscriptions.add(subscribe=True, topicid=MAIN, topicIndex=1)  # requestsPartial
-    rpc.control.graft.add(topicIndex=1)
-    rpc.control.ihave.add(topicID=ELSEWHERE, topicIndex=1)
-    before = rpc.SerializeToString(deterministic=True)
-    sent = made.encode_for_peer(peer, rpc)
-    assert rpc.SerializeToString(deterministic=True) == before
-    assert list(sent.publish) == [Message(data=b"a", topic=ELSEWHERE)]
-    assert list(sent.subscriptions) == [RPC.SubOpts(subscribe=True, topicid=MAIN, topicIndex=1)]
-    assert list(sent.control.graft) == []
-    assert list(sent.control.ihave) == [ControlIHave(topicID=ELSEWHERE)]
-    assert made.counters["index_left_out"] == 3
-
-
 POOL = {"clay": [SEP, CLAY], "main": [MAIN], "both": [CLAY, MAIN, "another"], "own": ["unshared", ELSEWHERE]}
 pools = st.lists(st.sampled_from(list(POOL)), unique=True).map(
     lambda names: BundleSet({name: POOL[name] for name in names})
