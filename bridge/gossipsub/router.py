@@ -28,8 +28,7 @@ from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION,
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, split
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import TopicSigning
-from kiln.bridge.gossipsub.table_agreements import AGENT, Savings, TableAgreements
-from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
+from kiln.bridge.gossipsub.table_agreements import AGENT, TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage, Message
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, estimate_id_cost
 from kiln.schemas.wire.message_id import canonical_id
@@ -123,15 +122,6 @@ class Router:
         }
 
     @property
-    def savings(self) -> Savings:
-        """Bytes that topic indices have saved since the start with all peers, by direction and topic."""
-        return self._table.savings(state.table for state in self._peers.values())
-
-    def peer_savings(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
-        """Return the bytes that topic indices have saved with one connected peer, by direction and topic."""
-        return self._peers[peer].table.savings if peer in self._peers else {}
-
-    @property
     def policy_conflicts(self) -> list[PolicyConflict]:
         """The topics on which the node and a connected peer have different signature policies."""
         return self._signing.list_conflicts(state.signing for state in self._peers.values())
@@ -176,7 +166,6 @@ class Router:
         if state is None:
             return
         self._floodsub -= state.version == 0
-        self._table.close(state.table)
         for topic in state.topics:
             self._remove_subscriber(topic, peer)
         for mesh in self._mesh.values():
@@ -563,7 +552,7 @@ class Router:
                 rpc.publish.extend([fresh[index][0] for index in indexes])
                 parts = made[tuple(indexes)] = self._split(rpc)
             state = self._peers[peer]
-            sends.extend([Send(peer, encode(state.table, part) if state.table.table else part, False) for part in parts])
+            sends.extend(Send(peer, encode(state.table, part) if state.table.table else part, False) for part in parts)
             self._counters["forwarded"] += len(indexes)
 
     def _wants(self, state: PeerState, topic: str, key: bytes, signed: bool) -> bool:
