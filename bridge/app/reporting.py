@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import nlargest
 
 from msgspec import structs
 
@@ -15,10 +14,9 @@ from kiln.bridge.gossipsub.effects import PolicyConflict
 from kiln.bridge.libp2p.view import NodeView
 from kiln.bridge.publisher.publisher import Publisher
 from kiln.bridge.publisher.transition import describe_unreached_peers
-from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus, SavingStatus
+from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, OverlayStatus, PublisherStatus
 from kiln.conf.settings.model import Settings
 
-_MAX_SAVINGS = 50  # topics with savings in the status, and as many for each peer
 _MAX_TOPICS = 3  # named in an error
 
 
@@ -39,7 +37,7 @@ def build_status(
         interests=interests,
         topics=view.topics,
         mesh={topic: len(peers) for topic, peers in view.mesh.items()},
-        peers=tuple(structs.replace(peer, savings=select_largest(peer.savings)) for peer in view.peers),
+        peers=view.peers,
         frames_in=view.frames_in,
         frames_out=view.frames_out,
         bytes_in=view.bytes_in,
@@ -47,7 +45,6 @@ def build_status(
         spool=parts.sink.status(),
         publisher=_publisher_status(parts.publisher, "publish.enabled"),
         counters=dict(view.counters),
-        savings=select_largest(view.savings),
         errors=tuple(_errors(parts, settings, view)),
         bep50=_overlay_status(parts),
         fetcher=_fetcher_status(parts, settings),
@@ -59,11 +56,6 @@ def build_status(
         topic_refusals=parts.topic_selector.refusals,
         sharing=structs.replace(parts.membership.status(), topics_left=len(parts.shares.left)),
     )
-
-
-def select_largest(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
-    """Select the topics with the largest savings, so that many peers and topics do not make the status large."""
-    return tuple(nlargest(_MAX_SAVINGS, savings, key=lambda saving: saving.as_names - saving.as_indices))
 
 
 def describe_bootstrap(view: NodeView, configured: Sequence[str]) -> Iterator[str]:

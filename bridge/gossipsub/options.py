@@ -36,8 +36,6 @@ class RouterOptions:
     max_graft_penalties: int = 10  # per heartbeat, so that one burst of GRAFTs does not graylist a peer
     opportunistic_ticks: int = 60  # heartbeats
     opportunistic_peers: int = 2
-    fanout_ttl: float = 60.0
-    flood_publish: bool = True
 
     mcache_len: int = 5  # heartbeats
     mcache_gossip: int = 3  # heartbeats

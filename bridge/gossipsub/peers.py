@@ -1,4 +1,4 @@
-"""Router state: peers, back-offs, promises, retained scores, and the fanout of topics that the node has not joined."""
+"""Router state: peers, back-offs, promises and retained scores."""
 
 from __future__ import annotations
 
@@ -59,12 +59,6 @@ class PeerState:
         if count > 0:
             self.graft_penalties += count
             self.score.penalize(count)
-
-
-@dataclass(slots=True)
-class Fanout:
-    peers: dict[PeerID, PeerState]
-    published: float
 
 
 class Promises:

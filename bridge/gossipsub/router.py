@@ -23,13 +23,12 @@ from typing import Final
 from kiln.bridge.gossipsub.cache import MessageCache, SeenSet, copy_number
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, PeerView, PolicyConflict, Send
 from kiln.bridge.gossipsub.options import RouterOptions
-from kiln.bridge.gossipsub.peers import Backoffs, Fanout, PeerState, Promises, RetainedScores, select_mesh_peers
+from kiln.bridge.gossipsub.peers import Backoffs, PeerState, Promises, RetainedScores, select_mesh_peers
 from kiln.bridge.gossipsub.protocols import BACKOFF_VERSION, EXTENSIONS_VERSION, IDONTWANT_VERSION
 from kiln.bridge.gossipsub.rpc_parts import MessageTooLargeError, split
 from kiln.bridge.gossipsub.score import Score
 from kiln.bridge.gossipsub.signing import TopicSigning
-from kiln.bridge.gossipsub.table_agreements import AGENT, Savings, TableAgreements
-from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
+from kiln.bridge.gossipsub.table_agreements import AGENT, TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage, Message
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, estimate_id_cost
 from kiln.schemas.wire.message_id import canonical_id
@@ -68,7 +67,6 @@ class Router:
         self._mesh: dict[str, dict[PeerID, PeerState]] = {}  # its keys are the joined topics
         self._signing = TopicSigning(options.policy_of)
         self._subscribers: dict[str, dict[PeerID, PeerState]] = {}
-        self._fanout: dict[str, Fanout] = {}
         self._backoffs = Backoffs(options.max_backoffs)
         self._promises = Promises()
         self._retained = RetainedScores(options.max_retained_scores)
@@ -118,18 +116,8 @@ class Router:
             "promises": len(self._promises),
             "idontwant": sum(len(state.unwanted) for state in self._peers.values()),
             "topics": sum(len(state.topics) for state in self._peers.values()),
-            "fanout": len(self._fanout),
             "retained": len(self._retained),
         }
-
-    @property
-    def savings(self) -> Savings:
-        """Bytes that topic indices have saved since the start with all peers, by direction and topic."""
-        return self._table.savings(state.table for state in self._peers.values())
-
-    def peer_savings(self, peer: PeerID) -> Mapping[tuple[SavingDirection, str], SavingStatus]:
-        """Return the bytes that topic indices have saved with one connected peer, by direction and topic."""
-        return self._peers[peer].table.savings if peer in self._peers else {}
 
     @property
     def policy_conflicts(self) -> list[PolicyConflict]:
@@ -176,13 +164,10 @@ class Router:
         if state is None:
             return
         self._floodsub -= state.version == 0
-        self._table.close(state.table)
         for topic in state.topics:
             self._remove_subscriber(topic, peer)
         for mesh in self._mesh.values():
             mesh.pop(peer, None)
-        for fanout in self._fanout.values():
-            fanout.peers.pop(peer, None)
         self._promises.remove_peer(peer)
         if state.score.compute() < 0:
             # reconnecting does not reset a bad score
@@ -218,16 +203,9 @@ class Router:
             return []
         mesh = self._mesh[topic] = {}
         self._signing.join(topic)
-        fanout = self._fanout.pop(topic, None)
-        chosen: list[PeerState] = []
-        if fanout is not None:
-            chosen = [state for state in fanout.peers.values() if self._may_graft(topic, state, mesh)]
-            chosen = self._limit_discovered(chosen, mesh)[: self._options.D]
         for state in self._subscribers.get(topic, {}).values():
             state.unjoined_topics -= 1
-        for state in chosen:
-            self._add_to_mesh(mesh, state)
-        for state in self._sample(self._graftable(topic, mesh), self._options.D - len(mesh)):
+        for state in self._sample(self._graftable(topic, mesh), self._options.D):
             self._add_to_mesh(mesh, state)
         sends: list[Send] = []
         for peer, state in self._peers.items():
@@ -261,9 +239,8 @@ class Router:
     def publish(self, message: Message, now: float) -> list[Send]:
         """Publish a message of the node, which the caller has signed if the topic requires it. Return one RPC per peer.
 
-        With `flood_publish`, the message goes to all subscribers of the topic. Otherwise it goes to the mesh (to the
-        fanout if the topic is not joined), to floodsub subscribers, and, if the mesh has fewer than D peers, to others.
-        Subscribers outside the mesh with a score below `publish_threshold` are left out.
+        The message goes to all subscribers of the topic, joined or not, whose score is at least `publish_threshold`
+        (flood publishing, gossipsub-v1.1.md). So there is no fanout.
 
         Raises:
             MessageTooLargeError: The message is too large for an RPC within `rpc_limits`.
@@ -283,9 +260,11 @@ class Router:
         self._seen.add(key, copy_number(data, verdict), now)
         self._cache.put(key, topic, data, signed)
         self._counters["published"] += 1
-        targets = [state for state in self._publish_targets(topic, now) if self._wants(state, topic, key, signed)]
-        rpc = RPC(publish=[message])
-        return [Send(to.peer, self._table.encode_for_peer(to.table, rpc), True, bytes([verdict])) for to in targets]
+        threshold = self._options.score.publish_threshold
+        pool = [state for state in self._subscribers.get(topic, {}).values() if state.score.value >= threshold]
+        targets = [state for state in pool if self._wants(state, topic, key, signed)]
+        rpc, encode, verdicts = RPC(publish=[message]), self._table.encode_for_peer, bytes([verdict])
+        return [Send(to.peer, encode(to.table, rpc) if to.table.table else rpc, True, verdicts) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
         """Process an RPC of a peer. If it cannot be parsed, pass an empty one: it may be the first RPC of the stream.
@@ -338,7 +317,7 @@ class Router:
                 self._promises.remove(raw if self._by_content else canonical_id(raw), peer)
 
     def heartbeat(self, now: float) -> list[Send]:
-        """Update scores, meshes and fanouts, send gossip, and expire old state. Call it every `heartbeat` seconds."""
+        """Update scores and meshes, send gossip, and expire old state. Call it every `heartbeat` seconds."""
         options = self._options
         self._heartbeats += 1
         elapsed = 0.0 if self._last_heartbeat is None else max(0.0, now - self._last_heartbeat)
@@ -363,18 +342,12 @@ class Router:
         out: dict[PeerID, ControlMessage] = {}
         for topic, mesh in self._mesh.items():
             self._maintain_mesh(topic, mesh, out, now)
-        for topic in [topic for topic, fanout in self._fanout.items() if now - fanout.published > options.fanout_ttl]:
-            del self._fanout[topic]
-        for topic, fanout in self._fanout.items():
-            self._maintain_fanout(topic, fanout)
         sends: list[Send] = []
         for peer, control in out.items():
             self._send(sends, self._peers[peer], RPC(control=control), priority=True)
         gossip: dict[PeerID, ControlMessage] = {}
         for topic, mesh in self._mesh.items():
             self._add_gossip(topic, mesh, gossip)
-        for topic, fanout in self._fanout.items():
-            self._add_gossip(topic, fanout.peers, gossip)
         for peer, control in gossip.items():
             self._send(sends, self._peers[peer], RPC(control=control), priority=False)
         self._cache.shift()
@@ -433,8 +406,6 @@ class Router:
         mesh = self._mesh.get(topic)
         if mesh is None:
             state.unjoined_topics -= 1
-            if (fanout := self._fanout.get(topic)) is not None:
-                fanout.peers.pop(state.peer, None)
         elif mesh.pop(state.peer, None) is not None:
             state.meshes -= 1
 
@@ -538,6 +509,7 @@ class Router:
             self._counters["idontwant_sent"] += len(keys)
 
     def _forward(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+        encode = self._table.encode_for_peer
         if len(fresh) == 1:  # nearly always
             message, topic, key = fresh[0]
             author, signed = getattr(message, "from"), message.HasField("signature")
@@ -545,7 +517,7 @@ class Router:
             rpc.publish.append(message)
             for peer, state in self._relay_targets(topic).items():
                 if state is not source and peer != author and self._wants(state, topic, key, signed):
-                    sends.append(Send(peer, self._table.encode_for_peer(state.table, rpc), False))
+                    sends.append(Send(peer, encode(state.table, rpc) if state.table.table else rpc, False))
                     self._counters["forwarded"] += 1
             return
         chosen: dict[PeerID, list[int]] = {}
@@ -562,7 +534,7 @@ class Router:
                 rpc.publish.extend([fresh[index][0] for index in indexes])
                 parts = made[tuple(indexes)] = self._split(rpc)
             state = self._peers[peer]
-            sends.extend([Send(peer, self._table.encode_for_peer(state.table, part), False) for part in parts])
+            sends.extend(Send(peer, encode(state.table, part) if state.table.table else part, False) for part in parts)
             self._counters["forwarded"] += len(indexes)
 
     def _wants(self, state: PeerState, topic: str, key: bytes, signed: bool) -> bool:
@@ -585,23 +557,6 @@ class Router:
             for peer, state in self._subscribers.get(topic, {}).items()
             if not state.version and state.score.value >= threshold
         }
-
-    def _publish_targets(self, topic: str, now: float) -> list[PeerState]:
-        options = self._options
-        threshold = options.score.publish_threshold
-        pool = [state for state in self._subscribers.get(topic, {}).values() if state.score.value >= threshold]
-        mesh = self._mesh.get(topic)
-        if mesh is None:
-            # the fanout is maintained when flooding too, because IHAVE goes to the peers in it
-            fanout = self._fanout.setdefault(topic, Fanout({}, now))
-            fanout.published = now
-            self._maintain_fanout(topic, fanout)
-            mesh = fanout.peers
-        if options.flood_publish:
-            return list(mesh.values()) + [state for state in pool if state.peer not in mesh]
-        targets = list(mesh.values()) + [state for state in pool if not state.version and state.peer not in mesh]
-        others = [state for state in pool if state.version and state.peer not in mesh]
-        return targets + self._sample(others, options.D - len(mesh))
 
     # ---------------------------------------------------------------- control messages
 
@@ -797,18 +752,6 @@ class Router:
                 chosen = self._sample(pool, options.opportunistic_peers)
                 self._counters["opportunistic_graft"] += len(chosen)
                 self._graft(topic, mesh, chosen, out)
-
-    def _maintain_fanout(self, topic: str, fanout: Fanout) -> None:
-        threshold = self._options.score.publish_threshold
-        for peer in [peer for peer, state in fanout.peers.items() if state.score.value < threshold]:
-            del fanout.peers[peer]
-        pool = [
-            state
-            for peer, state in self._subscribers.get(topic, {}).items()
-            if state.version and peer not in fanout.peers and state.score.value >= threshold
-        ]
-        for state in self._sample(pool, self._options.D - len(fanout.peers)):
-            fanout.peers[state.peer] = state
 
     def _add_gossip(self, topic: str, exclude: Mapping[PeerID, PeerState], out: dict[PeerID, ControlMessage]) -> None:
         options = self._options

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIHave
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlIDontWant, ControlIHave, ControlIWant, ControlMessage
 
 MAX_MESSAGES: Final = 2000
 """Maximum number of messages in an RPC that is sent. A receiving Kiln verifies at most this many Ed25519 signatures of
 one RPC (`MAX_RPC_COST`)."""
-
-_FIELD: Final = 6  # bytes; tag and length of a field of up to 4 GiB
 
 
 class MessageTooLargeError(ValueError):
@@ -53,99 +51,65 @@ def split(rpc: RPC, limits: RpcLimits) -> tuple[list[RPC], int]:
         The parts in order, and the number of messages, subscriptions, control items and ids that are too large for any
         RPC and are therefore missing.
     """
-    size = rpc.ByteSize()
-    if len(rpc.publish) <= MAX_MESSAGES and (
-        size <= limits.overhead
-        or (size <= limits.size and size - sum(len(message.data) for message in rpc.publish) <= limits.overhead)
-    ):
+    size, overhead = _measure(rpc)
+    if len(rpc.publish) <= MAX_MESSAGES and size <= limits.size and overhead <= limits.overhead:
         return [rpc], 0
-    packer = _Packer(limits)
+    parts: list[RPC] = []
+    part_size = part_overhead = left_out = 0
+    for item in _list_items(rpc, min(limits.size, limits.overhead) // 2):
+        size, overhead = _measure(item)
+        if size > limits.size or overhead > limits.overhead:
+            left_out += 1
+            continue
+        # the sum of the sizes is an upper bound for the size of the merged RPC
+        part_size += size
+        part_overhead += overhead
+        if (
+            not parts
+            or part_size > limits.size
+            or part_overhead > limits.overhead
+            or len(parts[-1].publish) == MAX_MESSAGES
+        ):
+            parts.append(RPC())
+            part_size, part_overhead = size, overhead
+        parts[-1].MergeFrom(item)
+    return parts, left_out
+
+
+def _measure(rpc: RPC) -> tuple[int, int]:
+    """Return the size of an RPC, and its overhead (`RpcLimits`)."""
+    size = rpc.ByteSize()
+    return size, size - sum(len(message.data) for message in rpc.publish)
+
+
+def _list_items(rpc: RPC, ids_size: int) -> Iterator[RPC]:
+    """Yield an RPC for each item. Lists of ids are split at about `ids_size` bytes, so that parts fill well."""
     control = rpc.control
-    if control.HasField("extensions") and (part := packer.make_room(control.extensions.ByteSize())) is not None:
-        part.control.extensions.CopyFrom(control.extensions)
-    for subscription in rpc.subscriptions:
-        if (part := packer.make_room(subscription.ByteSize())) is not None:
-            part.subscriptions.append(subscription)
-    for message in rpc.publish:
-        if (part := packer.make_room_for_message(message.ByteSize(), len(message.data))) is not None:
-            part.publish.append(message)
-    for graft in control.graft:
-        if (part := packer.make_room(graft.ByteSize())) is not None:
-            part.control.graft.append(graft)
-    for prune in control.prune:
-        if (part := packer.make_room(prune.ByteSize())) is not None:
-            part.control.prune.append(prune)
+    if control.HasField("extensions"):
+        yield RPC(control=ControlMessage(extensions=control.extensions))
+    yield from (RPC(subscriptions=[subscription]) for subscription in rpc.subscriptions)
+    yield from (RPC(publish=[message]) for message in rpc.publish)
+    yield from (RPC(control=ControlMessage(graft=[graft])) for graft in control.graft)
+    yield from (RPC(control=ControlMessage(prune=[prune])) for prune in control.prune)
     for ihave in control.ihave:
-        topic = ControlIHave()
-        topic.CopyFrom(ihave)
-        topic.ClearField("messageIDs")
-        for ids in _split_ids(ihave.messageIDs, packer.overhead - topic.ByteSize()):
-            if (part := packer.make_room(topic.ByteSize() + _ids_size(ids), len(ids))) is not None:
-                item = part.control.ihave.add()
-                item.CopyFrom(topic)
-                item.messageIDs.extend(ids)
+        for ids in _split_ids(ihave.messageIDs, ids_size):
+            yield RPC(control=ControlMessage(ihave=[ControlIHave(topicID=ihave.topicID, messageIDs=ids)]))
     for iwant in control.iwant:
-        for ids in _split_ids(iwant.messageIDs, packer.overhead):
-            if (part := packer.make_room(_ids_size(ids), len(ids))) is not None:
-                part.control.iwant.add(messageIDs=ids)
+        for ids in _split_ids(iwant.messageIDs, ids_size):
+            yield RPC(control=ControlMessage(iwant=[ControlIWant(messageIDs=ids)]))
     for idontwant in control.idontwant:
-        for ids in _split_ids(idontwant.messageIDs, packer.overhead):
-            if (part := packer.make_room(_ids_size(ids), len(ids))) is not None:
-                part.control.idontwant.add(messageIDs=ids)
-    return packer.rpcs, packer.left_out
-
-
-class _Packer:
-    """Fills one RPC after another. It adds up upper bounds of the sizes, so no RPC exceeds the limits."""
-
-    def __init__(self, limits: RpcLimits) -> None:
-        self.overhead = min(limits.overhead, limits.size) - 2 * _FIELD  # for the control message and an item in it
-        self.rpcs: list[RPC] = []
-        self.left_out = 0
-        self._limits = limits
-        self._size = self._overhead = self._messages = 0
-
-    def make_room(self, size: int, items: int = 1) -> RPC | None:
-        """Return the RPC that has room for an item of this size, or `None` if the item is too large for any RPC."""
-        if size > self.overhead:
-            self.left_out += items
-            return None
-        return self._next(size, 0, 0)
-
-    def make_room_for_message(self, size: int, data: int) -> RPC | None:
-        if not self._limits.accept(size, data):
-            self.left_out += 1
-            return None
-        return self._next(size, data, 1)
-
-    def _next(self, size: int, data: int, messages: int) -> RPC:
-        size += _FIELD
-        full = (
-            self._size + size > self._limits.size - _FIELD
-            or self._overhead + size - data > self._limits.overhead - _FIELD
-            or self._messages + messages > MAX_MESSAGES
-        )
-        if full or not self.rpcs:
-            self.rpcs.append(RPC())
-            self._size = self._overhead = self._messages = 0
-        self._size += size
-        self._overhead += size - data
-        self._messages += messages
-        return self.rpcs[-1]
-
-
-def _ids_size(ids: Iterable[bytes]) -> int:
-    return sum(len(message_id) + _FIELD for message_id in ids)
+        for ids in _split_ids(idontwant.messageIDs, ids_size):
+            yield RPC(control=ControlMessage(idontwant=[ControlIDontWant(messageIDs=ids)]))
 
 
 def _split_ids(ids: Iterable[bytes], limit: int) -> Iterator[list[bytes]]:
-    """Split ids into lists of at most `limit` / 2 bytes, so that parts fill well. No ids give one empty list."""
+    """Split ids into lists of about `limit` bytes at most. No ids give one empty list."""
     chunk: list[bytes] = []
     size = 0
     for message_id in ids:
-        if chunk and size + len(message_id) + _FIELD > limit // 2:
+        size += len(message_id) + 3  # tag and length of a field of 128 to 16,383 bytes
+        if chunk and size > limit:
             yield chunk
-            chunk, size = [], 0
+            chunk, size = [], len(message_id) + 3
         chunk.append(message_id)
-        size += len(message_id) + _FIELD
     yield chunk

@@ -9,12 +9,10 @@ names, and names by indices in the RPCs to send. The rules of tables are in kiln
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, Literal
 
-from kiln.conf.process.bridge_status import SavingDirection, SavingStatus
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlExtensions,
@@ -50,17 +48,12 @@ INDEX_WRITTEN: Final = "index_written"
 NAME_AND_INDEX: Final = "name_and_index"
 NAME_NOT_UTF8: Final = "topic_not_utf8"
 NOT_NAMED: Final = "topic_missing"
-INDEX_LEFT_OUT: Final = "index_left_out"
-
-
-Savings = dict[tuple[SavingDirection, str], SavingStatus]
-"""Bytes saved by indices, by direction and topic. The map is bounded: it has only topics of our own bundles."""
 
 
 class PeerTable:
     """The topic table agreed with one peer, valid while the peer's stream is open."""
 
-    __slots__ = ("has_extensions", "is_kiln", "received_hello", "savings", "table", "writes_indices")
+    __slots__ = ("has_extensions", "is_kiln", "received_hello", "table", "writes_indices")
 
     def __init__(self, has_extensions: bool) -> None:
         self.has_extensions = has_extensions
@@ -71,8 +64,6 @@ class PeerTable:
         """the table, which may be empty; `None` if the peer sent no hello, or one that was refused"""
         self.writes_indices = False
         """true once the peer has sent an index that resolved"""
-        self.savings: Savings = {}
-        """bytes saved since the stream opened"""
 
 
 class TableAgreements:
@@ -94,7 +85,6 @@ class TableAgreements:
         self._send = send
         self._hello = write_hello(bundles)
         self._counters: Counter[str] = Counter()
-        self._closed_savings: Savings = {}
         self._no_table = TopicTable((), bundles)
 
     # ------------------------------------------------------------ peers
@@ -107,10 +97,6 @@ class TableAgreements:
         """
         peer = PeerTable(protocol == PROTOCOL)
         return peer, build_hello_extensions(self._bundles) if peer.has_extensions and self._hello else None
-
-    def close(self, peer: PeerTable) -> None:
-        """Add the bytes saved with a peer to the total, after its stream has ended."""
-        _add_savings(self._closed_savings, peer.savings)
 
     def receive(self, peer: PeerTable, extensions: ControlExtensions, *, is_first: bool) -> None:
         """Process the extensions of an RPC. Call this before the topics of the RPC are resolved.
@@ -161,13 +147,11 @@ class TableAgreements:
         if not item.HasField("topicIndex"):
             self._counters[NOT_NAMED] += 1
             return None
-        index = item.topicIndex
-        topic = (self._no_table if peer.table is None else peer.table).resolve(index)
+        topic = (self._no_table if peer.table is None else peer.table).resolve(item.topicIndex)
         if isinstance(topic, Rejected):
             self._counters[topic.reason] += 1
             return None
         peer.writes_indices = True
-        _count_savings(peer, "received", topic, index)
         self._counters[INDEX_RESOLVED] += 1
         return topic
 
@@ -184,65 +168,32 @@ class TableAgreements:
     def encode_for_peer(self, peer: PeerTable, rpc: RPC) -> RPC:
         """Return the RPC in the form for one peer, with indices of the peer's table instead of names where allowed.
 
-        `rpc` is not changed, because it may also go to other peers. The result is a copy, or `rpc` itself if nothing
-        differs. Subscriptions keep their names, because most peers read the field of the index as something else.
-        Other indices in `rpc` are removed, because they belong to another peer's table. An item with an index and no
-        name is left out and counted; callers avoid this by `with_topic_name`.
+        `rpc`, whose topics are all names, is not changed, because it may also go to other peers. The result is a copy,
+        or `rpc` itself if no index is allowed. Subscriptions keep their names, because most peers read the field of the
+        index as something else.
         """
-        table = self._table_for(peer)
-        controls = rpc.HasField("control")
-        if table is None or not (rpc.publish or controls):
-            if not _has_index(rpc):
-                return rpc
-            table = None
+        table = peer.table
+        if not table or self._send == "off" or (self._send == "cautious" and not (peer.writes_indices or peer.is_kiln)):
+            return rpc
         copy = RPC()
         copy.CopyFrom(rpc)
-        self._remove_unnamed(copy)
         for message in copy.publish:
-            index = self._find_index(table, peer, message.topic)
-            if index:
+            if index := self._find_index(table, message.topic):
                 message.ClearField("topic")
                 message.topicIndex = index
-            else:
-                message.ClearField("topicIndex")
-        if controls:
-            control = copy.control
-            for kind in (control.ihave, control.graft, control.prune):
-                for item in kind:
-                    index = self._find_index(table, peer, item.topicID)
-                    if index:
-                        item.ClearField("topicID")
-                        item.topicIndex = index
-                    else:
-                        item.ClearField("topicIndex")
+        for kind in (copy.control.ihave, copy.control.graft, copy.control.prune):
+            for item in kind:
+                if index := self._find_index(table, item.topicID):
+                    item.ClearField("topicID")
+                    item.topicIndex = index
         return copy
 
-    def _table_for(self, peer: PeerTable) -> TopicTable | None:
-        """Return the table to write indices with, or `None` to write names."""
-        if peer.table is None or not len(peer.table):
-            return None
-        eager = self._send == "eager" or (self._send == "cautious" and (peer.writes_indices or peer.is_kiln))
-        return peer.table if eager else None
-
-    def _find_index(self, table: TopicTable | None, peer: PeerTable, topic: str) -> int | None:
-        if table is None:
-            return None
+    def _find_index(self, table: TopicTable, topic: str) -> int | None:
         index = table.find_index(topic)
-        if index is None or _index_size(index) > _name_size(topic):  # so that no RPC grows over the peer's limit
-            return None
+        if index is None or index >> 7 * (len(topic) + 1):
+            return None  # a longer index than name could make the RPC grow over the peer's limit
         self._counters[INDEX_WRITTEN] += 1
-        _count_savings(peer, "sent", topic, index)
         return index
-
-    def _remove_unnamed(self, rpc: RPC) -> None:
-        if not _has_index(rpc):
-            return
-        control = rpc.control
-        for kind in (rpc.publish, rpc.subscriptions, control.ihave, control.graft, control.prune):
-            for position in range(len(kind) - 1, -1, -1):
-                if kind[position].HasField("topicIndex") and _read_name(kind[position]) is None:
-                    del kind[position]
-                    self._counters[INDEX_LEFT_OUT] += 1
 
     # ------------------------------------------------------------ status
 
@@ -250,28 +201,6 @@ class TableAgreements:
     def counters(self) -> Mapping[str, int]:
         """Number of events by kind: hellos accepted, ignored, refused by reason; indices read, written, unresolved."""
         return MappingProxyType(self._counters)
-
-    def savings(self, peers: Iterable[PeerTable]) -> Savings:
-        """Return the bytes saved since the start with these peers and all former peers, by direction and topic."""
-        total: Savings = {}
-        for savings in (self._closed_savings, *(peer.savings for peer in peers)):
-            _add_savings(total, savings)
-        return total
-
-
-def _count_savings(peer: PeerTable, direction: SavingDirection, topic: str, index: int) -> None:
-    key = (direction, topic)
-    saving = peer.savings.get(key)
-    if saving is None:
-        saving = peer.savings[key] = SavingStatus(topic, direction)
-    saving.references += 1
-    saving.as_names += _name_size(topic)
-    saving.as_indices += _index_size(index)
-
-
-def _add_savings(total: Savings, more: Savings) -> None:
-    for key, saving in more.items():
-        total.setdefault(key, SavingStatus(saving.topic, saving.direction)).add(saving)
 
 
 def _read_name(item: Item) -> str | bytes | None:
@@ -281,31 +210,3 @@ def _read_name(item: Item) -> str | bytes | None:
     if isinstance(item, RPC.SubOpts):
         return item.topicid if item.HasField("topicid") else None
     return item.topicID if item.HasField("topicID") else None
-
-
-def _has_index(rpc: RPC) -> bool:
-    """Return true if an item has an index. Subscriptions that also have a name do not count (see `resolve_topic`)."""
-    for message in rpc.publish:
-        if message.HasField("topicIndex"):
-            return True
-    for option in rpc.subscriptions:
-        if option.HasField("topicIndex") and not option.HasField("topicid"):
-            return True
-    if not rpc.HasField("control"):
-        return False
-    control = rpc.control
-    return any(item.HasField("topicIndex") for kind in (control.ihave, control.graft, control.prune) for item in kind)
-
-
-@lru_cache(maxsize=4096)
-def _name_size(topic: str) -> int:
-    length = len(topic.encode())
-    return 1 + _varint_size(length) + length
-
-
-def _index_size(index: int) -> int:
-    return 1 + _varint_size(index)
-
-
-def _varint_size(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)

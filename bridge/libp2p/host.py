@@ -53,7 +53,7 @@ from kiln.bridge.libp2p.seqno import Seqno
 from kiln.bridge.libp2p.slots import InboundSlots, PeerValue
 from kiln.bridge.libp2p.streams import ConnectionEvents, get_swarm, make_host
 from kiln.bridge.libp2p.traffic import Traffic
-from kiln.bridge.libp2p.view import NodeView, copy_savings, describe_bootstrap, describe_peers
+from kiln.bridge.libp2p.view import NodeView, describe_bootstrap, describe_peers
 from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.logs import log_event
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
@@ -328,7 +328,6 @@ class Node:
             bytes_out=self.counters["bytes_out"],
             counters=dict(counters),
             kept_out=self._banned.count(trio.current_time()),
-            savings=copy_savings(self.router.savings.values()),
             policy_conflicts=tuple(self.router.policy_conflicts),
         )
 

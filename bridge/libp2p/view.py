@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from copy import copy
 from dataclasses import dataclass
 
 from kiln.bridge.gossipsub.effects import PolicyConflict
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.libp2p.addresses import BootstrapPeer
 from kiln.bridge.libp2p.links import PeerLink
-from kiln.conf.process.bridge_status import PeerStatus, SavingStatus
+from kiln.conf.process.bridge_status import PeerStatus
 from kiln.schemas.wire.identity import peer_text
-
-
-def copy_savings(savings: Iterable[SavingStatus]) -> tuple[SavingStatus, ...]:
-    """Copy the objects, because the router continues to count in its own."""
-    return tuple(map(copy, savings))
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,6 @@ class NodeView:
     bytes_out: int
     counters: Mapping[str, int]  # the node's and the router's
     kept_out: int  # banned peers
-    savings: tuple[SavingStatus, ...]  # bytes saved by topic indices since the start, with all peers
     policy_conflicts: tuple[PolicyConflict, ...] = ()
 
 
@@ -69,7 +62,6 @@ def describe_peers(links: Iterable[PeerLink], router: Router) -> Iterator[PeerSt
             frames_in=session.frames_in,
             frames_out=session.frames_out,
             dropped=session.dropped,
-            savings=copy_savings(router.peer_savings(link.peer).values()),
             bytes_in=session.bytes_in,
             held_back=session.accounts.bytes_in.is_held,
             bytes_out=session.bytes_out,

@@ -9,33 +9,11 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from msgspec import Struct, structs
 
 from kiln.conf.process.files import read_small_file
-
-SavingDirection = Literal["received", "sent"]
-
-
-class SavingStatus(Struct):
-    """Bytes saved by sending or receiving an index instead of a topic's name (gossipsub's Topic Table Extension).
-
-    The router keeps counting in this object, so copy it to keep its values.
-    """
-
-    topic: str
-    direction: SavingDirection
-    references: int = 0
-    as_names: int = 0
-    as_indices: int = 0
-
-    def add(self, more: SavingStatus) -> None:
-        """Add the counts of another object."""
-        self.references += more.references
-        self.as_names += more.as_names
-        self.as_indices += more.as_indices
 
 
 class PeerStatus(Struct, frozen=True):
@@ -51,7 +29,6 @@ class PeerStatus(Struct, frozen=True):
     frames_in: int
     frames_out: int
     dropped: int
-    savings: tuple[SavingStatus, ...] = ()
     topics: int = 0
     queued: int = 0
     bytes_in: int = 0
@@ -188,7 +165,6 @@ class BridgeStatus(Struct, frozen=True):
     publisher: PublisherStatus
     counters: dict[str, int]
     errors: tuple[str, ...] = ()
-    savings: tuple[SavingStatus, ...] = ()
     bep50: OverlayStatus | None = None
     fetcher: FetcherStatus | None = None
     ipfs: str = ""
@@ -219,7 +195,7 @@ def write_status(path: Path, status: BridgeStatus) -> None:
             fresh.unlink()
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        _write_over(path, msgspec.json.encode(structs.replace(status, topics=(), mesh={}, peers=(), savings=())))
+        _write_over(path, msgspec.json.encode(structs.replace(status, topics=(), mesh={}, peers=())))
 
 
 def _write_over(path: Path, data: bytes) -> None:

@@ -107,13 +107,4 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
         parts.append(tables)
     else:
         parts.append(Text("no tables in the lake yet", "dim"))
-    if status.savings is not None:
-        for title, savings in (("topic", status.savings.by_topic), ("peer", status.savings.by_peer)):
-            columns = ["direction", "references", "bytes as names", "bytes as indices"]
-            by_index = build_table([f"topics sent by index, by {title}"], columns)
-            for saving in savings:
-                sizes = format_megabytes(saving.as_names), format_megabytes(saving.as_indices)
-                by_index.add_row(printable(saving.name), saving.direction, f"{saving.references:,}", *sizes)
-            parts += ["", by_index]
-        parts.append(Text(f"reported by the bridge {format_age(status.savings.said_at, now)}", "dim"))
     return Group(Rule("kiln status", style="dim"), *parts)

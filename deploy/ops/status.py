@@ -15,8 +15,6 @@ import msgspec
 from deltalake.exceptions import DeltaError
 
 from kiln.bridge.cluster.group import GroupView, Member, group_name
-from kiln.conf.process.bridge_status import BridgeStatus
-from kiln.conf.process.bridge_status import read_status as read_bridge_status
 from kiln.conf.process.errors import SettingsError
 from kiln.conf.process.extras import format_install_command
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics, find_replaced_topics
@@ -93,35 +91,10 @@ class TableStatus:
 
 
 @dataclass(frozen=True)
-class WireSavings:
-    """Bytes saved by topic indices, which are numbers that replace topic names in RPCs."""
-
-    name: str
-    """topic or peer id"""
-    direction: str
-    references: int
-    """number of indices in RPCs"""
-    as_names: int
-    """bytes that the names would have taken"""
-    as_indices: int
-    """bytes that the indices took"""
-
-
-@dataclass(frozen=True)
-class TopicTableSavings:
-    """Bytes that topic indices saved, as the bridge last reported: by topic, and by connected peer."""
-
-    said_at: datetime
-    by_topic: tuple[WireSavings, ...]
-    by_peer: tuple[WireSavings, ...]
-
-
-@dataclass(frozen=True)
 class KilnStatus:
     """Status of Kiln.
 
     Attributes:
-        savings: `None` if no RPC had a topic index.
         clocks: Clocks that are behind times that Kiln has stored.
         bridges: Running bridges of the network, on any machine.
     """
@@ -130,7 +103,6 @@ class KilnStatus:
     broker: BrokerStatus
     queries: tuple[QueryStatus, ...]
     tables: tuple[TableStatus, ...]
-    savings: TopicTableSavings | None = None
     clocks: tuple[ClockStatus, ...] = ()
     bridges: tuple[BridgeMember, ...] = ()
     engine: str = ""
@@ -277,30 +249,6 @@ def read_lake_status(lake: Lake) -> tuple[TableStatus, ...]:
     return tuple(read_table_status(lake, name) for name in names)
 
 
-# ---------------------------------------------------------------- topics by index
-
-
-def summarize_savings(bridge: BridgeStatus | None) -> TopicTableSavings | None:
-    """Sum up the bytes that topic indices saved according to the status of a bridge; `None` if there are none."""
-    if bridge is None or not bridge.savings:
-        return None
-    by_topic = tuple(
-        WireSavings(saving.topic, saving.direction, saving.references, saving.as_names, saving.as_indices)
-        for saving in bridge.savings
-    )
-    by_peer: dict[tuple[str, str], WireSavings] = {}
-    for peer in bridge.peers:
-        for saving in peer.savings:
-            before = by_peer.get((peer.peer, saving.direction), WireSavings(peer.peer, saving.direction, 0, 0, 0))
-            by_peer[peer.peer, saving.direction] = replace(
-                before,
-                references=before.references + saving.references,
-                as_names=before.as_names + saving.as_names,
-                as_indices=before.as_indices + saving.as_indices,
-            )
-    return TopicTableSavings(datetime.fromtimestamp(bridge.at, UTC), by_topic, tuple(by_peer.values()))
-
-
 # ---------------------------------------------------------------- together
 
 
@@ -312,12 +260,11 @@ def read_status(settings: Settings) -> KilnStatus:
     running = [name for name in QUERIES if settings.is_ceramic or name not in CERAMIC_QUERIES]
     names = [*running, *sorted(set(checkpoints.folders()) - set(running))]
     queries = tuple(read_query_status(name, checkpoints / name, topics) for name in names)
-    savings = summarize_savings(read_bridge_status(settings.bridge_dir / "status.json"))
     updates = topics.get(settings.kafka.topic("updates"))
     clocks = find_trailing_clocks(settings, updates.end if updates else ())
     bridges = list_live_bridges(settings.broker, settings.network.name) if broker.reachable else ()
     tables = read_lake_status(Lake.from_location(settings.lake_root))
-    return KilnStatus(str(settings.state), broker, queries, tables, savings, clocks, bridges, find_engine().describe())
+    return KilnStatus(str(settings.state), broker, queries, tables, clocks, bridges, find_engine().describe())
 
 
 _PATIENCE = 3_000  # timeout of the request that lists the bridges, in ms

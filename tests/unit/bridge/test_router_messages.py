@@ -351,22 +351,14 @@ def test_an_rpc_of_a_stranger_is_counted_and_left() -> None:
 # ---------------------------------------------------------------- publishing
 
 
-def test_flood_publish_goes_to_all_on_the_topic_and_nobody_else() -> None:
-    router = with_peers(node(), 20)
+@pytest.mark.parametrize("topics", [(T,), ()], ids=["joined", "not joined"])
+def test_what_we_publish_goes_to_all_on_the_topic_and_nobody_else(topics: tuple[str, ...]) -> None:
+    router = with_peers(node(topics=topics), 20)
     with_peers(router, 2, "/floodsub/1.0.0", first=30)
     with_peers(router, 3, first=40, topic="/other")
     sends = router.publish(message(1, author=OWN), 1.0)
     assert receivers(sends) == {peer(number) for number in [*range(20), 30, 31]}
     assert all(send.priority for send in sends)
-
-
-def test_without_flood_publish_it_goes_to_the_mesh_and_floodsub_peers() -> None:
-    router = with_peers(node(RouterOptions(flood_publish=False)), 20)
-    with_peers(router, 2, "/floodsub/1.0.0", first=30)
-    router.heartbeat(1.0)
-    got = receivers(router.publish(message(1, author=OWN), 1.0))
-    assert router.mesh[T] | {peer(30), peer(31)} <= got
-    assert len(got) == max(6, len(router.mesh[T])) + 2
 
 
 def test_nobody_there_is_no_send_and_the_same_message_can_be_published_again() -> None:
@@ -375,22 +367,6 @@ def test_nobody_there_is_no_send_and_the_same_message_can_be_published_again() -
     assert router.publish(ours, 0.0) == []
     with_peers(router, 2)
     assert len(router.publish(ours, 1.0)) == 2
-
-
-def test_fanout_serves_topics_we_are_not_on_and_ends() -> None:
-    router = with_peers(node(RouterOptions(flood_publish=False), topics=()), 20)
-    first = receivers(router.publish(message(1, author=OWN), 0.0))
-    assert len(first) == 6
-    assert receivers(router.publish(message(2, author=OWN), 1.0)) == first
-    told = router.heartbeat(2.0)
-    assert {send.peer for send in told if send.rpc.control.ihave}.isdisjoint(first)
-    assert any(send.rpc.control.ihave for send in told)
-    router.heartbeat(61.5)
-    assert router.sizes["fanout"] == 0
-    # who joins takes the fanout into the mesh
-    again = receivers(router.publish(message(3, author=OWN), 70.0))
-    router.join(T)
-    assert router.mesh[T] == again
 
 
 def test_a_message_without_a_topic_is_not_published() -> None:

@@ -95,10 +95,9 @@ class Network:
         return reached
 
 
-@pytest.mark.parametrize("flood", [True, False])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_thirty_nodes_of_all_versions_hear_every_message_once(seed: int, flood: bool) -> None:
-    network = Network(30, seed, RouterOptions(flood_publish=flood))
+def test_thirty_nodes_of_all_versions_hear_every_message_once(seed: int) -> None:
+    network = Network(30, seed)
     rng = Random(seed)
     for a in range(30):
         for b in rng.sample(range(30), 10):
@@ -163,12 +162,11 @@ class RandomNetwork(RuleBasedStateMachine):
     nodes = st.integers(0, 7)
     topics = st.sampled_from(TOPICS)
 
-    @initialize(seed=st.integers(0, 1000), flood=st.booleans())
-    def begin(self, seed: int, flood: bool) -> None:
+    @initialize(seed=st.integers(0, 1000))
+    def begin(self, seed: int) -> None:
         # seen ids outlive any run of this machine
         self.options = RouterOptions(
-            D=3, D_low=2, D_high=4, D_out=1, D_score=2, D_lazy=3, flood_publish=flood, max_topics_per_peer=1,
-            seen_horizon=1e6,
+            D=3, D_low=2, D_high=4, D_out=1, D_score=2, D_lazy=3, max_topics_per_peer=1, seen_horizon=1e6,
         )  # fmt: skip
         self.network = Network(8, seed, self.options)
         self.count = 0

@@ -24,11 +24,6 @@ def is_accepted(rpc: RPC, limits: RpcLimits) -> bool:
     return len(rpc.SerializeToString()) <= limits.size and rpc.ByteSize() - data <= limits.overhead
 
 
-def carried_alone(rpc: RPC, limits: RpcLimits) -> bool:
-    """An RPC of one item that may be left out: the sizes of control items are upper bounds, by a few bytes."""
-    return is_accepted(rpc, RpcLimits(limits.size - 24, limits.overhead - 24))
-
-
 def test_ids_are_split_into_as_few_items_as_fit() -> None:
     rpc = RPC()
     ids = [b"%040d" % number for number in range(100)]
@@ -86,7 +81,7 @@ def test_parts_are_accepted_and_hold_the_same_things(
     assert all(is_accepted(RPC(publish=[each]), limits) for each in fits)
     subscribed = [each for part in parts for each in part.subscriptions]
     assert is_subsequence(subscribed, list(rpc.subscriptions))
-    assert all(each in subscribed for each in rpc.subscriptions if carried_alone(RPC(subscriptions=[each]), limits))
+    assert all(each in subscribed for each in rpc.subscriptions if is_accepted(RPC(subscriptions=[each]), limits))
     for name in ("graft", "prune"):
         items = [each for part in parts for each in getattr(part.control, name)]
         assert is_subsequence(items, list(getattr(rpc.control, name)))
@@ -109,6 +104,14 @@ def test_an_rpc_that_peers_accept_is_sent_as_it_is() -> None:
     assert split(rpc, limits)[0][0] is rpc
     rpc.publish[0].data += b"\0"
     assert split(rpc, limits) == ([], 1)
+
+
+def test_an_rpc_over_the_size_is_split_also_below_the_overhead() -> None:
+    rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=T)] * 100)
+    limits = RpcLimits(rpc.ByteSize() - 1, 2 * rpc.ByteSize())
+    parts, left_out = split(rpc, limits)
+    assert all(is_accepted(part, limits) for part in parts)
+    assert (sum(len(part.subscriptions) for part in parts), len(parts), left_out) == (100, 2, 0)
 
 
 def test_five_thousand_small_messages_are_more_than_peers_accept_at_once() -> None:

@@ -233,17 +233,3 @@ def test_only_the_first_rpc_is_a_hello() -> None:
     router.remove_peer(peer(1), 2.0)
     greet(router, 1)
     assert published(router.publish(signed(2), 3.0)) == {peer(1): [("", 1)]}
-
-
-def test_what_indices_save_is_told_by_topic_and_by_peer() -> None:
-    router = node()
-    greet(router, 1)
-    greet(router, 2)
-    before = router.peer_savings(peer(2)).get(("sent", A))
-    grafted = before.references if before else 0
-    router.receive(peer(1), indexed(signed(1), 1), 1.0)
-    received, sent = router.peer_savings(peer(1))["received", A], router.peer_savings(peer(2))["sent", A]
-    assert (received.references, received.as_names, received.as_indices) == (1, 2 + len(A), 2)
-    assert (sent.references, sent.as_names) == (grafted + 1, (grafted + 1) * (2 + len(A)))
-    router.remove_peer(peer(1), 2.0)
-    assert router.savings["received", A].references == 1

@@ -15,7 +15,6 @@ from kiln.bridge.gossipsub.table_agreements import (
     PROTOCOL,
     Item,
     PeerTable,
-    Savings,
     SendMode,
     TableAgreements,
 )
@@ -57,8 +56,7 @@ class Tables:
         return extensions
 
     def remove(self, peer: bytes) -> None:
-        if peer in self._peers:
-            self._agreements.close(self._peers.pop(peer))
+        self._peers.pop(peer, None)
 
     def set_agent(self, peer: bytes, agent: str) -> None:
         self._of(peer).is_kiln = agent.startswith(AGENT)
@@ -84,12 +82,6 @@ class Tables:
     @property
     def counters(self) -> Mapping[str, int]:
         return self._agreements.counters
-
-    def savings(self) -> Savings:
-        return self._agreements.savings(self._peers.values())
-
-    def peer_savings(self, peer: bytes) -> Savings:
-        return self._of(peer).savings
 
 
 def hello(*hashes: bytes) -> ControlExtensions:
@@ -266,7 +258,6 @@ def test_an_index_that_no_topic_has(made: Callable[[int], Item], index: int) -> 
     table_side = side()
     assert table_side.resolve_topic(ANNA, made(index)) is None
     assert table_side.counters == {"hello_accepted": 1, "index_out_of_range": 1}
-    assert table_side.peer_savings(ANNA) == {}
 
 
 @KINDS
@@ -342,6 +333,15 @@ def test_eager_writes_indices_wherever_the_table_has_the_topic() -> None:
     assert wire.count(MAIN.encode()) == 1  # the subscription
 
 
+def test_a_name_that_is_shorter_than_its_index_stays() -> None:
+    many = BundleSet({"many": [*(f"!{number}" for number in range(16_382)), "}", "~"]})
+    made = Tables(many, "eager")
+    made.add(ANNA)
+    made.receive_hello(ANNA, hello(*many))
+    rpc = made.encode_for_peer(ANNA, RPC(publish=[Message(topic="}"), Message(topic="~")]))
+    assert list(rpc.publish) == [Message(topicIndex=16_383), Message(topic="~")]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_what_others_get_is_not_altered(mode: SendMode) -> None:
     made = side(mode, [ANNA, BERT])
@@ -383,25 +383,6 @@ def test_off_reads_indices_and_writes_none() -> None:
     assert made.encode_for_peer(ANNA, full_rpc()) == full_rpc()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("peer", [ANNA, CARL])
-def test_an_index_of_another_connection_never_goes_out(mode: SendMode, peer: bytes) -> None:
-    made = side(mode)
-    rpc = RPC(publish=[Message(data=b"a", topic=ELSEWHERE, topicIndex=3), Message(data=b"b", topicIndex=3)])
-    rpc.subscriptions.add(subscribe=True, topicIndex=1)
-    rpc.subscriptions.add(subscribe=True, topicid=MAIN, topicIndex=1)  # requestsPartial
-    rpc.control.graft.add(topicIndex=1)
-    rpc.control.ihave.add(topicID=ELSEWHERE, topicIndex=1)
-    before = rpc.SerializeToString(deterministic=True)
-    sent = made.encode_for_peer(peer, rpc)
-    assert rpc.SerializeToString(deterministic=True) == before
-    assert list(sent.publish) == [Message(data=b"a", topic=ELSEWHERE)]
-    assert list(sent.subscriptions) == [RPC.SubOpts(subscribe=True, topicid=MAIN, topicIndex=1)]
-    assert list(sent.control.graft) == []
-    assert list(sent.control.ihave) == [ControlIHave(topicID=ELSEWHERE)]
-    assert made.counters["index_left_out"] == 3
-
-
 POOL = {"clay": [SEP, CLAY], "main": [MAIN], "both": [CLAY, MAIN, "another"], "own": ["unshared", ELSEWHERE]}
 pools = st.lists(st.sampled_from(list(POOL)), unique=True).map(
     lambda names: BundleSet({name: POOL[name] for name in names})
@@ -429,44 +410,6 @@ def test_what_one_writes_the_other_reads(
         sent = RPC.FromString(writer.encode_for_peer(to, rpc).SerializeToString())
         assert topics_in(reader, source, sent) == [topic or None for topic in (*published, *control * 3)]
         assert [message.HasField("topicIndex") for message in sent.publish] == [topic in shared for topic in published]
-
-
-# ---------------------------------------------------------------- what it saves
-
-
-def test_bytes_saved_are_those_missing_on_the_wire() -> None:
-    made = side("eager")
-    fields = Message(topic=CLAY).ByteSize() + ControlPrune(topicID=CLAY).ByteSize(), 2 + 2
-    made.encode_for_peer(ANNA, full_rpc())
-    saving = made.peer_savings(ANNA)["sent", CLAY]
-    assert (saving.references, saving.as_names, saving.as_indices) == (2, *fields)
-    assert {topic for _, topic in made.peer_savings(ANNA)} == {CLAY, SEP, MAIN}
-    assert made.counters["index_written"] == 4
-
-
-def test_what_peers_save_us_is_counted_by_topic_and_peer_and_outlives_them() -> None:
-    made = side(greeted=[ANNA, BERT])
-    for peer, count in ((ANNA, 3), (BERT, 2)):
-        for _ in range(count):
-            made.resolve_topic(peer, Message(topicIndex=2))
-    assert made.peer_savings(ANNA)["received", SEP].references == 3
-    made.remove(ANNA)
-    total = made.savings()["received", SEP]
-    assert (total.references, total.as_indices) == (5, 10)
-    assert total.as_names == 5 * Message(topic=SEP).ByteSize()
-    assert made.peer_savings(ANNA) == {}
-    assert made.savings()["received", SEP].references == 5  # asking counts nothing
-
-
-def test_an_index_above_127_takes_another_byte() -> None:
-    many = BundleSet({"many": [f"/topic/{number:04}" for number in range(300)]})
-    made = Tables(many, "eager")
-    made.add(ANNA)
-    made.receive_hello(ANNA, hello(*many))
-    for index in (127, 128):
-        topic = made.resolve_topic(ANNA, Message(topicIndex=index))
-        assert topic is not None
-        assert made.peer_savings(ANNA)["received", topic].as_indices == Message(topicIndex=index).ByteSize()
 
 
 @given(st.binary(max_size=80), st.binary(max_size=60), st.sampled_from(MODES))

@@ -19,7 +19,6 @@ from kiln.conf.process.bridge_status import (
     BridgeStatus,
     PeerStatus,
     PublisherStatus,
-    SavingStatus,
     SpoolStatus,
     write_status,
 )
@@ -27,7 +26,9 @@ from kiln.conf.process.state_folder import claim_state_folder
 from kiln.deploy.cli.app import run_command
 from kiln.deploy.cli.console import PlainConsole, escape_text
 from kiln.deploy.cli.options import answers
+from kiln.deploy.cli.status import render_status
 from kiln.deploy.ops.snapshot import BatchLine, BridgeInRun, Snapshot
+from kiln.deploy.ops.status import BridgeMember, BrokerStatus, KilnStatus, TopicStatus
 from kiln.deploy.run.application import RunOutcome
 from kiln.deploy.run.screen import LineView, format_line, open_view
 from kiln.deploy.run.summary import render_summary
@@ -98,8 +99,7 @@ def _hostile_state(monkeypatch: pytest.MonkeyPatch, state: Path) -> None:
 
 
 def bridge_status() -> BridgeStatus:
-    saving = SavingStatus(EVIL, "received", 10, 20, 5)
-    peer = PeerStatus("12D3peer", EVIL, EVIL, EVIL, True, 0.0, 0, 0, 0, (saving,))
+    peer = PeerStatus("12D3peer", EVIL, EVIL, EVIL, True, 0.0, 0, 0, 0)
     return BridgeStatus(
         at=1_700_000_000.0,
         pid=1,
@@ -117,7 +117,6 @@ def bridge_status() -> BridgeStatus:
         spool=SpoolStatus(0, 0, 0, 0, False),
         publisher=PublisherStatus(EVIL),
         counters={},
-        savings=(saving,),
     )
 
 
@@ -165,7 +164,7 @@ def safe(text: str) -> str:
         (("sql", f'SELECT * FROM "{EVIL}"'), r"\u001b]0;owned"),
         (("estimate",), SHOWN),
         (("quarantine", "list"), SHOWN),
-        (("status",), r"kiln\u001b]0;owned"),
+        (("status",), "updates"),
         (("doctor",), "state folder"),
         (("interests",), "*"),
         (("interests", "--remove", EVIL), SHOWN.partition(r"\n")[0]),
@@ -177,6 +176,13 @@ def test_no_command_prints_what_a_terminal_obeys(arguments: tuple[str, ...], sho
     run_command(arguments)
     said = capsys.readouterr()
     assert shows in safe(said.out) + safe(said.err)
+
+
+def test_the_status_obeys_no_other_bridge(capsys: Capture) -> None:
+    broker = BrokerStatus("127.0.0.1:1", True, "", (TopicStatus(EVIL, {}, {}),))
+    bridges = (BridgeMember(EVIL, EVIL, EVIL, True, 1),)
+    answers().print(render_status(KilnStatus("state", broker, (), (), bridges=bridges), AT))
+    assert r"kiln\u001b]0;owned" in safe(capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
