@@ -90,8 +90,7 @@ def read_file_frames(
 ) -> DataFrame:
     """Read the frames in parts of files, for the shuffle (MERGED_ROWS).
 
-    Unreadable lines and frames go to the run's table `quarantine`, with file and line. A task reads neighbouring parts,
-    so that it opens an archive only once.
+    Unreadable lines and frames go to the run's table `quarantine`, with file and line.
     """
     tasks = min(len(parts), 2 * spark.sparkContext.defaultParallelism)
     edges = [number * len(parts) // tasks for number in range(tasks + 1)]

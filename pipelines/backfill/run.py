@@ -177,7 +177,7 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
         inputs: Reads the inputs. It is called only if the run has not begun yet.
 
     Raises:
-        RunError: There is a run of this name with other terms.
+        RunError: There is a run of this name with other terms, or another version of Kiln began it.
         StoppedError: A signal stopped the run.
     """
     lake = resources.lake
@@ -241,10 +241,20 @@ def merge_outside(chunks: Iterable[RunEvent]) -> OutsideFrames:
     return outside
 
 
+def _decode_inputs(run: BackfillRun) -> RunInputs:
+    try:
+        return msgspec.convert(run.details["inputs"], RunInputs)
+    except msgspec.ValidationError as error:
+        raise RunError(
+            f"cannot continue backfill run {run.name}: another version of Kiln began it, and stored its inputs in "
+            f"another form ({error}). Drop the run, and start it again: kiln backfill drop {run.name}"
+        ) from error
+
+
 class _ChunkRunner:
     def __init__(self, run: BackfillRun, terms: RunTerms, resources: RunResources) -> None:
         self._terms, self._resources = terms, resources
-        self._inputs = msgspec.convert(run.details["inputs"], RunInputs)
+        self._inputs = _decode_inputs(run)
         self._lake = resources.lake.locate_run(terms.name)
         self._beyond = Lake(f"{self._lake.path}/beyond", self._lake.options)
         self._target = RunTarget(self._lake, self._beyond, terms.span)

@@ -73,8 +73,7 @@ FORMATS: Final[dict[str, CaptureFormat]] = {form.name: form for form in _ALL}
 
 READABLE: Final = (
     f"Kiln reads files of the formats {', '.join(FORMATS)}. Lines must be UTF-8, and may be wrapped as Docker, CRI or "
-    "PM2 writes them. JSON must be one object per line. Files may be compressed (gzip, bzip2, xz, zstd) or in zip and "
-    "tar archives"
+    "PM2 writes them. JSON must be one object per line. Files may be compressed (gzip, bzip2, xz, zstd)"
 )
 """Description of all files that Kiln reads, for the error about another file."""
 
@@ -88,7 +87,7 @@ def detect_format(file: BinaryIO) -> CaptureFormat | None:
     Other programs may have written lines before the first line of the format.
     """
     first, _ = _read_first(file)
-    if _ARRAY.match(first):
+    if _ARRAY.match(first) or _name_archive(first):
         return None
     lines = split_begin(first)
     return next(
@@ -110,11 +109,20 @@ def describe_file(file: BinaryIO) -> str:
         if damage:
             return f"{damage} before its first byte ({compression})"
         return "it is empty" if not compression else f"it is {inside}nothing in it"
+    if archive := _name_archive(first):
+        return f"it is {inside}a {archive} archive: extract it, and pass the folder"
     end = f"; {damage} after {len(first):,} bytes" if damage else ""
     text = next((line.content for line in split_begin(first) if line.content.strip()), b"").decode(errors="replace")
     if not text or "\0" in text or "\ufffd" in text:
         return f"it is {inside or 'a file with '}bytes that are not text, which begin with 0x{first[:8].hex()}{end}"
     return f"it is {inside}text, and its first line is {text[:80]!r}{end}"
+
+
+def _name_archive(first: bytes) -> str:
+    """Return the kind of an archive by its first bytes, or "" if it is none. The lines in a tar look like a log's."""
+    if first.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return "zip"
+    return "tar" if first[257:262] == b"ustar" else ""
 
 
 def _read_first(file: BinaryIO) -> tuple[bytes, str]:

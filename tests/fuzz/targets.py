@@ -21,8 +21,8 @@ from kiln.bridge.libp2p.kademlia import read_address
 from kiln.bridge.publisher.transition import HeightError, read_height
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig, FrameDecoder
-from kiln.schemas.captures.compression import ArchiveError, DamagedError, is_archive, read_begin, read_members
-from kiln.schemas.captures.formats import FORMATS, SNIFF_BYTES, describe_file, detect_format
+from kiln.schemas.captures.compression import DamagedError
+from kiln.schemas.captures.formats import FORMATS, describe_file, detect_format
 from kiln.schemas.captures.items import REASONS as HISTORY_REASONS
 from kiln.schemas.captures.items import FileSource, UnreadableItem
 from kiln.schemas.captures.kiln_capture import CaptureError, read_capture
@@ -273,13 +273,9 @@ def trace_pb(data: bytes) -> None:
 
 @target
 def history_format(data: bytes) -> None:
-    """The beginning of a file of which nobody has said the format, and which may be an archive."""
+    """The beginning of a file of which nobody has said the format."""
     detect_format(BytesIO(data))
     describe_file(BytesIO(data))
-    with suppress(ArchiveError):
-        for _, content in read_members(BytesIO(data)) if is_archive(BytesIO(data)) else ():
-            begin, _ = read_begin(content, 2 * SNIFF_BYTES)
-            detect_format(BytesIO(begin))
 
 
 def _history(name: str, data: bytes) -> None:

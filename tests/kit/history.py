@@ -8,8 +8,6 @@ import gzip
 import io
 import json
 import lzma
-import tarfile
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 
@@ -123,23 +121,6 @@ def _pieces(split: Callable[[str], Iterator[str]]) -> Callable[[bytes], bytes]:
     return lambda raw: "".join(f"{each}\n" for line in raw.decode().splitlines() for each in split(line)).encode()
 
 
-def _zipped(raw: bytes) -> bytes:
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("__MACOSX/._ceramic.log", "metadata")
-        archive.writestr("logs/ceramic.log.gz", zipped(raw))
-    return out.getvalue()
-
-
-def _tarred(raw: bytes) -> bytes:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w:gz") as archive:
-        member = tarfile.TarInfo("logs/ceramic.log")
-        member.size = len(raw)
-        archive.addfile(member, io.BytesIO(raw))
-    return out.getvalue()
-
-
 LINE_LAYERS: dict[str, Callable[[bytes], bytes]] = {
     "docker json-file": _pieces(_docker),
     "CRI": _pieces(_cri),
@@ -175,5 +156,3 @@ PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "xz": lzma.compress,
     "zstd": lambda raw: bytes(pa.Codec("zstd").compress(raw, asbytes=True)),
 }
-
-ARCHIVES: dict[str, Callable[[bytes], bytes]] = {"zip": _zipped, "tar.gz": _tarred}

@@ -41,7 +41,7 @@ from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.faults import FAULTS
 from kiln.schemas.wire.identity import peer_bytes
 from kit.decoder_package import install_decoders
-from kit.history import ARCHIVES, LINE_LAYERS, PACKINGS, ceramic_line, kubo_line
+from kit.history import LINE_LAYERS, PACKINGS, ceramic_line, kubo_line
 from kit.local_spark import open_session
 from kit.log_model import Announced, Update, block_of, cid_of, updates_among, windows_of
 
@@ -247,7 +247,7 @@ def test_history_of_every_form_is_swapped_in_without_a_fault(world: World, tmp_p
     """A folder of all forms of a log, a capture, lines of Kubo and traces, of which the range has a part."""
     folder, log = tmp_path / "history", _ceramic_log(world)
     folder.mkdir()
-    wrappings = {"plain": lambda raw: raw, **LINE_LAYERS, **PACKINGS, **ARCHIVES}
+    wrappings = {"plain": lambda raw: raw, **LINE_LAYERS, **PACKINGS}
     for number, wrap in enumerate(wrappings.values()):
         (folder / f"{number}.log").write_bytes(wrap(log))
     shutil.copy(world.file, folder / "traffic.rpc.gz")
@@ -270,8 +270,7 @@ def test_history_of_every_form_is_swapped_in_without_a_fault(world: World, tmp_p
     assert len(of_log) == 18, "two of eight seconds are before the range"
     copies = here.lake.locate_run("old").open("copies").to_pyarrow_table().to_pylist()
     per_message = Counter(row["message_id"] for row in copies)
-    # a file that is there again, packed into an archive, is one file
-    assert {per_message[row["message_id"]] for row in of_log} == {len(wrappings) - len(ARCHIVES)}
+    assert {per_message[row["message_id"]] for row in of_log} == {len(wrappings)}
 
     here.swap("old")
     assert here.check() == {}

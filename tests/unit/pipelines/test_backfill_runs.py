@@ -125,6 +125,21 @@ def test_a_run_out_of_kafka_goes_on_in_the_topic_in_which_it_began_alone(tmp_pat
             run(terms, means, lambda: inputs)
 
 
+@pytest.mark.parametrize("member", [[None, ""], [3, "a.log"]], ids=["file", "file in an archive"])
+def test_a_run_out_of_files_that_another_version_began_is_refused_in_words(
+    member: list[int | str | None], tmp_path: Path
+) -> None:
+    lake = Lake(str(tmp_path / "lake"))
+    lake.create(("backfill_runs",))
+    terms = replace(TERMS, source="files", files=("/logs",))
+    part = ["/logs", "kubo-sub", "aaaa", "n", 0, [0, None, 1], *member, 500]
+    details = terms.to_details() | {"inputs": {"live": {}, "files": [part]}}
+    append_event(lake, terms.name, "begun", 1, range_from=terms.span.low, range_to=terms.span.high, details=details)
+    means = RunResources(cast(SparkSession, None), lake, "kiln.frames", lambda: 1, "0")
+    with pytest.raises(RunError, match=r"another version of Kiln began it, and stored .*: kiln backfill drop a-run"):
+        run(terms, means, lambda: RunInputs({}))
+
+
 @pytest.mark.parametrize("name", ["", "-a", "A", "a/b", "..", "a b", "a" * 64, "ü", "a\n"])
 def test_names_that_no_run_can_have(name: str) -> None:
     with pytest.raises(RunNameError, match="is not a valid name of a backfill run"):
