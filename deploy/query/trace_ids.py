@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 
 from kiln.conf.process.errors import KilnError
 from kiln.schemas.wire.cid import CidError, cid_bytes
-from kiln.schemas.wire.streamid import CommitID, StreamIdError, stream_text
+from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
 FORMS: Final = (
     "a CID (of a batch or a tip), a StreamID (k2t6…, kjzl6…), a message id (AUTHOR/SEQNO, sha256/HASH, "
@@ -78,12 +78,8 @@ def parse_id(text: str) -> Id:
             return FrameRef(partition or 0, offset or 0, index)
     try:
         return StreamRef(stream_text(text))
-    except StreamIdError:
-        pass
-    if commit := _parse_commit(text):
-        raise IdError(
-            f"cannot trace the CommitID {text}. Trace its stream {commit.stream.text}, or the CID of the commit"
-        )
+    except StreamIdError as error:
+        reason = f": {error}" if text.startswith("k") else ""
     try:
         cid_bytes(text)
         return CidRef(text)
@@ -91,11 +87,4 @@ def parse_id(text: str) -> Id:
         pass
     if _MESSAGE.fullmatch(text):
         return MessageRef(text)
-    raise IdError(f"{text[:200]!r} is not an id. Pass {FORMS}")
-
-
-def _parse_commit(text: str) -> CommitID | None:
-    try:
-        return CommitID.parse(text)
-    except StreamIdError:
-        return None
+    raise IdError(f"{text[:200]!r} is not an id{reason}. Pass {FORMS}")

@@ -1,13 +1,13 @@
-"""StreamIDs and CommitIDs (CIP-59).
+"""StreamIDs (CIP-59).
 
 Layout::
 
     StreamID = varint(0xce) varint(type) <genesis CID>
     CommitID = varint(0xce) varint(type) <genesis CID> ( 00 | <commit CID> )        00: the commit is the genesis
 
-The text is multibase base36, "k…". A CommitID can have the same length and prefix as a StreamID: only the bytes
-distinguish them. Stream types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 metamodel. Type 5 is an
-EventID (CIP-124) and is refused. Other types are accepted, so that traffic of a new type is not lost.
+The text is multibase base36, "k…". A CommitID is refused. It can have the same length and prefix as a StreamID: only
+the bytes distinguish them. Stream types in use: 0 tile, 1 caip10-link, 2 model, 3 model instance, 4 metamodel. Type 5
+is an EventID (CIP-124) and is refused. Other types are accepted, so that traffic of a new type is not lost.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 
 from libipld import encode_multibase
 
-from kiln.schemas.wire.cid import CidError, cid_bytes, cid_text, find_cid_end, read_varint, write_varint
+from kiln.schemas.wire.cid import CidError, cid_text, find_cid_end, read_varint, write_varint
 
 TILE = 0
 CAIP10_LINK = 1
@@ -33,11 +33,11 @@ MAX_TEXT = 640
 kiln.schemas.wire.cid.MAX_DIGEST bytes."""
 
 _CODEC = b"\xce\x01"
-_Bytes: TypeAlias = bytes  # inside the two classes, `bytes` is their property
+_Bytes: TypeAlias = bytes  # inside the class, `bytes` is its property
 
 
 class StreamIdError(ValueError):
-    """The bytes or the text are not a StreamID or, if a CommitID is expected, not a CommitID."""
+    """The bytes or the text are not a StreamID."""
 
 
 class StreamID(NamedTuple):
@@ -63,10 +63,18 @@ class StreamID(NamedTuple):
         Raises:
             StreamIdError: The bytes are not a StreamID. A CommitID is refused too.
         """
-        kind, genesis, end = _read_head(raw)
+        if not raw.startswith(_CODEC):
+            raise StreamIdError(f"bytes {raw[:4].hex()}… do not start with the StreamID codec, ce01")
+        try:
+            kind, at = read_varint(raw, 2)
+            if kind == EVENT_ID:
+                raise StreamIdError("this is an EventID (type 5), not a StreamID")
+            end = find_cid_end(raw, at)
+        except CidError as error:
+            raise StreamIdError(f"bytes {raw[:8].hex()}… hold no genesis CID: {error}") from error
         if end != len(raw):
-            raise StreamIdError(_describe_rest(raw, end))
-        return cls(kind, genesis)
+            raise StreamIdError(_describe_rest(raw[end:]))
+        return cls(kind, raw[at:end])
 
     @classmethod
     def parse(cls, text: str) -> StreamID:
@@ -76,71 +84,6 @@ class StreamID(NamedTuple):
             StreamIdError: The text is not a StreamID. A CommitID is refused too.
         """
         return cls.from_bytes(_decode_text(_strip_scheme(text)))
-
-
-class CommitID(NamedTuple):
-    """Id of a commit: type and genesis CID of its stream, and CID of the commit (`None`: the commit is the genesis)."""
-
-    type: int
-    genesis: bytes
-    commit: bytes | None
-
-    @property
-    def stream(self) -> StreamID:
-        """Id of the commit's stream."""
-        return StreamID(self.type, self.genesis)
-
-    @property
-    def bytes(self) -> bytes:
-        """The id as bytes."""
-        return self.stream.bytes + (b"\x00" if self.commit is None else self.commit)
-
-    @property
-    def text(self) -> str:
-        """The id as base36 text, ``k…``."""
-        return _encode_base36(self.bytes)
-
-    @classmethod
-    def from_bytes(cls, raw: _Bytes) -> CommitID:
-        """Parse the bytes of a CommitID.
-
-        Raises:
-            StreamIdError: The bytes are not a CommitID. A StreamID is refused too.
-        """
-        kind, genesis, end = _read_head(raw)
-        rest = raw[end:]
-        if not rest:
-            raise StreamIdError("this is a StreamID: no commit follows the genesis CID")
-        if rest == b"\x00":
-            return cls(kind, genesis, None)
-        try:
-            if find_cid_end(rest) != len(rest):
-                raise StreamIdError(_describe_rest(raw, end))
-        except CidError as error:
-            raise StreamIdError(_describe_rest(raw, end)) from error
-        return cls(kind, genesis, rest)
-
-    @classmethod
-    def parse(cls, text: str) -> CommitID:
-        """Parse the text of a CommitID: base36, or a URL ``[ceramic://|/ceramic/]<StreamID>?commit=<CID>``.
-
-        In a URL, both ``0`` and the CID of the genesis stand for the genesis, as in js-ceramic.
-
-        Raises:
-            StreamIdError: The text is not a CommitID. A StreamID is refused too.
-        """
-        body = _strip_scheme(text)
-        stream_part, question, commit_part = body.partition("?commit=")
-        if not question:
-            return cls.from_bytes(_decode_text(body))
-        stream = StreamID.from_bytes(_decode_text(stream_part))
-        if commit_part == "0":
-            return cls(stream.type, stream.genesis, None)
-        try:
-            commit = cid_bytes(commit_part)
-        except CidError as error:
-            raise StreamIdError(f"the commit in {text[:80]!r} is not a CID: {error}") from error
-        return cls(stream.type, stream.genesis, None if commit == stream.genesis else commit)
 
 
 def stream_text(text: str) -> str:
@@ -193,22 +136,7 @@ def _is_base36(text: str) -> bool:
     return text.startswith("k") and text.isascii() and text.isalnum() and text.islower()
 
 
-def _read_head(raw: bytes) -> tuple[int, bytes, int]:
-    """Parse the part that StreamID and CommitID share: type, genesis CID, and the index after it."""
-    if not raw.startswith(_CODEC):
-        raise StreamIdError(f"bytes {raw[:4].hex()}… do not start with the StreamID codec, ce01")
-    try:
-        kind, at = read_varint(raw, 2)
-        if kind == EVENT_ID:
-            raise StreamIdError("this is an EventID (type 5), not a StreamID")
-        end = find_cid_end(raw, at)
-    except CidError as error:
-        raise StreamIdError(f"bytes {raw[:8].hex()}… hold no genesis CID: {error}") from error
-    return kind, raw[at:end], end
-
-
-def _describe_rest(raw: bytes, end: int) -> str:
-    rest = raw[end:]
+def _describe_rest(rest: bytes) -> str:
     if rest == b"\x00":
         return "this is a CommitID (of the genesis), not a StreamID"
     try:

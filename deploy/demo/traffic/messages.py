@@ -34,7 +34,7 @@ from kiln.schemas.wire.pubsub import (
     write_response_2020,
     write_update,
 )
-from kiln.schemas.wire.streamid import CommitID, StreamID
+from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 
 TYPES: Final[tuple[MessageType, ...]] = ("UPDATE", "QUERY", "RESPONSE", "KEEPALIVE", "BATCH_UPDATE")
@@ -303,7 +303,7 @@ class MessageFactory:
         digest = random.randbytes(32)
         tip, stream = cid_text(b"\x01\x71\x12\x20" + digest), self._pick("stream").text
         parsed = StreamID.parse(stream)
-        commit = CommitID(parsed.type, parsed.genesis, b"\x01\x71\x12\x20" + digest).text
+        commit = StreamID(parsed.type, parsed.genesis + b"\x01\x71\x12\x20" + digest).text  # a CommitID
         match random.randrange(9):
             case 0:
                 return write_update(commit, tip), "bad_stream"

@@ -197,6 +197,12 @@ def test_other_texts_are_no_ids(text: str) -> None:
         parse_id(text)
 
 
+def test_a_commit_id_is_named_as_such() -> None:
+    commit = "k3y52l7qbv1frxwipl4hp7e6jlu4f6u8upm2xv0irmedfkm5cnutmezzi3u7mytj4"
+    with pytest.raises(IdError, match=r"this is a CommitID \(of the genesis\), not a StreamID\. Pass a CID"):
+        parse_id(commit)
+
+
 def test_an_id_that_nothing_knows_is_an_error_in_words(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     state = str(Path(lake.path).parent)
     for text in (cid("nobody's"), stream("nobody's"), message(99), "0/5000/0"):
