@@ -5,10 +5,7 @@ A backfill run builds tables again for a time range, next to the live tables.
 
 from __future__ import annotations
 
-import argparse
-import json
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,23 +14,20 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import FrameType
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from msgspec import structs
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kafka import KafkaConsumer, TopicPartition
-from kiln.conf.process.errors import KilnError
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.process.kafka_records import librdkafka_options
-from kiln.conf.settings.durations import micros, parse_duration, parse_micros
+from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
-from kiln.conf.settings.reading import load_settings
-from kiln.pipelines.app.launch import batch_config, create_submitted_session, decode_config
-from kiln.pipelines.app.supervisor import describe_failure
+from kiln.pipelines.app.launch import batch_config, decode_config
 from kiln.pipelines.backfill.run import (
     LIVE_TABLES,
     RunError,
@@ -44,7 +38,6 @@ from kiln.pipelines.backfill.run import (
     StoppedError,
     build_repeated_outcome,
     build_stopped_error,
-    encode_outcome,
     find_matching_run,
     run,
 )
@@ -279,78 +272,6 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
     if {"frames", "kafka"} & set(texts):
         raise ValueError("one kind of --source: frames, kafka, or files")
     return "files", tuple(map(Path, texts))
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Execute a backfill run as a Spark application, with the options of the command line.
-
-    Prints lines of JSON: one for each step, and at the end the number of rows by table, or the cause of the failure.
-
-    Returns:
-        The exit status.
-    """
-    options = _build_parser().parse_args(arguments)
-    try:
-        settings = load_settings()
-        source, files = parse_source(options.source or ())
-        terms = build_terms(
-            settings,
-            options.run,
-            parse_micros(options.low),
-            parse_micros(options.high),
-            source=source,
-            files=files,
-            window=None if options.window is None else parse_duration(options.window),
-            network=options.network,
-            as_of=None if options.as_of is None else parse_micros(options.as_of),
-            engine=options.engine,
-        )
-        outcome = execute(
-            settings,
-            terms,
-            lambda: _open_submitted_session(settings),
-            lambda words: print(words, file=sys.stderr),
-            lambda at: print(json.dumps({"step": at.step, "done": at.done, "of": at.total}), flush=True),
-        )
-    except (KilnError, ValueError) as error:
-        return _report_failure(options.run, str(error), error.exit_code if isinstance(error, KilnError) else 2)
-    except (Py4JJavaError, PySparkException) as error:
-        return _report_failure(options.run, describe_failure(error), 1)
-    print(json.dumps(encode_outcome(outcome)))
-    return 0
-
-
-def _report_failure(run: str, failure: str, status: int) -> int:
-    print(printable_lines(failure), file=sys.stderr, flush=True)
-    print(json.dumps({"run": run, "error": failure, "exit": status}), flush=True)
-    return status
-
-
-@contextmanager
-def _open_submitted_session(settings: Settings) -> Iterator[SparkSession]:
-    spark = create_submitted_session("kiln-backfill", settings)
-    try:
-        yield spark
-    except (KilnError, Py4JJavaError, PySparkException):
-        spark.sparkContext.setLogLevel("OFF")  # the reason is the last line, not Spark's shutdown messages
-        raise
-    finally:
-        spark.stop()
-
-
-def _build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description="Rebuild the tables for a time range, next to the live tables. See docs/backfill.md"
-    )
-    parser.add_argument("--from", dest="low", required=True, metavar="TIME", help="start of the range")
-    parser.add_argument("--to", dest="high", required=True, metavar="TIME", help="end of the range, exclusive")
-    parser.add_argument("--run", required=True, metavar="NAME", help="name of the run")
-    parser.add_argument("--source", nargs="+", metavar="frames|kafka|FILE", help="source of frames; default: frames")
-    parser.add_argument("--window", metavar="T", help="length of a window, such as 1s; default: batch.window")
-    parser.add_argument("--network", metavar="NAME", help="network of the frames; default: all networks")
-    parser.add_argument("--as-of", metavar="TIME", help="time by which separators must be verified; default: now")
-    parser.add_argument("--engine", choices=get_args(Engine), default="core", help="decoder of frames; default: core")
-    return parser
 
 
 def _read_inputs(

@@ -52,8 +52,8 @@ MODULES: dict[str, Sequence[str]] = {
         *("kiln.pipelines.app.backfill_run", "kiln.pipelines.app.worker_daemon"),
     ),
     "executors": (
-        *(f"kiln.pipelines.jobs.{name}" for name in ("archive", "updates", "batch", "sink", "backfill")),
-        "kiln.pipelines.app.worker_daemon",
+        *(f"kiln.pipelines.jobs.{name}" for name in ("archive", "updates", "batch", "sink")),
+        *("kiln.pipelines.app.backfill_run", "kiln.pipelines.app.worker_daemon"),
     ),
 }
 _IMPORT = """
