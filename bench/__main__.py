@@ -32,7 +32,6 @@ from bench import (
     lateness,
     live,
     network,
-    open_windows,
     plots,
     quality,
     views,
@@ -62,11 +61,9 @@ ON_GROUND: Mapping[str, Callable[[Ground, Extent], Finding]] = {
     "lateness": lateness.measure,
     "load": lateness.measure_by_load,
     "batcher": batcher.measure,
-    "windows": open_windows.measure,
     "dedup": dedup_store.measure,
     "growth": growth.measure,
     "backfill": backfill.measure,
-    "backfill-growth": backfill.measure_growth,
 }
 NAMES = (*ALONE, *ON_GROUND)
 

@@ -16,7 +16,7 @@ from kiln.schemas.kafka.frames import list_messages
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import judge
+from kiln.schemas.wire.identity import check
 from kiln.schemas.wire.pubsub import read_message
 from kiln.schemas.wire.topic_table import BundleSet, negotiate_table, resolve_topic, write_hello
 
@@ -156,4 +156,4 @@ def _read_all(data: Sequence[bytes]) -> None:
 
 def _judge_all(messages: Sequence[Message]) -> None:
     for message in messages:
-        judge(message, "strict")
+        check(message, "strict")

@@ -45,12 +45,12 @@ def has_too_many_items(payload: bytes, limit: int = MAX_ITEMS) -> bool:
     return _has_more(payload, _RPC, limit)
 
 
-def has_too_many_entries(payload: bytes, limit: int = MAX_ITEMS) -> bool:
-    """Return true if an RPC has more than `limit` nested messages, for each of which the parser creates an object.
+def has_too_many_entries(payload: bytes) -> bool:
+    """Return true if an RPC has more than `MAX_ITEMS` nested messages, for each of which the parser creates an object.
 
     Unlike in `has_too_many_items`, the message ids in IHAVE, IWANT and IDONTWANT do not count.
     """
-    return len(payload) > limit * _SMALLEST_FIELD and _has_more(payload, _ENTRIES, limit)
+    return len(payload) > MAX_ITEMS * _SMALLEST_FIELD and _has_more(payload, _ENTRIES, MAX_ITEMS)
 
 
 def _has_more(payload: bytes, kind: _MessageType, limit: int) -> bool:

@@ -211,12 +211,6 @@ class Judgement(NamedTuple):
     """estimated CPU time of the signature check in µs; 0 if no signature was checked"""
 
 
-def judge(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> tuple[Verdict, str]:
-    """Return the verdict of `check` and its reason."""
-    judgement = check(message, policy, topic)
-    return judgement.verdict, judgement.reason
-
-
 def check(message: rpc_pb2.Message, policy: Policy, topic: str | None = None) -> Judgement:
     """Check the signature of a message under a signature policy.
 

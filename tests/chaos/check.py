@@ -22,7 +22,8 @@ from kiln.schemas.kafka.records import PublicationRecord, decode_publication, de
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.queries import QUERIES
-from kiln.schemas.wire.identity import Verdict, judge, message_id
+from kiln.schemas.wire.identity import Verdict, message_id
+from kiln.schemas.wire.identity import check as check_signature
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message
 from kit.awaiting import awaited
 from kit.log_model import (
@@ -192,7 +193,9 @@ def _messages(log: Log, lake: Lake) -> Iterator[Problem]:
         for index, message in enumerate(rpc.publish):
             if frame.direction == Frame.OUT and not any(frame.verdicts[index : index + 1]):
                 continue  # relayed; of the bridge's own messages every one is a BATCH_UPDATE
-            if judge(message, "strict")[0] is Verdict.VALID and isinstance(read_message(message.data), PubsubMessage):
+            if check_signature(message, "strict").verdict is Verdict.VALID and isinstance(
+                read_message(message.data), PubsubMessage
+            ):
                 good.setdefault((message_id(message),), record.stamp)
     yield from _once("message", good, Counter(query_lake(lake, "SELECT message_id FROM messages").rows()))
 

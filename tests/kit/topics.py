@@ -1,20 +1,14 @@
-"""Topics on a broker that are deleted and created again, and the way out of that."""
+"""Topics on a broker that are deleted and created again."""
 
 from __future__ import annotations
 
-import os
 from datetime import timedelta
-from pathlib import Path
-from unittest import mock
 
 from kafka import KafkaAdminClient
-from kiln.conf.settings.reading import load_settings
-from kiln.deploy.ops.recover import Recovery
 from kiln.deploy.stack.kafka_broker import ensure_topics
-from kiln.pipelines.recovery import Damage
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
-from kit.broker_access import client, security, variables
+from kit.broker_access import client, security
 
 
 def create_again(address: str, prefix: str, *names: str) -> None:
@@ -38,17 +32,3 @@ def add_partitions(address: str, topic: str, total: int) -> None:
     """Give a topic more partitions. `topic`: its full name."""
     with KafkaAdminClient(**client(address)) as admin:
         admin.create_partitions({topic: total})
-
-
-def recover(address: str, prefix: str, state: Path) -> list[Damage]:
-    """Do what `kiln recover --yes` does in a state folder, for topics on the broker at `address`; what was found."""
-    told = {
-        **variables(address),
-        "KILN_KAFKA__PREFIX": prefix,
-        "KILN_STATE": str(state),
-        "KILN_KAFKA__UPDATES_PARTITIONS": str(_partitions(address)[f"{prefix}updates"]),
-    }
-    with mock.patch.dict(os.environ, told), Recovery(load_settings(), print) as recovery:
-        found = recovery.find()
-        assert recovery.repair(found, 0) == []
-    return found

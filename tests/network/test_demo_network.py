@@ -28,7 +28,7 @@ from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import judge, peer_text
+from kiln.schemas.wire.identity import check, peer_text
 from kiln.schemas.wire.pubsub import PubsubMessage, read_message, write_batch_update
 from kiln.schemas.wire.topics import parse_topic
 from kit.awaiting import PATIENCE, until, wait_until
@@ -262,7 +262,7 @@ def test_all_three_speak_and_a_batch_of_ours_is_heard_byte_for_byte_and_fetched(
                     )
 
                 await until(heard_all, "messages of all kinds from all three, on several topics")
-                assert all(judge(m, "strict")[1] == "" for m in tape.messages)
+                assert all(check(m, "strict").reason == "" for m in tape.messages)
                 nursery.cancel_scope.cancel()
 
     with demo_network(tmp_path / "state", 60) as demo:

@@ -36,7 +36,7 @@ from kiln.schemas.kafka.frames import read_frame
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.reject import Rejected
-from kiln.schemas.wire.identity import Verdict, judge
+from kiln.schemas.wire.identity import Verdict, check
 from kiln.schemas.wire.pubsub import REASONS as MESSAGE_REASONS
 from kiln.schemas.wire.topic_table import REASONS as HELLO_REASONS
 from kiln.schemas.wire.topic_table import parse_hello
@@ -265,7 +265,7 @@ def test_good_signatures_verify_and_no_other_does(busy: Run) -> None:
         entry = busy.by_id[seen.id]
         true = is_true(seen, entry)
         at_fault = entry.stage == "signature" or not true
-        verdict, reason = judge(seen.message, "strict")
+        verdict, reason, _ = check(seen.message, "strict")
         assert (verdict is Verdict.VALID) == (not at_fault), (entry, reason)
         if not at_fault:
             outcomes["good", reason] += 1
@@ -476,7 +476,7 @@ def test_an_unsigned_network_has_neither_authors_nor_signatures() -> None:
     seen_ids = set()
     for seen in copies(found.frames):
         assert {field.name for field, _ in seen.message.ListFields()} == {"data", "topic"}
-        assert judge(seen.message, "none") == (Verdict.UNSIGNED, "")
+        assert check(seen.message, "none")[:2] == (Verdict.UNSIGNED, "")
         assert seen.verdict in (Verdict.NOT_CHECKED, Verdict.UNSIGNED)
         seen_ids.add(seen.id)
     assert seen_ids == set(found.by_id)
@@ -495,7 +495,7 @@ def test_what_breaks_the_policy_is_bad_in_live_traffic_only(signed: bool, origin
     assert len(odd) > 50
     assert {e.outcome for e in odd} == {"quarantine" if live else "message"}
     assert {e.stage for e in odd} == {"signature" if live else None}
-    judged = [(judge(s.message, options.policy)[0], s.verdict) for s in copies(found.frames)]
+    judged = [(check(s.message, options.policy).verdict, s.verdict) for s in copies(found.frames)]
     good = {Verdict.VALID, Verdict.UNSIGNED}
     assert any(verdict not in good for verdict, _ in judged) == (live or signed)  # forged ones are bad anywhere
     assert all((said in good) == (verdict in good) for verdict, said in judged if said)
@@ -635,7 +635,7 @@ def test_bad_input_is_bad_for_the_reason_in_its_ledger() -> None:
         bad = generate_bad_inputs(kind, 200, 1, start_ns=START)
         for seen in copies(bad):
             assert not is_json(seen.message.data)
-            assert judge(seen.message, "strict")[0] is Verdict.VALID
+            assert check(seen.message, "strict").verdict is Verdict.VALID
         assert {e.reason for e in bad.ledger.messages.values()} == {"invalid_json"}
     for seen in copies(generate_bad_inputs("typ_true", 200, 1, start_ns=START)):
         typ = json.loads(seen.message.data)["typ"]

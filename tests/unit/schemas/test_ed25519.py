@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from kiln.schemas.wire.identity import Verdict, build_signed_bytes, judge
+from kiln.schemas.wire.identity import Verdict, build_signed_bytes, check
 
 P = 2**255 - 19
 L = 2**252 + 27742317777372353535851937790883648493
@@ -111,7 +111,7 @@ def agreed(key: bytes, signature: bytes) -> bool:
     message = message_of(key)
     data = build_signed_bytes(message)
     message.signature = signature
-    good = judge(message, "strict")[0] is Verdict.VALID
+    good = check(message, "strict").verdict is Verdict.VALID
     assert good == model(key, signature, data) == by_openssl(key, signature, data)
     return good
 
