@@ -62,7 +62,7 @@ def _catching_up(
     def side(run: int) -> float:
         before = sum(ground.ends(settings, "batches").values())
         with ground.fresh(settings, "batches") as fresh:
-            took = sum(each.seconds for each in catch_up(ground.spark, fresh, "batch", {"updates": ends}))
+            took = sum(micro_batch.seconds for micro_batch in catch_up(ground.spark, fresh, "batch", {"updates": ends}))
             notes[f"batches, {label}"] = sum(ground.ends(settings, "batches").values()) - before
         return count / took
 

@@ -88,22 +88,30 @@ def measure(extent: Extent, say: Say) -> Finding:
     series: list[Series] = []
     notes: dict[str, Note] = {"updates": updates}
     for case, copies in zip(CASES, duplicates, strict=True):
-        found, trial = [runs[case, run] for run in range(1, extent.runs + 1)], case.trial
+        results, trial = [runs[case, run] for run in range(1, extent.runs + 1)], case.trial
         entries, each_update = "entries (trial {})", "a node and update"
         series += [
-            Series(f"{case.name}: table, least", entries.format(trial.least), tuple(min(each.sizes) for each in found)),
             Series(
-                f"{case.name}: table, median", entries.format(trial.median), tuple(median(each.sizes) for each in found)
+                f"{case.name}: table, least",
+                entries.format(trial.least),
+                tuple(min(result.sizes) for result in results),
             ),
-            Series(f"{case.name}: table, most", entries.format(trial.most), tuple(max(each.sizes) for each in found)),
-            Series(f"{case.name}: everywhere after", "s simulated", tuple(max(each.delays) for each in found)),
-            Series(f"{case.name}: items sent", each_update, tuple(each.sent for each in found)),
+            Series(
+                f"{case.name}: table, median",
+                entries.format(trial.median),
+                tuple(median(result.sizes) for result in results),
+            ),
+            Series(
+                f"{case.name}: table, most", entries.format(trial.most), tuple(max(result.sizes) for result in results)
+            ),
+            Series(f"{case.name}: everywhere after", "s simulated", tuple(max(result.delays) for result in results)),
+            Series(f"{case.name}: items sent", each_update, tuple(result.sent for result in results)),
             Series(f"{case.name}: duplicates", f"{each_update} (trial {trial.duplicates})", copies.values),
         ]
-        missed = sum(each.missed for each in found)
+        missed = sum(result.missed for result in results)
         if missed:
             notes[f"{case.name}, nodes missed"] = missed
-    by_name = {each.name: each for each in series}
+    by_name = {one_series.name: one_series for one_series in series}
     worst = by_name[f"{CASES[-1].name}: everywhere after"]
     bound = Series("bound", "s simulated", tuple(_PATIENCE for _ in worst.values))
     return Finding(
@@ -125,7 +133,7 @@ def simulate(case: Case, seed: int, updates: int) -> CaseResult:
         overlay = network.add(place, settings)
         network.apply(place, overlay.subscribe(public, _SALT, network.now, contacts=contacts))
     network.run(_JOINING)
-    sizes = [len(each.topics[topic].contacts) for each in network.overlays.values()]
+    sizes = [len(overlay.topics[topic].contacts) for overlay in network.overlays.values()]
     for events in network.events.values():
         events.clear()
     delays: list[float] = []
@@ -137,12 +145,12 @@ def simulate(case: Case, seed: int, updates: int) -> CaseResult:
         lacking = case.nodes
         while lacking and network.now - began <= _PATIENCE:
             network.run(_STEP)
-            lacking = sum(each.topics[topic].item != item for each in network.overlays.values())
+            lacking = sum(overlay.topics[topic].item != item for overlay in network.overlays.values())
         delays.append(network.now - began)
         missed += lacking
         network.run(max(0.0, began + _PATIENCE - network.now))
     carried = [event for events in network.events.values() for event in events if isinstance(event, ItemTransfer)]
-    came = sum(each.direction == "in" for each in carried)
+    came = sum(datagram.direction == "in" for datagram in carried)
     share = case.nodes * updates
     needed = (case.nodes - 1) * updates - missed
     return CaseResult(sizes, delays, (len(carried) - came) / share, (came - needed) / share, missed)

@@ -30,17 +30,17 @@ _GAP = 0.02  # s between two messages
 def measure(extent: Extent, say: Say) -> Finding:
     """Measure a node that serves small blocks, one by one and 50 at once. Then measure the delay of gossip through the
     node, while it serves no blocks and while it serves 40 MB of large ones."""
-    found: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     units: dict[str, str] = {}
     for run in range(1, extent.runs + 1):
         for name, unit, value in _measure_once(extent):
-            found.setdefault(name, []).append(value)
+            values_by_name.setdefault(name, []).append(value)
             units[name] = unit
             say(f"run {run} of {extent.runs}: {name}: {value:.3g} {unit}")
     return Finding(
         "bitswap",
         "a node serves blocks to another node, each in its own process",
-        tuple(Series(name, units[name], tuple(values)) for name, values in found.items()),
+        tuple(Series(name, units[name], tuple(values)) for name, values in values_by_name.items()),
         notes={"small blocks": extent.of(BLOCKS, 100), "large blocks": extent.of(LARGE, 20)},
     )
 
@@ -51,7 +51,7 @@ def _measure_once(extent: Extent) -> list[tuple[str, str, float]]:
     pipe, theirs = context.Pipe()
     server = context.Process(target=_serve, args=(theirs, small, large), daemon=True)
     server.start()
-    found: list[tuple[str, str, float]] = []
+    figures: list[tuple[str, str, float]] = []
     with TemporaryDirectory(prefix="kiln-bench-") as folder:
         if not pipe.poll(60):
             raise BenchError("the node that serves blocks did not start within 60 s")
@@ -69,19 +69,19 @@ def _measure_once(extent: Extent) -> list[tuple[str, str, float]]:
             await town.bell.until(lambda: bool(client.exchange.peers))
             before = cpu()
             times = await _fetch_in_turn(client, small // 2)
-            found.append(("one by one, p50", "ms", median(times) * 1e3))
+            figures.append(("one by one, p50", "ms", median(times) * 1e3))
             began = time.monotonic()
             await _fetch_at_once(client, range(small // 2, small))
             took = time.monotonic() - began
-            found.append(("50 at once", "blocks/s", (small - small // 2) / took))
-            found.append(("CPU of the server, a small block", "ms", (cpu() - before) / small * 1e3))
+            figures.append(("50 at once", "blocks/s", (small - small // 2) / took))
+            figures.append(("CPU of the server, a small block", "ms", (cpu() - before) / small * 1e3))
             one, two = await _gossipers(town, address)
-            found.extend(await _delays(town, one, two, "alone", lambda: False))
+            figures.extend(await _delays(town, one, two, "alone", lambda: False))
             puller_pipe.send("go")
-            found.extend(await _delays(town, one, two, "while 40 MB are pulled", puller_pipe.poll))
+            figures.extend(await _delays(town, one, two, "while 40 MB are pulled", puller_pipe.poll))
             if not puller_pipe.poll(120):
                 raise BenchError("the large blocks did not arrive within 120 s")
-            found.append(("pull", "MB/s", large * _SIZES["large"] / 1e6 / float(puller_pipe.recv())))
+            figures.append(("pull", "MB/s", large * _SIZES["large"] / 1e6 / float(puller_pipe.recv())))
 
         try:
             in_town(Path(folder), test, 600)
@@ -89,7 +89,7 @@ def _measure_once(extent: Extent) -> list[tuple[str, str, float]]:
             for process in (server, puller):
                 process.kill()
                 process.join()
-    return found
+    return figures
 
 
 def _block(kind: str, number: int) -> tuple[str, bytes]:
@@ -122,9 +122,9 @@ async def _fetch_at_once(client: Side, numbers: range) -> None:
 async def _gossipers(town: Town, address: str) -> tuple[Running, Running]:
     options = replace(OPTIONS, listen=(), bootstrap=(address,))
     one, two = await town.node(options), await town.node(options)
-    for each in (one, two):
-        each.node.join(TOPIC)
-    await town.bell.until(lambda: all(each.node.router.mesh.get(TOPIC) for each in (one, two)))
+    for side in (one, two):
+        side.node.join(TOPIC)
+    await town.bell.until(lambda: all(side.node.router.mesh.get(TOPIC) for side in (one, two)))
     return one, two
 
 

@@ -90,7 +90,7 @@ def asked(line: PanelQuery) -> str:
 
 def legend(template: str, labels: Mapping[str, str]) -> str:
     """Format the name of a series, as Grafana does from labels in braces."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), template)
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: labels.get(match[1], ""), template)
 
 
 def in_words(value: float, unit: str) -> str:
@@ -121,22 +121,22 @@ def curves(line: PanelQuery, over: Range) -> list[Curve]:
     answer = httpx.get(f"{over.prometheus}/api/v1/query_range", params=what, timeout=60).raise_for_status().json()
     return [
         Curve(
-            legend(line.legend, each["metric"]),
-            [(float(at) - over.begin) / 60 for at, _ in each["values"]],
-            [float(value) for _, value in each["values"]],
+            legend(line.legend, result["metric"]),
+            [(float(at) - over.begin) / 60 for at, _ in result["values"]],
+            [float(value) for _, value in result["values"]],
         )
-        for each in answer["data"]["result"]
+        for result in answer["data"]["result"]
     ]
 
 
 def draw(name: str, over: Range) -> Figure:
     """Draw the picture of a dashboard."""
     lines = [list(panels) for _, panels in groupby(read_panels(_FOLDER / f"{name}.json"), lambda panel: panel.top)]
-    heights = [_FIGURE_HIGH if all(each.figure for each in panels) else _PLOT_HIGH for panels in lines]
+    heights = [_FIGURE_HIGH if all(panel.figure for panel in panels) else _PLOT_HIGH for panels in lines]
     high = sum(heights) + _TITLE_HIGH * (len(lines) + 1)
     figure = Figure(figsize=(_WIDE, high), layout="constrained")
     figure.suptitle(f"Kiln: {name}", x=0.01, ha="left", fontsize=12, weight="bold")
-    parts = figure.subfigures(len(lines), 1, height_ratios=[each + _TITLE_HIGH for each in heights], squeeze=False)
+    parts = figure.subfigures(len(lines), 1, height_ratios=[height + _TITLE_HIGH for height in heights], squeeze=False)
     before = ""
     for part, panels in zip(parts.flat, lines, strict=True):
         if panels[0].row != before:
@@ -152,11 +152,11 @@ def draw(name: str, over: Range) -> Figure:
 
 
 def _panel(axes: Axes, panel: Panel, over: Range) -> None:
-    found = [curve for line in panel.lines for curve in curves(line, over)]
+    panel_curves = [curve for line in panel.lines for curve in curves(line, over)]
     axes.set_title(panel.title, fontsize=8, loc="left")
     if panel.figure:
         axes.set_axis_off()
-        value = found[0].values[-1] if found else None
+        value = panel_curves[0].values[-1] if panel_curves else None
         bad = value is not None and panel.bad_from is not None and value >= panel.bad_from
         words = "no data" if value is None else in_words(value, panel.unit)
         axes.text(0.5, 0.4, words, ha="center", va="center", fontsize=18, color="#c4162a" if bad else "#37872d")
@@ -167,11 +167,11 @@ def _panel(axes: Axes, panel: Panel, over: Range) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f} min"))
     axes.grid(visible=True, color="#eeeeee")
     axes.set_xlim(0, (over.end - over.begin) / 60)
-    if not found:
+    if not panel_curves:
         axes.text(0.5, 0.5, "no data", ha="center", transform=axes.transAxes, fontsize=8, color="#888888")
         return
     below: dict[float, float] = {}
-    for number, curve in enumerate(sorted(found, key=lambda each: -max(each.values))):
+    for number, curve in enumerate(sorted(panel_curves, key=lambda curve: -max(curve.values))):
         heights = list(curve.values)
         if panel.stacked:
             heights = [below.get(at, 0.0) + value for at, value in zip(curve.at, heights, strict=True)]
@@ -179,7 +179,7 @@ def _panel(axes: Axes, panel: Panel, over: Range) -> None:
             below.update(zip(curve.at, heights, strict=True))
         axes.plot(curve.at, heights, linewidth=1, label=curve.legend if number < _MOST_IN_LEGEND else None)
     axes.set_ylim(bottom=0)
-    if any(curve.legend for curve in found):
+    if any(curve.legend for curve in panel_curves):
         axes.legend(fontsize=5.5, loc="upper left", framealpha=0.6)
 
 

@@ -69,7 +69,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     def catch_up_with(query: JobName, name: str, run: int) -> float:
         with ground.fresh(settings, "updates", "quarantine") as fresh:
             before = _processor_time(usage)
-            seconds = sum(each.seconds for each in catch_up(ground.spark, fresh, query, {"frames": ends}))
+            seconds = sum(micro_batch.seconds for micro_batch in catch_up(ground.spark, fresh, query, {"frames": ends}))
             if run:
                 cpu.setdefault(name, []).append(1e6 * (_processor_time(usage) - before) / count)
             for table in ("frames", "copies", "messages") if query == "archive" else ():
@@ -96,7 +96,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
     ground.say("warming up")
     for side in sides.values():
         side(0)
-    series = {made.name: made for made in in_turn(sides, extent.runs, "frames/s", ground.say)}
+    series = {one_series.name: one_series for one_series in in_turn(sides, extent.runs, "frames/s", ground.say)}
     settings.lake_root.remove_all()
     both = {
         name: Series(

@@ -60,7 +60,7 @@ class _DedupQuery:
     def _read(self, updates_more: int, at_once: int) -> list[float]:
         ground, settings = self._ground, in_micro_batches(self.settings, at_once, "updates")
         ends = append(ground, settings, islice(self._frames, updates_more))
-        return [each.seconds for each in catch_up(ground.spark, settings, "updates", {"frames": ends})]
+        return [micro_batch.seconds for micro_batch in catch_up(ground.spark, settings, "updates", {"frames": ends})]
 
 
 def _frames() -> Iterator[Keyed]:

@@ -74,21 +74,21 @@ class Ground:
         """Read the records with offsets from `first` to before `last`, sorted by timestamp."""
         consumer = KafkaConsumer(**settings.kafka.client_options(), max_partition_fetch_bytes=16 << 20)
         parts = {TopicPartition(settings.kafka.topic(topic), partition): end for partition, end in last.items()}
-        found: list[LogRecord] = []
+        log: list[LogRecord] = []
         try:
             consumer.assign(list(parts))
             for part in parts:
                 consumer.seek(part, first[part.partition])
             while any(consumer.position(part) < end for part, end in parts.items()):
                 for part, records in consumer.poll(timeout_ms=1_000).items():
-                    found += [
+                    log += [
                         LogRecord(record.timestamp, record.key, record.value or b"")
                         for record in records
                         if record.offset < parts[part]
                     ]
         finally:
             consumer.close()
-        return sorted(found, key=lambda record: record.stamp)
+        return sorted(log, key=lambda record: record.stamp)
 
     @contextmanager
     def fresh(self, settings: Settings, *topics: str) -> Iterator[Settings]:

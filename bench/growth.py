@@ -35,20 +35,22 @@ def measure(ground: Ground, extent: Extent) -> Finding:
         plots[size] = settings, append(ground, settings, stamped_anew(frames, size + micro_batch))
     ground.say("warming up")
     _catch_up(ground, *plots[min(plots)])
-    found: dict[int, list[_Ran]] = {size: [] for size in plots}
+    runs_by_size: dict[int, list[_Ran]] = {size: [] for size in plots}
     for run in range(1, extent.runs + 1):
         for size, (settings, ends) in plots.items():
             ran = _catch_up(ground, settings, ends)
-            found[size].append(ran)
+            runs_by_size[size].append(ran)
             shown = ", ".join(f"{name} {number(cost(ran[name]))}" for name in QUERIES)
             ground.say(f"run {run} of {extent.runs}: {size:,} frames: {shown} µs a frame")
-    return _finding(found, micro_batch, plots[min(plots)][0].spark.master)
+    return _finding(runs_by_size, micro_batch, plots[min(plots)][0].spark.master)
 
 
 def cost(micro_batches: list[MicroBatch]) -> float:
     """Return the time per frame of all micro-batches except the first, µs."""
     counted = micro_batches[1:]
-    return 1e6 * sum(each.seconds for each in counted) / sum(each.records for each in counted)
+    return (
+        1e6 * sum(micro_batch.seconds for micro_batch in counted) / sum(micro_batch.records for micro_batch in counted)
+    )
 
 
 def _catch_up(ground: Ground, settings: Settings, ends: Ends) -> _Ran:
@@ -56,26 +58,26 @@ def _catch_up(ground: Ground, settings: Settings, ends: Ends) -> _Ran:
         return {name: catch_up(ground.spark, fresh, name, {"frames": ends}) for name in QUERIES}
 
 
-def _finding(found: Mapping[int, list[_Ran]], micro_batch: int, master: str) -> Finding:
+def _finding(runs_by_size: Mapping[int, list[_Ran]], micro_batch: int, master: str) -> Finding:
     series = {
         (size, name): Series(f"{name}, {size:,} frames", "µs/frame", tuple(cost(ran[name]) for ran in runs))
-        for size, runs in found.items()
+        for size, runs in runs_by_size.items()
         for name in QUERIES
     }
     whole = {
         size: Series(
             f"both, {size:,} frames", "µs/frame", tuple(sum(cost(ran[name]) for name in QUERIES) for ran in runs)
         )
-        for size, runs in found.items()
+        for size, runs in runs_by_size.items()
     }
-    least, *larger = found
+    least, *larger = runs_by_size
     ratios = [
         Ratio(f"{name}, {size:,} over {least:,} frames", series[size, name], series[least, name])
         for size in larger
         for name in QUERIES
     ]
     ratios += [Ratio(f"all, {size:,} over {least:,} frames", whole[size], whole[least], AIM) for size in larger]
-    starts = [ran[name][0].seconds for runs in found.values() for ran in runs for name in QUERIES]
+    starts = [ran[name][0].seconds for runs in runs_by_size.values() for ran in runs for name in QUERIES]
     return Finding(
         "growth",
         "time per frame, by number of frames in the topic",

@@ -55,7 +55,7 @@ def measure(extent: Extent, say: Say) -> Finding:
             names[2][0]: nobody.micro_batch,
             names[2][1]: known.micro_batch,
         }
-        series = {each.name: each for each in in_turn(sides, extent.runs, "ms", say)}
+        series = {one_series.name: one_series for one_series in in_turn(sides, extent.runs, "ms", say)}
         notes = {
             "bytes a window": round(many.size / windows),
             "bytes a stream": round(known.size / streams),
@@ -155,7 +155,7 @@ class _Streams:
     @property
     def size(self) -> int:
         """Size of the file on disk in bytes."""
-        return sum(each.stat().st_size for each in self._path.parent.glob(f"{self._path.name}*"))
+        return sum(file.stat().st_size for file in self._path.parent.glob(f"{self._path.name}*"))
 
     def micro_batch(self, run: int) -> float:
         """Return the CPU time of a micro-batch, ms."""

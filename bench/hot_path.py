@@ -35,7 +35,7 @@ def measure(extent: Extent, say: Say) -> Finding:
     named, indexed = [agreed(frame, bundles) for frame in frames], [by_index(frame, bundles) for frame in frames]
     judged = [copied(frame, verdicts=b"") for frame in named]
     by_name, by_number = published(named), published(indexed)
-    every = [message for _, found in by_name for message in found]
+    every = [message for _, messages in by_name for message in messages]
     signed = [message for message in every if getattr(message, "from").startswith(_ED25519)]
     how, count = DecodeConfig(bundles=bundles), len(every)
     sides: dict[str, Side] = {
@@ -50,7 +50,7 @@ def measure(extent: Extent, say: Say) -> Finding:
     say("warming up")
     for side in sides.values():
         side(0)
-    series = {each.name: each for each in in_turn(sides, extent.runs, "µs/message", say)}
+    series = {one_series.name: one_series for one_series in in_turn(sides, extent.runs, "µs/message", say)}
     return Finding(
         "hot-path",
         "per message, on one core",
@@ -69,8 +69,8 @@ def measure(extent: Extent, say: Say) -> Finding:
 
 def messages(frame: Frame) -> Sequence[Message]:
     """Return the messages of a frame; none if the frame as a whole is rejected."""
-    found = list_messages(frame)
-    return () if isinstance(found, Rejected) else found
+    rpc_messages = list_messages(frame)
+    return () if isinstance(rpc_messages, Rejected) else rpc_messages
 
 
 def with_messages(values: Iterable[bytes]) -> Iterator[Frame]:
@@ -150,8 +150,8 @@ def _resolve_all(frames: Published, bundles: BundleSet) -> None:
 
 
 def _read_all(data: Sequence[bytes]) -> None:
-    for each in data:
-        read_message(each)
+    for payload in data:
+        read_message(payload)
 
 
 def _judge_all(messages: Sequence[Message]) -> None:

@@ -86,14 +86,14 @@ def measure(ground: Ground, extent: Extent) -> Finding:
                 continue
             rates[name].append(count / seconds)
             ground.say(f"run {run} of {extent.runs}: {name}: {number(count / seconds)} frames/s in {seconds:.1f} s")
-    series = {name: Series(name, "frames/s", tuple(found)) for name, found in rates.items() if name not in failed}
+    series = {name: Series(name, "frames/s", tuple(values)) for name, values in rates.items() if name not in failed}
     ratios = [
         Ratio(f"archive over {name}", series["archive"], series[name], aim)
         for name, aim in AIMS.items()
         if name in series
     ]
     written: dict[str, Note] = {
-        f"rows, {name}": ", ".join(f"{found[table]:,} {table}" for table in TABLES) for name, found in rows.items()
+        f"rows, {name}": ", ".join(f"{counts[table]:,} {table}" for table in TABLES) for name, counts in rows.items()
     }
     title = "frames from Kafka to frames, copies, messages and quarantine, by Kiln and by short programs without Kiln"
     notes: dict[str, Note] = {"frames": count, "master": field.settings.spark.master, **written, **failed}
@@ -119,7 +119,7 @@ def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
     """
     field.settings.state.mkdir(parents=True, exist_ok=True)
     folder = Path(mkdtemp(dir=field.settings.state))
-    lake, warm_lake = (Lake(str(folder / each)) for each in ("lake", "warm"))
+    lake, warm_lake = (Lake(str(folder / name)) for name in ("lake", "warm"))
     lake.create(TABLES)
     kafka = field.settings.kafka
     servers = kafka.servers
@@ -138,20 +138,20 @@ def _program(name: str, field: _Field, warm: _Field) -> tuple[float, _Counts]:
         seconds = float(json.loads(said.splitlines()[-1])["seconds"])
     except (ValueError, LookupError, TypeError) as error:
         raise BenchError(f"the last line of the program's output is not its time: {said[-200:]!r}") from error
-    found = _rows(lake.path, TABLES)
+    counts = _rows(lake.path, TABLES)
     shutil.rmtree(folder)
-    return seconds, found
+    return seconds, counts
 
 
 def _rows(lake: str, tables: Sequence[str]) -> _Counts:
     return {table: Lake(lake).open(table).count() for table in tables}
 
 
-def _check(found: _Counts, expected: _Counts) -> None:
+def _check(counts: _Counts, expected: _Counts) -> None:
     for table in TABLES[:-1]:
-        if abs(found[table] - expected[table]) > _ALIKE * expected[table]:
+        if abs(counts[table] - expected[table]) > _ALIKE * expected[table]:
             raise BenchError(
-                f"the program wrote {found[table]:,} rows of {table}, but archive wrote {expected[table]:,}"
+                f"the program wrote {counts[table]:,} rows of {table}, but archive wrote {expected[table]:,}"
             )
 
 

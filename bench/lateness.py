@@ -46,11 +46,11 @@ class Traffic(NamedTuple):
 class Lateness:
     """Delays of the batches of one run after the end of their windows, in ms, ascending."""
 
-    late: tuple[float, ...]
+    delays: tuple[float, ...]
 
     def percentile(self, share: float) -> float:
         """Return the delay in ms that this share of the batches does not exceed, such as 0.99 for the p99."""
-        return self.late[min(len(self.late) - 1, int(share * len(self.late)))]
+        return self.delays[min(len(self.delays) - 1, int(share * len(self.delays)))]
 
 
 def lateness(batches: Sequence[LogRecord]) -> Lateness:
@@ -61,7 +61,7 @@ def lateness(batches: Sequence[LogRecord]) -> Lateness:
     """
     if not batches:
         raise BenchError("no batch came while measuring")
-    return Lateness(tuple(sorted(each.stamp - decode_batch(each.value).closed_at / 1000 for each in batches)))
+    return Lateness(tuple(sorted(record.stamp - decode_batch(record.value).closed_at / 1000 for record in batches)))
 
 
 def lateness_by_log(batches: Sequence[LogRecord], updates: Iterable[LogRecord]) -> Lateness:
@@ -74,34 +74,34 @@ def lateness_by_log(batches: Sequence[LogRecord], updates: Iterable[LogRecord]) 
         BenchError: No batch is left.
     """
     stamps: dict[tuple[SeparatorRecord | None, int], int] = {}
-    for each in updates:
-        update = decode_update(each.value)
-        stamps.setdefault((update.separator, min(update.observed_at, each.stamp * 1000)), each.stamp)
-    late = []
-    for each in batches:
-        batch = decode_batch(each.value)
+    for record in updates:
+        update = decode_update(record.value)
+        stamps.setdefault((update.separator, min(update.observed_at, record.stamp * 1000)), record.stamp)
+    delays = []
+    for record in batches:
+        batch = decode_batch(record.value)
         opened = stamps.get((batch.separator, batch.opened_at))
         if opened is not None:
-            late.append(each.stamp - opened - (batch.closed_at - batch.opened_at) / 1000)
-    if not late:
+            delays.append(record.stamp - opened - (batch.closed_at - batch.opened_at) / 1000)
+    if not delays:
         raise BenchError("no batch came while measuring")
-    return Lateness(tuple(sorted(late)))
+    return Lateness(tuple(sorted(delays)))
 
 
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Measure all queries with synthetic traffic, then the query `batch` alone with the same updates, in each run."""
     whole, alone = ground.plot("lateness-all"), ground.plot("lateness-alone")
-    found: dict[str, list[Lateness]] = {"all queries": [], "window query alone": []}
+    results_by_query: dict[str, list[Lateness]] = {"all queries": [], "window query alone": []}
     for run in range(1, extent.runs + 1):
         traffic = _with_all(ground, whole, extent)
-        late = lateness_by_log(traffic.batches, traffic.updates)
-        for name, result in (("all queries", late), ("window query alone", _alone(ground, alone, traffic))):
-            found[name].append(result)
+        of_all = lateness_by_log(traffic.batches, traffic.updates)
+        for name, result in (("all queries", of_all), ("window query alone", _alone(ground, alone, traffic))):
+            results_by_query[name].append(result)
             shown = ", ".join(f"{label} {result.percentile(share):.0f} ms" for share, label in _SHARES)
-            ground.say(f"run {run} of {extent.runs}: {name}: {shown} of {len(result.late):,} batches")
+            ground.say(f"run {run} of {extent.runs}: {name}: {shown} of {len(result.delays):,} batches")
     series = {
-        (name, label): Series(f"{label}, {name}", "ms", tuple(each.percentile(share) for each in results))
-        for name, results in found.items()
+        (name, label): Series(f"{label}, {name}", "ms", tuple(result.percentile(share) for result in results))
+        for name, results in results_by_query.items()
         for share, label in _SHARES
     }
     ratios = (
@@ -118,8 +118,8 @@ def measure(ground: Ground, extent: Extent) -> Finding:
             "messages/s": whole.traffic.rate,
             "copies": whole.traffic.copies,
             "s a run": extent.of(MEASURED, least=5),
-            "batches, all": sum(len(each.late) for each in found["all queries"]),
-            "batches, alone": sum(len(each.late) for each in found["window query alone"]),
+            "batches, all": sum(len(result.delays) for result in results_by_query["all queries"]),
+            "batches, alone": sum(len(result.delays) for result in results_by_query["window query alone"]),
             "T": duration_text(batch.window),
             "tick": duration_text(batch.tick),
             "master": whole.spark.master,
@@ -129,19 +129,19 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 def measure_by_load(ground: Ground, extent: Extent) -> Finding:
     """Measure all queries at several loads (messages per second), one after another."""
-    found: dict[float, list[Lateness]] = {load: [] for load in LOADS}
+    results_by_load: dict[float, list[Lateness]] = {load: [] for load in LOADS}
     for run in range(1, extent.runs + 1):
-        for load, results in found.items():
+        for load, results in results_by_load.items():
             settings = ground.plot(f"load-{load:g}-{run}")  # a new plot, so that no load has the backlog of another
             traffic = settings.traffic.model_copy(update={"rate": load})
-            late = lateness(_with_all(ground, settings.model_copy(update={"traffic": traffic}), extent).batches)
-            results.append(late)
-            shown = ", ".join(f"{label} {late.percentile(share):.0f} ms" for share, label in _SHARES)
-            ground.say(f"run {run} of {extent.runs}: {load:g} messages/s: {shown} of {len(late.late):,} batches")
+            result = lateness(_with_all(ground, settings.model_copy(update={"traffic": traffic}), extent).batches)
+            results.append(result)
+            shown = ", ".join(f"{label} {result.percentile(share):.0f} ms" for share, label in _SHARES)
+            ground.say(f"run {run} of {extent.runs}: {load:g} messages/s: {shown} of {len(result.delays):,} batches")
     series = tuple(
-        Series(f"{label}, {load:g} messages/s", "ms", tuple(each.percentile(share) for each in results))
+        Series(f"{label}, {load:g} messages/s", "ms", tuple(result.percentile(share) for result in results))
         for share, label in _SHARES
-        for load, results in found.items()
+        for load, results in results_by_load.items()
     )
     notes: dict[str, Note] = {"s a run": extent.of(MEASURED, least=5), "T": duration_text(settings.batch.window)}
     return Finding("load", "delay of batches after the end of their window, by load", series, (), notes)
@@ -164,7 +164,7 @@ def _with_all(ground: Ground, settings: Settings, extent: Extent) -> Traffic:
     if feed.error is not None:
         raise BenchError(feed.error)
     log = ground.read(settings, "updates", before, ground.ends(settings, "updates"))
-    updates = [each for each in log if each.value != TICK and each.stamp < until]
+    updates = [record for record in log if record.value != TICK and record.stamp < until]
     return Traffic(updates, ground.read(settings, "batches", first, last), since, until)
 
 
@@ -186,7 +186,9 @@ def _alone(ground: Ground, settings: Settings, traffic: Traffic) -> Lateness:
     if first is None:
         raise BenchError("no update came while measuring")
     log = ground.read(settings, "updates", before, ground.ends(settings, "updates"))
-    return lateness_by_log(ground.read(settings, "batches", first, last), (each for each in log if each.value != TICK))
+    return lateness_by_log(
+        ground.read(settings, "batches", first, last), (record for record in log if record.value != TICK)
+    )
 
 
 class _Queries:

@@ -49,27 +49,27 @@ class Batches:
     """Batches of one run. Delays and rate are those of the counted time at the end of the run.
 
     Attributes:
-        late: Seconds from `closed_at` to the Kafka timestamp of each batch, ascending.
-        made: Number of batches of the run.
+        delays: Seconds from `closed_at` to the Kafka timestamp of each batch, ascending.
+        count: Number of batches of the run.
         ideal: Number of batches if only event time ended windows, and not log time.
         first: Seconds from the start of the command to the first batch.
         rate: Messages per second that reached the bridge.
     """
 
-    late: Sequence[float]
-    made: int
+    delays: Sequence[float]
+    count: int
     ideal: int
     first: float
     rate: float
 
     def percentile(self, hundredth: int) -> float:
-        return quantiles(self.late, n=100, method="inclusive")[hundredth - 1]
+        return quantiles(self.delays, n=100, method="inclusive")[hundredth - 1]
 
     @property
     def in_words(self) -> str:
         delays = f"batch delay p50 {self.percentile(50):.2f} s, p99 {self.percentile(99):.2f} s"
-        made = f"{self.made:,} batches, {self.ideal:,} by event time alone"
-        return f"{self.rate:.0f} messages/s, {delays}, first batch after {self.first:.1f} s, {made}"
+        counts = f"{self.count:,} batches, {self.ideal:,} by event time alone"
+        return f"{self.rate:.0f} messages/s, {delays}, first batch after {self.first:.1f} s, {counts}"
 
 
 @dataclass
@@ -100,7 +100,7 @@ def measure(extent: Extent, say: Say) -> Finding:
     """Measure a network without messages, and then each load (messages per second), in turn."""
     seconds = extent.of(LASTS, least=100)
     cores: dict[str, list[float]] = {}
-    found: dict[int, list[Batches]] = {load: [] for load in LOADS}
+    results_by_load: dict[int, list[Batches]] = {load: [] for load in LOADS}
     for run in range(1, extent.runs + 1):
         with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
             silent = _silent(Path(folder), seconds)
@@ -110,32 +110,43 @@ def measure(extent: Extent, say: Say) -> Finding:
             with tempfile.TemporaryDirectory(prefix="kiln-live-") as folder:
                 live = _loaded(Path(folder), load, seconds)
                 batches = _batches(live)
-            found[load].append(batches)
+            results_by_load[load].append(batches)
             for kind, taken in {"all but the demo network": live.all_cores, **live.cores}.items():
                 cores.setdefault(f"cores, {load} messages/s, {kind}", []).append(taken)
             say(f"run {run} of {extent.runs}: {load} messages/s: {batches.in_words}; {_in_words(live)}")
-    made = {load: Series(f"batches, {load} messages/s", "", tuple(each.made for each in found[load])) for load in LOADS}
-    ideal = {
-        load: Series(f"batches by event time alone, {load} messages/s", "", tuple(each.ideal for each in found[load]))
+    counts = {
+        load: Series(f"batches, {load} messages/s", "", tuple(result.count for result in results_by_load[load]))
         for load in LOADS
     }
-    late = [
-        Series(f"late, p{share}, {load} messages/s", "s", tuple(each.percentile(share) for each in found[load]))
+    ideal = {
+        load: Series(
+            f"batches by event time alone, {load} messages/s",
+            "",
+            tuple(result.ideal for result in results_by_load[load]),
+        )
+        for load in LOADS
+    }
+    delays = [
+        Series(
+            f"late, p{share}, {load} messages/s",
+            "s",
+            tuple(result.percentile(share) for result in results_by_load[load]),
+        )
         for load in LOADS
         for share in (50, 99)
     ]
-    first = Series("first batch", "s", tuple(each.first for each in found[min(LOADS)]))
+    first = Series("first batch", "s", tuple(result.first for result in results_by_load[min(LOADS)]))
     rates = [
-        Series(f"messages received, {load} messages/s", "/s", tuple(each.rate for each in found[load]))
+        Series(f"messages received, {load} messages/s", "/s", tuple(result.rate for result in results_by_load[load]))
         for load in LOADS
     ]
-    taken_ = [Series(name, "", tuple(values)) for name, values in cores.items() if len(values) == extent.runs]
+    core_series = [Series(name, "", tuple(values)) for name, values in cores.items() if len(values) == extent.runs]
     return Finding(
         "live",
         "kiln run with the demo network on the same cores",
-        (*taken_, *rates, *late, first, *made.values(), *ideal.values()),
+        (*core_series, *rates, *delays, first, *counts.values(), *ideal.values()),
         tuple(
-            Ratio(f"batches over those of event time, {load} messages/s", made[load], ideal[load], WINDOWS_AIM)
+            Ratio(f"batches over those of event time, {load} messages/s", counts[load], ideal[load], WINDOWS_AIM)
             for load in LOADS
         ),
         {"s a run": seconds, "s counted": COUNTED},
@@ -148,7 +159,7 @@ def measure_an_hour(extent: Extent, say: Say) -> Finding:
     with tempfile.TemporaryDirectory(prefix="kiln-hour-") as folder:
         run = _loaded(Path(folder), min(LOADS), seconds, say)
         batches = _batches(run)
-        notes: dict[str, Note] = {"s": seconds, "batches": batches.made, "batches by event time alone": batches.ideal}
+        notes: dict[str, Note] = {"s": seconds, "batches": batches.count, "batches by event time alone": batches.ideal}
         notes["late p50, s, last minute"] = round(batches.percentile(50), 2)
         notes["late p99, s, last minute"] = round(batches.percentile(99), 2)
         half = len(run.taken) // 2
@@ -172,7 +183,7 @@ def measure_an_hour(extent: Extent, say: Say) -> Finding:
 
 
 def _in_words(run: Run) -> str:
-    shown = ", ".join(f"{kind} {cores:.2f}" for kind, cores in sorted(run.cores.items(), key=lambda each: -each[1]))
+    shown = ", ".join(f"{kind} {cores:.2f}" for kind, cores in sorted(run.cores.items(), key=lambda item: -item[1]))
     return f"{run.all_cores:.2f} cores ({shown})"
 
 
@@ -256,19 +267,19 @@ def _batches(run: Run) -> Batches:
     sql = """
         SELECT opened_at, closed_at, emitted_at, late_seconds FROM batch_times
         WHERE origin = 'LIVE' ORDER BY emitted_at"""
-    found: list[tuple[datetime, datetime, datetime, float]] = []
+    rows: list[tuple[datetime, datetime, datetime, float]] = []
     try:
         for row in query_lake(run.lake, sql).rows():
             match row:
                 case (datetime() as opened, datetime() as closed, datetime() as emitted, float(seconds)):
-                    found.append((opened, closed, emitted, seconds))
-        if len(found) < 2:
+                    rows.append((opened, closed, emitted, seconds))
+        if len(rows) < 2:
             raise BenchError("the run has fewer than two batches")
-        last = found[-1][2]
+        last = rows[-1][2]
         until = last - _END
         counted = last - timedelta(seconds=COUNTED)
-        late = sorted(seconds for _, closed, _, seconds in found if closed > counted)
-        heard = (each for each in read_received_updates(run.lake) if each.event_time < micros_of(until))
+        delays = sorted(seconds for _, closed, _, seconds in rows if closed > counted)
+        heard = (update for update in read_received_updates(run.lake) if update.event_time < micros_of(until))
         ideal = sum(saving.batches for saving in estimate_savings(heard, [micros(Settings().batch.window)]))
         newest = "SELECT max(observed_at) FROM messages"
         sql = f"SELECT count(*) FROM messages WHERE observed_at > ({newest}) - to_seconds({COUNTED})"
@@ -276,10 +287,10 @@ def _batches(run: Run) -> Batches:
     except KilnError as error:
         raise BenchError(str(error)) from error
     return Batches(
-        late,
-        sum(opened < until for opened, _, _, _ in found),
+        delays,
+        sum(opened < until for opened, _, _, _ in rows),
         ideal,
-        found[0][2].timestamp() - run.started,
+        rows[0][2].timestamp() - run.started,
         int(str(came)) / COUNTED,
     )
 
@@ -295,5 +306,5 @@ def _on_disk(state: Path) -> dict[str, Note]:
     for table in sorted(lake.tables()):
         log = state / "lake" / table / "_delta_log"
         notes[f"{table}: files"] = len(lake.open(table).file_uris())
-        notes[f"{table}: log, kB"] = round(sum(each.stat().st_size for each in log.rglob("*") if each.is_file()) / 1e3)
+        notes[f"{table}: log, kB"] = round(sum(file.stat().st_size for file in log.rglob("*") if file.is_file()) / 1e3)
     return notes

@@ -126,15 +126,15 @@ def measure(extent: Extent, say: Say) -> Finding:
     try:
         binary = build_rust()
         with TemporaryDirectory(prefix="kiln-bench-") as folder, _broker(Path(folder), say) as kafka:
-            found = _in_turn(binary, kafka, mesh, extent, say)
+            figures_by_name = _in_turn(binary, kafka, mesh, extent, say)
     except ForeignPeerError as error:
         raise BenchError(f"the peer in Rust: {error}") from error
     cost = {
-        name: Series(f"CPU, {name}", "µs/frame", tuple(each.cpu for each in found[name]))
+        name: Series(f"CPU, {name}", "µs/frame", tuple(figures.cpu for figures in figures_by_name[name]))
         for name in (*NODE, STOCK, RUST)
     }
     rate = {
-        name: Series(f"frames, {name}", "frames/s", tuple(each.rate for each in found[name]))
+        name: Series(f"frames, {name}", "frames/s", tuple(figures.rate for figures in figures_by_name[name]))
         for name in (KAFKA, "whole", STOCK, RUST)
     }
     return Finding(
@@ -143,9 +143,13 @@ def measure(extent: Extent, say: Say) -> Finding:
         (
             *rate.values(),
             *cost.values(),
-            Series(f"unique messages, {mesh}", "messages/s", tuple(each.rate for each in found[mesh])),
-            Series(f"CPU, {mesh}", "µs/message", tuple(each.cpu for each in found[mesh])),
-            Series(f"frames in and out, {mesh}", "frames/message", tuple(each.frames for each in found[mesh])),
+            Series(f"unique messages, {mesh}", "messages/s", tuple(figures.rate for figures in figures_by_name[mesh])),
+            Series(f"CPU, {mesh}", "µs/message", tuple(figures.cpu for figures in figures_by_name[mesh])),
+            Series(
+                f"frames in and out, {mesh}",
+                "frames/message",
+                tuple(figures.frames for figures in figures_by_name[mesh]),
+            ),
         ),
         tuple(Ratio(f"{name}, of the whole", cost[name], cost["whole"]) for name in cost if name != "whole"),
         {**_sizes(extent), "peers and broker": "on the same cores"},
@@ -158,7 +162,7 @@ def _sizes(extent: Extent) -> dict[str, int]:
 
 def _in_turn(binary: Path, kafka: Kafka, mesh: str, extent: Extent, say: Say) -> dict[str, list[Figures]]:
     frames, unique = _sizes(extent).values()
-    found: dict[str, list[Figures]] = {}
+    figures_by_name: dict[str, list[Figures]] = {}
     for run in range(1, extent.runs + 1):
         for name in (*NODE, STOCK, RUST, mesh):
             if name == RUST:
@@ -167,9 +171,9 @@ def _in_turn(binary: Path, kafka: Kafka, mesh: str, extent: Extent, say: Say) ->
                 figures = _play(binary, name, MESH, unique)
             else:
                 figures = _play(binary, name, 1, frames, kafka)
-            found.setdefault(name, []).append(figures)
+            figures_by_name.setdefault(name, []).append(figures)
             say(f"run {run} of {extent.runs}: {name}: {number(figures.rate)}/s, {number(figures.cpu)} µs CPU each")
-    return found
+    return figures_by_name
 
 
 @contextmanager
@@ -223,8 +227,8 @@ def _rust(binary: Path, count: int) -> Figures:
     """Measure the Rust peer as the receiver. Its CPU time includes the JSON that it writes for each message."""
     with TemporaryDirectory(prefix="kiln-bench-") as folder, ExitStack() as stack:
         source, target = [stack.enter_context(rust_peer(binary, Path(folder, f"rust{i}"))) for i in range(2)]
-        for each in (source, target):
-            each.subscribe(TOPIC)
+        for peer in (source, target):
+            peer.subscribe(TOPIC)
         source.connect(target)
         source.wait_mesh(TOPIC, target)
         target.wait_mesh(TOPIC, source)

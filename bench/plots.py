@@ -83,11 +83,11 @@ def plot(finding: FindingJson, caption: str) -> str:
         ValueError: The name of a series does not have the form that PLOTS describes.
     """
     lines: dict[str, list[PlotPoint]] = {}
-    for each in finding["series"]:
-        quantity, _, rest = each["name"].partition(", ")
+    for entry in finding["series"]:
+        quantity, _, rest = entry["name"].partition(", ")
         size, _, unit_of_x = rest.partition(" ")
         x = float(size.replace(",", ""))
-        lines.setdefault(quantity, []).append(PlotPoint(x, each["min"], each["median"], each["max"]))
+        lines.setdefault(quantity, []).append(PlotPoint(x, entry["min"], entry["median"], entry["max"]))
     points = [point for line in lines.values() for point in line]
     xs = sorted({point.x for point in points})
     top = _rounded(max(point.high for point in points))

@@ -57,21 +57,21 @@ class Usage:
 
     def memory(self) -> Mapping[str, float]:
         """Return the memory in MB by kind of process. A page that several processes share counts once (PSS)."""
-        found: defaultdict[str, float] = defaultdict(float)
+        megabytes: defaultdict[str, float] = defaultdict(float)
         for process, kind in self._tree():
             try:
-                found[kind] += process.memory_full_info().pss / 1e6
+                megabytes[kind] += process.memory_full_info().pss / 1e6
             except psutil.Error:
                 continue
-        return found
+        return megabytes
 
     def _tree(self) -> list[tuple[psutil.Process, str]]:
-        kinds, found = {self.root.pid: ROOT}, [(self.root, ROOT)]
+        kinds, tree = {self.root.pid: ROOT}, [(self.root, ROOT)]
         for process in self.root.children(recursive=True):  # parents come before their children
             try:
                 kind = kind_of(" ".join(process.cmdline()), kinds.get(process.ppid(), ROOT))
             except psutil.Error:
                 continue
             kinds[process.pid] = kind
-            found.append((process, kind))
-        return found
+            tree.append((process, kind))
+        return tree

@@ -83,8 +83,8 @@ def _make(place: Path, count: int) -> dict[str, int]:
     rest = {}
     for name, columns in tables(round(count * (1 + _NEXT))):
         first = round(len(next(iter(columns.values()))) / (1 + _NEXT))
-        write(lake, name, {each: column.slice(0, first) for each, column in columns.items()})
-        rest[name] = {each: column.slice(first) for each, column in columns.items()}
+        write(lake, name, {column_name: column.slice(0, first) for column_name, column in columns.items()})
+        rest[name] = {column_name: column.slice(first) for column_name, column in columns.items()}
         rows[name] = first
     lake.create(TABLES)
     shutil.copytree(lake.path, place / "after", copy_function=os.link)
@@ -133,15 +133,15 @@ def _make_many(place: Path, rows: int) -> int:
     Returns:
         The exact number of rows.
     """
-    lake, each = Lake(str(place / "many")), rows // len(_MANY)
+    lake, count = Lake(str(place / "many")), rows // len(_MANY)
     with duckdb.connect() as db:
         db.execute("SET TimeZone = 'UTC'")
         for name, columns in _MANY.items():
             terms = ", ".join(f"{term} AS {column}" for column, term in (_OF_ALL | columns).items())
-            made = db.sql(f"SELECT {terms} FROM range({each}) AS r (i)").to_arrow_table()
-            write(lake, name, {column: made[column].combine_chunks() for column in made.column_names})
+            table = db.sql(f"SELECT {terms} FROM range({count}) AS r (i)").to_arrow_table()
+            write(lake, name, {column: table[column].combine_chunks() for column in table.column_names})
     lake.create(TABLES)
-    return each * len(_MANY)
+    return count * len(_MANY)
 
 
 class _Runs:
@@ -159,7 +159,7 @@ class _Runs:
         self._lay("before")
         done = _timed(["quality", "--json"], self._state, _MET)
         told = json.loads(done.out)
-        self.expectations, self.failed = len(told), sum(not each["success"] for each in told)
+        self.expectations, self.failed = len(told), sum(not result["success"] for result in told)
         self.memory = (self._state / "quality" / "positions.json").stat().st_size
         self.peaks.append(done.peak / 1e6)
         self.first_cpu.append(done.cpu)
@@ -239,5 +239,5 @@ def _peak(process: int) -> int:
         status = Path(f"/proc/{process}/status").read_text()
     except OSError:
         return 0
-    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"VmHWM:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else 0

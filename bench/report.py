@@ -116,8 +116,8 @@ def table(finding: Finding) -> Table:
     shown = Table(title=f"{finding.name}: {finding.title}", caption=notes or None, title_justify="left")
     for column in ("", "median", "min – max", ""):
         shown.add_column(column, justify="right" if column else "left")
-    for each in finding.series:
-        shown.add_row(each.name, number(each.median), f"{number(each.low)} – {number(each.high)}", each.unit)
+    for series in finding.series:
+        shown.add_row(series.name, number(series.median), f"{number(series.low)} – {number(series.high)}", series.unit)
     if finding.ratios:
         shown.add_section()
     for ratio in finding.ratios:
@@ -148,14 +148,14 @@ def _finding_json(finding: Finding) -> dict[str, object]:
         "notes": dict(finding.notes),
         "series": [
             {
-                "name": each.name,
-                "unit": each.unit,
-                "median": each.median,
-                "min": each.low,
-                "max": each.high,
-                "values": list(each.values),
+                "name": series.name,
+                "unit": series.unit,
+                "median": series.median,
+                "min": series.low,
+                "max": series.high,
+                "values": list(series.values),
             }
-            for each in finding.series
+            for series in finding.series
         ],
         "ratios": [
             {

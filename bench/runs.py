@@ -45,4 +45,4 @@ def in_turn(sides: Mapping[str, Side], runs: int, unit: str, say: Say) -> tuple[
             value = side(run)
             values[name].append(value)
             say(f"run {run} of {runs}: {name}: {number(value)} {unit}")
-    return tuple(Series(name, unit, tuple(found)) for name, found in values.items())
+    return tuple(Series(name, unit, tuple(side_values)) for name, side_values in values.items())

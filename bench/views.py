@@ -72,7 +72,7 @@ def measure(extent: Extent, say: Say) -> Finding:
         sides = {name: partial(seconds, lake, name) for name in views()}
         sides |= {f"trace of a {kind}": partial(seconds_of_trace, lake, text) for kind, text in _traced(lake).items()}
         series = in_turn(sides, extent.runs, "s", say)
-    slow = [each.name for each in series if each.median > AIM_SECONDS]
+    slow = [one_series.name for one_series in series if one_series.median > AIM_SECONDS]
     return Finding(
         "views",
         f"all rows of each view, and traces of ids, with DuckDB; the aim is at most {AIM_SECONDS:g} s each",
@@ -96,7 +96,7 @@ def seconds_of_trace(lake: Lake, text: str, run: int) -> float:
 
 
 def _traced(lake: Lake) -> dict[str, str]:
-    found: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for kind, table, column in (
         ("stream", "updates", "stream"),
         ("tip", "updates", "tip"),
@@ -104,8 +104,8 @@ def _traced(lake: Lake) -> dict[str, str]:
         ("batch", "batches", "batch_cid"),
     ):
         ((value,),) = query_lake(lake, f"SELECT max({column}) FROM {table}").rows()
-        found[kind] = str(value)
-    return found
+        ids[kind] = str(value)
+    return ids
 
 
 # ---------------------------------------------------------------- the lake
@@ -184,11 +184,11 @@ def tables(count: int) -> Iterator[tuple[str, Columns]]:
     )
     connection = point * _NEIGHBOURS + neighbour
     sequence = np.zeros(len(of), np.int64)
-    for each in range(_POINTS * _NEIGHBOURS):
-        mine = connection == each
+    for connection_number in range(_POINTS * _NEIGHBOURS):
+        mine = connection == connection_number
         sequence[mine] = np.arange(1, mine.sum() + 1)
     kept = (rng.random(len(of)) > 1e-5) | (connection % 4 != 0)  # a quarter of the connections lose frames
-    connections = pa.array([bytes([each]) * 16 for each in range(_POINTS * _NEIGHBOURS)], pa.binary())
+    connections = pa.array([bytes([number]) * 16 for number in range(_POINTS * _NEIGHBOURS)], pa.binary())
     empty = pa.array([b""], pa.binary()).take(pa.array(np.zeros(len(of), np.int64)))
     frames = {
         "network": first.take(pa.array(of)),
@@ -244,7 +244,7 @@ def tables(count: int) -> Iterator[tuple[str, Columns]]:
             "model": _where(update, separator_texts.take(pa.array(separator))),
             "sep": _where(
                 kinds == 4,
-                pa.array([f"model/{each}" for each in separator_texts.to_pylist()]).take(pa.array(separator)),
+                pa.array([f"model/{text}" for text in separator_texts.to_pylist()]).take(pa.array(separator)),
             ),
             "batch_cid": _where(kinds == 4, entries),
             "query_id": _where((kinds == 1) | answered, query),
@@ -299,16 +299,16 @@ def tables(count: int) -> Iterator[tuple[str, Columns]]:
     )
 
     window, opened, its_separator, held = _windows(separator[new], times[new])
-    made = len(opened)
-    blocks = _blocks(window, stream_column.take(rows), tips.take(rows), made)
+    count = len(opened)
+    blocks = _blocks(window, stream_column.take(rows), tips.take(rows), count)
     cids = pa.array([block.cid for block in blocks])
-    emitted = opened + _WINDOW + rng.exponential(900_000, made).astype(np.int64)
+    emitted = opened + _WINDOW + rng.exponential(900_000, count).astype(np.int64)
     order = pa.array(np.argsort(emitted))
     batches = {
         "batch_cid": cids,
-        "network": pa.repeat("clay", made),
-        "origin": pa.repeat("LIVE", made),
-        "separator_key": pa.repeat("model", made),
+        "network": pa.repeat("clay", count),
+        "origin": pa.repeat("LIVE", count),
+        "separator_key": pa.repeat("model", count),
         "separator_value": separator_texts.take(pa.array(its_separator)),
         "opened_at": _stamps(opened),
         "closed_at": _stamps(opened + _WINDOW),
@@ -327,12 +327,12 @@ def tables(count: int) -> Iterator[tuple[str, Columns]]:
         "publications",
         {
             "batch_cid": cids.take(order),
-            "transport": pa.repeat("gossipsub", made),
+            "transport": pa.repeat("gossipsub", count),
             "topic": topics.take(pa.array(its_separator)).take(order),
-            "target": pa.nulls(made, pa.string()),
-            "peer_count": pa.array(np.full(made, 6)),
+            "target": pa.nulls(count, pa.string()),
+            "peer_count": pa.array(np.full(count, 6)),
             "published_at": _stamps(emitted + 30_000).take(order),
-            "error": pa.nulls(made, pa.string()),
+            "error": pa.nulls(count, pa.string()),
         },
     )
     known = rng.choice(streams, streams // 2, replace=False)
@@ -422,11 +422,11 @@ def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints
     return np.array(of), np.array(opened), np.array(whose), np.bincount(of, minlength=len(opened))
 
 
-def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, made: int) -> list[BatchBlock]:
-    leaves: list[list[bytes]] = [[] for _ in range(made)]
+def _blocks(window: _Ints, streams: pa.Array, tips: pa.Array, count: int) -> list[BatchBlock]:
+    leaves: list[list[bytes]] = [[] for _ in range(count)]
     for which, stream, tip in zip(window.tolist(), streams.to_pylist(), tips.to_pylist(), strict=True):
         leaves[which].append(encode_stream_key(stream) + cid_bytes(tip))
-    return [block for each in leaves for block in write_leaves(set(each))]
+    return [block for leaf in leaves for block in write_leaves(set(leaf))]
 
 
 def _streams(rng: np.random.Generator, count: int) -> pa.Array:

@@ -147,9 +147,9 @@ class _Arm:
                 taken,
                 counted,
                 len(opened.file_uris()),
-                sum(each.suffix == ".json" for each in entries),
-                sum(each.stat().st_size for each in entries),
-                sum(each.stat().st_size for each in self.folder.rglob("*") if each.is_file()),
+                sum(path.suffix == ".json" for path in entries),
+                sum(path.stat().st_size for path in entries),
+                sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file()),
             )
         )
 

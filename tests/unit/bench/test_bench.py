@@ -377,7 +377,7 @@ AT, T = 1_700_000_000_000, 1_000_000
 def test_lateness_is_beyond_the_end_of_the_window() -> None:
     record = BatchRecord("local-bench", "LIVE", SeparatorRecord("model", "k1"), "b", b"", AT * 1_000, AT * 1_000 + T)
     late = lateness([LogRecord(AT + 1_000 + late, b"", encode(record)) for late in (300, 100, 900, 200)])
-    assert late.late == (100, 200, 300, 900)
+    assert late.delays == (100, 200, 300, 900)
     assert late.percentile(0.5) == 300
     assert late.percentile(0.99) == 900
     with pytest.raises(BenchError, match="no batch came"):
@@ -391,7 +391,7 @@ def test_lateness_by_the_log_counts_from_the_stamp_of_the_update_that_opened_the
     batch = BatchRecord("local-bench", "LIVE", first.separator, "b", b"", AT * 1_000, AT * 1_000 + T)
     other = BatchRecord("local-bench", "LIVE", first.separator, "c", b"", AT * 1_000 - 1, AT * 1_000 + T - 1)
     batches = [LogRecord(AT + 61_300, b"", encode(each)) for each in (batch, other)]
-    assert lateness_by_log(batches, of_log).late == (300,)
+    assert lateness_by_log(batches, of_log).delays == (300,)
     with pytest.raises(BenchError, match="no batch came"):
         lateness_by_log(batches[1:], of_log)
 
