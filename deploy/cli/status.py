@@ -92,8 +92,6 @@ def render_status(status: KilnStatus, now: datetime) -> RenderableType:
             Text(printable(query.problem) or lag, "red" if query.problem else ""),
         )
     parts += [queries, ""]
-    for clock in status.clocks:
-        parts += [Text(clock.problem, "red"), ""]
     if status.tables:
         tables = build_table(["table"], ["rows", "files", "size", "last commit"])
         for table in status.tables:

@@ -38,7 +38,6 @@ from kiln.deploy.ops.doctor_checks import (
     check_bridge,
     check_broker,
     check_checkpoints,
-    check_clocks,
     check_compression,
     check_disk,
     check_engine,
@@ -61,7 +60,6 @@ from kiln.deploy.ops.doctor_checks import (
 )
 from kiln.deploy.ops.status import (
     BrokerStatus,
-    find_trailing_clocks,
     read_broker_status,
     read_lake_status,
     read_query_status,
@@ -89,7 +87,7 @@ GROUPS: Final[Mapping[str, Extra | None]] = {
 }
 """Tasks in the order of the output, each with the extra (group of Python packages) that it needs."""
 
-_IN_STORE: Final = frozenset({"checkpoints", "first records", "lake", "columns", "table ages", "clocks"})
+_IN_STORE: Final = frozenset({"checkpoints", "first records", "lake", "columns", "table ages"})
 """Checks that read the object store of the lake. They would take minutes if the store does not answer."""
 _TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 
@@ -106,7 +104,6 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
     runs = kafka.embedded and _read(lambda: find_running_broker(settings.state), None) is not None
     kilns = _read(lambda: read_lock_holders(settings.state), set[int]())
     broker = read_broker_status(settings.broker)
-    updates = next((topic.end for topic in broker.topics if topic.name == kafka.topic("updates")), {})
     wanted = (
         parse_memory(settings.spark.driver_memory) + (parse_memory(kafka.embedded_heap) if kafka.embedded else 0) + GB
     )
@@ -164,7 +161,6 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
                 )
             ],
             "first records": lambda: [check_first_offsets(_read_deleted_records(settings))],
-            "clocks": lambda: [check_clocks(find_trailing_clocks(settings, updates))],
         },
     }
     skipped = _IN_STORE if away else frozenset()

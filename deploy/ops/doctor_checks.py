@@ -16,7 +16,6 @@ from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.extras import Extra, format_install_command
 from kiln.deploy.ops.status import (
     BrokerStatus,
-    ClockStatus,
     QueryStatus,
     TableStatus,
 )
@@ -318,14 +317,6 @@ def check_first_offsets(deleted: Mapping[str, str]) -> DoctorCheck:
     by query."""
     fine = "no topic had lost records before a query first read it"
     return judge("first records", "; ".join(deleted.values()), DELETED_ADVICE, fine, "warn")
-
-
-def check_clocks(trailing: Sequence[ClockStatus]) -> DoctorCheck:
-    """Check that no clock is behind the times that Kiln has stored."""
-    problem = "; ".join(clock.problem for clock in trailing)
-    return judge(
-        "clocks", problem, "correct the wrong clock, for example with NTP", "no clock is behind stored times", "warn"
-    )
 
 
 def check_bridge(status: BridgeStatus | None, now: float) -> DoctorCheck:

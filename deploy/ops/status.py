@@ -1,4 +1,4 @@
-"""Reads the status of Kiln without Spark: topics, progress of the queries, tables, running bridges, and clocks.
+"""Reads the status of Kiln without Spark: topics, progress of the queries, tables, and running bridges.
 
 The progress of a query comes from its checkpoint: `offsets/N` has the end offsets of micro-batch N, and `commits/N`
 exists once the micro-batch is done. So the progress is correct even if Kiln has stopped or crashed.
@@ -6,8 +6,7 @@ exists once the micro-batch is done. So the progress is correct even if Kiln has
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -19,13 +18,11 @@ from kiln.conf.process.errors import SettingsError
 from kiln.conf.process.extras import format_install_command
 from kiln.conf.process.kafka_topics import TopicIdentity, describe_replaced_topic, describe_topics, find_replaced_topics
 from kiln.conf.process.location import Location
-from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Kafka, Settings
 from kiln.deploy.stack.ports import is_listening
 from kiln.pipelines.delta.lake import Lake, LakeError, list_reader_features
 from kiln.pipelines.native.library import find_engine
 from kiln.pipelines.runtime.checkpoint import Checkpoint, CheckpointError, read_topic_ids
-from kiln.pipelines.runtime.clocks import describe_log_lag, describe_watermark_lag, is_trailing
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.kafka.topics import Offsets, count_unread
 from kiln.schemas.queries import CERAMIC_QUERIES, QUERIES
@@ -95,7 +92,6 @@ class KilnStatus:
     """Status of Kiln.
 
     Attributes:
-        clocks: Clocks that are behind times that Kiln has stored.
         bridges: Running bridges of the network, on any machine.
     """
 
@@ -103,7 +99,6 @@ class KilnStatus:
     broker: BrokerStatus
     queries: tuple[QueryStatus, ...]
     tables: tuple[TableStatus, ...]
-    clocks: tuple[ClockStatus, ...] = ()
     bridges: tuple[BridgeMember, ...] = ()
     engine: str = ""
     """decoder of frames: "native core", or Python and why the core is not used"""
@@ -253,18 +248,16 @@ def read_lake_status(lake: Lake) -> tuple[TableStatus, ...]:
 
 
 def read_status(settings: Settings) -> KilnStatus:
-    """Read the status of Kiln: broker, queries, tables, bridges and clocks."""
+    """Read the status of Kiln: broker, queries, tables and bridges."""
     broker = read_broker_status(settings.broker)
     topics = {topic.name: topic for topic in broker.topics}
     checkpoints = settings.checkpoints_root
     running = [name for name in QUERIES if settings.is_ceramic or name not in CERAMIC_QUERIES]
     names = [*running, *sorted(set(checkpoints.folders()) - set(running))]
     queries = tuple(read_query_status(name, checkpoints / name, topics) for name in names)
-    updates = topics.get(settings.kafka.topic("updates"))
-    clocks = find_trailing_clocks(settings, updates.end if updates else ())
     bridges = list_live_bridges(settings.broker, settings.network.name) if broker.reachable else ()
     tables = read_lake_status(Lake.from_location(settings.lake_root))
-    return KilnStatus(str(settings.state), broker, queries, tables, clocks, bridges, find_engine().describe())
+    return KilnStatus(str(settings.state), broker, queries, tables, bridges, find_engine().describe())
 
 
 _PATIENCE = 3_000  # timeout of the request that lists the bridges, in ms
@@ -326,98 +319,3 @@ def _read_user_data(protocol: object) -> bytes:
     """Return the user data of a member's subscription or assignment, as kafka-python describes it; empty if none."""
     data = protocol.get("user_data") if isinstance(protocol, Mapping) else None
     return data.encode() if isinstance(data, str) else b""
-
-
-@dataclass(frozen=True)
-class ClockStatus:
-    """A clock that is behind a time that Kiln has stored.
-
-    Attributes:
-        behind: Seconds by which the clock is behind.
-        since: Start of the first micro-batch in the checkpoint that ran while the clock was behind, if known.
-        until: The stored time, which the clock must pass.
-        problem: Description with a remedy.
-    """
-
-    name: str
-    behind: float
-    since: datetime | None
-    until: datetime
-    problem: str
-
-
-def find_trailing_clocks(settings: Settings, partitions: Iterable[int]) -> tuple[ClockStatus, ...]:
-    """Find clocks that are behind times in the checkpoints or in the topic `updates`.
-
-    Args:
-        partitions: Partitions of the topic `updates`; empty if the broker does not answer.
-    """
-    now = time.time_ns() // 1000
-    topic = settings.kafka.topic("updates")
-    stored = {name: _read_newest_time(settings, name) for name in ("archive", "updates", "sink")}
-    return compare_clocks(settings, now, stored, topic, _read_log_time(settings, topic, partitions))
-
-
-def compare_clocks(
-    settings: Settings, now: int, stored: Mapping[str, int], topic: str, log_time: int
-) -> tuple[ClockStatus, ...]:
-    """Compare the clock of this machine with stored times.
-
-    Args:
-        now: Current time, in µs.
-        stored: Newest time in the checkpoint of each query, in µs; 0 if not known.
-        topic: Full name of the topic `updates`.
-        log_time: Greatest timestamp that the broker has given to a record of this topic, in µs; 0 if not known.
-    """
-    clocks = []
-    late = [name for name, newest in stored.items() if is_trailing(now, newest)]
-    if late:
-        until = max(stored[name] for name in late)
-        since = _read_trailing_since(settings, late[0], stored[late[0]])
-        clocks.append(_build_status("watermark", now, until, since, describe_watermark_lag(late, now, until, since)))
-    if is_trailing(now, log_time):
-        since = _read_trailing_since(settings, "batch", log_time)
-        clocks.append(_build_status("log", now, log_time, since, describe_log_lag(topic, now, log_time, since)))
-    return tuple(clocks)
-
-
-def _build_status(name: str, now: int, until: int, since: int | None, problem: str) -> ClockStatus:
-    return ClockStatus(
-        name, (until - now) / 1e6, None if since is None else _to_datetime(since), _to_datetime(until), problem
-    )
-
-
-def _to_datetime(stored: int) -> datetime:
-    return datetime.fromtimestamp(stored // 1_000_000, UTC)
-
-
-def _read_newest_time(settings: Settings, query: str) -> int:
-    try:
-        return Checkpoint(settings.checkpoints_root / query).newest_time(micros(settings.dedupe.signed_ttl))
-    except (OSError, ValueError, LookupError):  # `read_query_status` reports a damaged checkpoint
-        return 0
-
-
-def _read_trailing_since(settings: Settings, query: str, stored: int) -> int | None:
-    try:
-        return Checkpoint(settings.checkpoints_root / query).behind_since(stored)
-    except (OSError, ValueError, LookupError):
-        return None
-
-
-def _read_log_time(settings: Settings, topic: str, partitions: Iterable[int]) -> int:
-    if not partitions:
-        return 0
-    from confluent_kafka import KafkaException, TopicPartition
-    from confluent_kafka.admin import AdminClient
-
-    from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
-    from kiln.pipelines.batch.ticker import read_log_times
-
-    options = librdkafka_options(settings.broker.client_options())
-    try:
-        admin = AdminClient({**options}, logger=LIBRDKAFKA_LOG)
-        stamps = read_log_times(admin, [TopicPartition(topic, part) for part in partitions])
-    except (KafkaException, OSError):  # the broker has stopped since its topics were read
-        return 0
-    return max(stamps.values(), default=0) * 1000

@@ -34,7 +34,6 @@ from kiln.pipelines.runtime.checkpoint import (
     describe_deleted_records,
     save_topic_ids,
 )
-from kiln.pipelines.runtime.clocks import TrailingClock, describe_watermark_lag, is_trailing
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.pipelines.runtime.driver_lease import DriverLease, SecondDriverError
 from kiln.pipelines.runtime.progress import ProgressListener, QueryProgress
@@ -133,8 +132,6 @@ class Supervisor:
         self._report = report
         self._now = now
         self._clock = clock
-        self._trailing = TrailingClock()
-        self._dedup_retention = micros(settings.dedupe.signed_ttl)
         # Spark writes the results of `batch` itself, so no code of Kiln runs in its micro-batches.
         folder = (settings.checkpoints_root / "batch").folder
         self._batch_checkpoint = (
@@ -281,7 +278,6 @@ class Supervisor:
             raise RestartsExhaustedError(str(error)) from error
         if self._now() >= self._topics_at:
             self._check_topics()
-        self._trailing.observe(self._clock(), max(self._newest_times().values(), default=0))
         if (
             self._batch_checkpoint is not None
             and "batch" in self._runs
@@ -379,8 +375,8 @@ class Supervisor:
     def errors(self) -> dict[str, str]:
         """Current problems in words: by query name, the failure of each query that does not run.
 
-        More keys: `topics` (missing topics), `ticks` (ticks cannot be sent), `log time` (the broker's clock is behind)
-        and `clock` (this machine's clock is behind).
+        More keys: `topics` (missing topics), `ticks` (ticks cannot be sent) and `log time` (the broker's clock is
+        behind).
         """
         errors: dict[str, str] = {
             name: run.error for name, run in self._runs.items() if run.restart_at is not None or run.held
@@ -394,19 +390,7 @@ class Supervisor:
             errors["ticks"] = self.ticker.error
         if self.ticker is not None and self.ticker.clock_error:
             errors["log time"] = self.ticker.clock_error
-        if self._trailing.since is not None:
-            at = self._trailing
-            late = [name for name, newest in self._newest_times().items() if is_trailing(at.now, newest)]
-            errors["clock"] = describe_watermark_lag(late, at.now, at.newest, at.since)
         return errors
-
-    def _newest_times(self) -> dict[str, int]:
-        """Return, by query name, the newest time (µs) that its `MicroBatchClock` has given."""
-        times = {
-            name: max(at.dedup_time, at.watermark and at.watermark + self._dedup_retention)
-            for name, at in self.progress.items()
-        }
-        return {name: at for name, at in times.items() if at}
 
     @property
     def restarts(self) -> dict[str, int]:

@@ -24,7 +24,6 @@ import msgspec
 
 from kiln.conf.process.files import to_disk
 from kiln.conf.process.location import Location
-from kiln.pipelines.runtime.clocks import is_trailing
 from kiln.pipelines.runtime.dedup_store import read_dedup_state
 from kiln.schemas.kafka import topics as log
 from kiln.schemas.kafka.records import Epoch
@@ -189,21 +188,6 @@ class Checkpoint:
         """
         path = self.path / REPLACED_EPOCH_FILE
         return msgspec.json.decode(path.read(), type=Epoch) if path.exists() else None
-
-    def behind_since(self, time: int) -> int | None:
-        """Find the time (µs by the driver's clock) since which this clock has been behind `time`.
-
-        Returns:
-            Start of the first micro-batch that, like all later ones, began more than a second before `time`; None if
-                the newest did not. Files of old micro-batches may be deleted already.
-        """
-        since = None
-        for batch_id in sorted(self._list_numbers("offsets"), reverse=True):
-            began = int(self._read_metadata(batch_id)["batchTimestampMs"]) * 1000
-            if not is_trailing(began, time):
-                break
-            since = began
-        return since
 
     def ends(self, batch_id: int) -> log.Offsets:
         """Return the end offsets of a micro-batch, by topic name with prefix and by partition; empty for -1.

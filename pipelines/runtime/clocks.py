@@ -1,4 +1,4 @@
-"""The clock by which a query expires its deduplication state (decision 10), and detection of wrong clocks.
+"""The clock by which a query expires its deduplication state (decision 10), and detection of a clock that is behind.
 
 The driver passes its time to the tasks of each micro-batch. This time differs from the machine's clock in two ways:
 
@@ -10,7 +10,7 @@ The driver passes its time to the tasks of each micro-batch. This time differs f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -100,54 +100,26 @@ class TrailingClock:
     def observe(self, now: int, newest: int) -> None:
         """Compare the clock's time `now` with the newest recorded time, and store both. Both are µs."""
         self.now, self.newest = now, newest
-        if not is_trailing(now, newest):
+        if newest - now <= _TOLERANCE:
             self.since = None
         elif self.since is None:
             self.since = now
 
 
-def is_trailing(now: int, newest: int) -> bool:
-    """Return true if `now` is more than a second behind `newest`. Both are µs."""
-    return newest - now > _TOLERANCE
-
-
-def describe_log_lag(topic: str, now: int, newest: int, since: int | None) -> str:
+def describe_log_lag(topic: str, now: int, newest: int, since: int) -> str:
     """Describe what happens, and what to do, if the broker's clock is behind the newest timestamp of a topic.
 
     Args:
         now: The broker's time, µs.
         newest: The newest timestamp in the topic, µs.
-        since: Time since which the clock has been behind, µs; `None` if that is not known.
+        since: Time since which the clock has been behind, µs.
     """
     return (
-        f"the broker's clock is {_format_seconds(newest - now)} behind the newest timestamp in {topic}"
-        f"{_format_since(since)}: the clock was ahead when that timestamp was written. Until the clock reaches "
+        f"the broker's clock is {(newest - now) / 1_000_000:,.0f} s behind the newest timestamp in {topic}, since "
+        f"{_format_time(since)}: the clock was ahead when that timestamp was written. Until the clock reaches "
         f"{_format_time(newest)}, windows stay open and batches are late. Nothing is lost. If the broker's clock is "
         "wrong now, correct it; else wait"
     )
-
-
-def describe_watermark_lag(queries: Iterable[str], now: int, newest: int, since: int | None) -> str:
-    """Describe what happens, and what to do, if this machine's clock is behind the watermark of queries.
-
-    Args:
-        now: The machine's time, µs.
-        newest: The newest time that a query has used, µs.
-        since: Time since which the clock has been behind, µs; `None` if that is not known.
-    """
-    return (
-        f"the clock of this machine is {_format_seconds(newest - now)} behind the watermark of {', '.join(queries)}"
-        f"{_format_since(since)}: the clock was ahead before. Until it reaches {_format_time(newest)}, the queries "
-        "keep deduplication state longer. Nothing is lost. If this machine's clock is wrong now, correct it; else wait"
-    )
-
-
-def _format_seconds(length: int) -> str:
-    return f"{length / 1_000_000:,.0f} s"
-
-
-def _format_since(at: int | None) -> str:
-    return "" if at is None else f", since {_format_time(at)}"
 
 
 def _format_time(at: int) -> str:

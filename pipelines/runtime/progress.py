@@ -48,10 +48,6 @@ class QueryProgress:
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
     """durations of the newest micro-batch that read records, by Spark's names"""
-    watermark: int = 0
-    """Spark's watermark, in µs; 0 if there is none"""
-    dedup_time: int = 0
-    """newest micro-batch time in the query's deduplication file, in µs; 0 if there is no such file"""
     idle: bool = False
     """true if the last poll found no records"""
 
@@ -133,7 +129,7 @@ class ProgressListener(StreamingQueryListener):
         records = log.count_unread(starts, ends)  # Spark would count the rows that tasks make from the records
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
-            began_at = _parse_time(progress.timestamp) // 1000
+            began_at = int(datetime.fromisoformat(progress.timestamp).timestamp() * 1000)
             self._queries[progress.name] = replace(
                 before,
                 read=ends or before.read,
@@ -145,8 +141,6 @@ class ProgressListener(StreamingQueryListener):
                 records=before.records + records,
                 state_rows=dedup_state.rows + sum(operator.numRowsTotal for operator in progress.stateOperators),
                 state_bytes=dedup_state.size + sum(operator.memoryUsedBytes for operator in progress.stateOperators),
-                dedup_time=dedup_state.at,
-                watermark=_parse_time(progress.eventTime.get("watermark")) or before.watermark,
                 idle=records == 0,
             )
 
@@ -157,10 +151,6 @@ def _merge_offsets(ends: list[str | None]) -> Offsets:
         for topic, partitions in ((json.loads(end) if end else None) or {}).items():
             offsets[topic] = {int(partition): offset for partition, offset in partitions.items()}
     return offsets
-
-
-def _parse_time(time: str | None) -> int:
-    return int(datetime.fromisoformat(time).timestamp() * 1000) * 1000 if time else 0
 
 
 def _divide(records: int, milliseconds: int) -> float:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark import SparkContext, TaskContext
 
-from kiln.pipelines.runtime.clocks import MicroBatchClock, get_batch_time
+from kiln.pipelines.runtime.clocks import MicroBatchClock, TrailingClock, describe_log_lag, get_batch_time
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -102,3 +102,20 @@ def test_no_query_takes_the_time_from_spark() -> None:
         if isinstance(node, ast.Attribute) and node.attr in own and ast.unparse(node.value) in ("F", "functions")
     }
     assert found == set()
+
+
+def test_a_clock_behind_log_time_is_told_with_since_when_until_it_has_passed_it() -> None:
+    second, now = 1_000_000, 1_800_000_000_000_000
+    clock = TrailingClock()
+    clock.observe(now, now + second)
+    assert clock.since is None
+    clock.observe(now, now + 1_860 * second)
+    clock.observe(now + 60 * second, now + 1_860 * second)
+    assert clock.since == now
+    assert describe_log_lag("kiln.updates", clock.now, clock.newest, clock.since) == (
+        "the broker's clock is 1,800 s behind the newest timestamp in kiln.updates, since 2027-01-15 08:00:00 UTC: "
+        "the clock was ahead when that timestamp was written. Until the clock reaches 2027-01-15 08:31:00 UTC, windows "
+        "stay open and batches are late. Nothing is lost. If the broker's clock is wrong now, correct it; else wait"
+    )
+    clock.observe(now + 1_860 * second, now + 1_860 * second)
+    assert clock.since is None

@@ -10,7 +10,6 @@ from typing import cast
 import pytest
 from kafka.errors import KafkaConnectionError
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kiln.conf.process.kafka_topics import TopicIdentity
@@ -308,41 +307,6 @@ def test_a_checkpoint_from_before_its_tables_is_refused(
         )
     (checkpoint / "offsets" / "4").write_text("v1\n{}\n{}")  # begun, and committed to this table before the crash
     start()
-
-
-def test_a_clock_that_trails_the_watermark_is_an_error_until_the_clock_has_passed_it(world: World) -> None:
-    """The query reckons with the watermark and `dedupe.signed_ttl`, a day."""
-    report = {
-        "id": "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c",
-        "runId": "0b0ccb4a-0b0c-4b0c-8b0c-0b0ccb4a0b0c",
-        "name": NAME,
-        "timestamp": "2027-01-15T08:00:00.000Z",
-        "batchId": 3,
-        "batchDuration": 1,
-        "durationMs": {},
-        "eventTime": {"watermark": "2027-01-14T08:00:00.000Z"},
-        "stateOperators": [],
-        "sources": [],
-        "sink": {"description": "", "numOutputRows": 0},
-    }
-    world.listener.record(StreamingQueryProgress.fromJson(report))
-    world.supervisor.check()
-    assert world.supervisor.errors == {}  # the clock says 2027-01-15 08:00
-    world.time -= 2 * 86_400_000_000
-    world.supervisor.check()
-    first = world.supervisor.errors["clock"]
-    assert first.startswith(
-        "the clock of this machine is 172,800 s behind the watermark of archive, since 2027-01-13 08:00:00 UTC: the "
-        "clock was ahead before. Until it reaches 2027-01-15 08:00:00 UTC, "
-    )
-    world.time += 60_000_000
-    world.supervisor.check()
-    assert (
-        "172,740 s behind the watermark of archive, since 2027-01-13 08:00:00 UTC" in world.supervisor.errors["clock"]
-    )
-    world.time += 2 * 86_400_000_000
-    world.supervisor.check()
-    assert world.supervisor.errors == {}
 
 
 SAVE = """[STREAM_FAILED] Query [id = 0, runId = 1] terminated with exception: An error occurred while calling o9.call.
