@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Set
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException
@@ -185,16 +184,6 @@ class RecordReader:
 
     def close(self) -> None:
         self._consumer.close()
-
-
-def list_codecs() -> list[str]:
-    """Return the compression codecs of Kafka that the installed librdkafka can read."""
-    codecs = []
-    for codec in ("gzip", "snappy", "lz4", "zstd"):
-        with suppress(KafkaException):  # librdkafka was built without it
-            Consumer({"group.id": "codecs", "builtin.features": codec}, logger=LIBRDKAFKA_LOG).close()
-            codecs.append(codec)
-    return codecs
 
 
 def describe_undecodable(error: LibrdkafkaError) -> bytes:

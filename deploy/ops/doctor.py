@@ -30,7 +30,7 @@ from kiln.conf.process.errors import KilnError, PrerequisiteError
 from kiln.conf.process.extras import Extra, list_requirements
 from kiln.conf.process.location import shorten_error
 from kiln.conf.process.state_folder import StateVersionError, check_state_version, is_private, read_lock_holders
-from kiln.conf.settings.model import Kafka, Settings
+from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.doctor_checks import (
     GB,
     DoctorCheck,
@@ -38,7 +38,6 @@ from kiln.deploy.ops.doctor_checks import (
     check_bridge,
     check_broker,
     check_checkpoints,
-    check_compression,
     check_disk,
     check_engine,
     check_first_offsets,
@@ -59,7 +58,6 @@ from kiln.deploy.ops.doctor_checks import (
     parse_memory,
 )
 from kiln.deploy.ops.status import (
-    BrokerStatus,
     read_broker_status,
     read_lake_status,
     read_query_status,
@@ -146,7 +144,6 @@ def run_checks(settings: Settings) -> list[DoctorCheck]:
             "partitions of updates": lambda: [
                 check_updates_partitions(broker, kafka.topic("updates"), kafka.updates_partitions)
             ],
-            "compression": lambda: [_check_compression(settings.broker, broker)],
             "checkpoints": lambda: [
                 check_checkpoints(
                     [read_query_status(name, settings.checkpoints_root / name, {}) for name in settings.queries]
@@ -199,14 +196,6 @@ def list_listeners(settings: Settings) -> list[Listener]:
         host, _, port = address.rpartition(":")
         listeners.append(Listener("bep50.listen", host.strip("[]"), int(port), udp=True))
     return [listener for listener in listeners if listener.port]
-
-
-def _check_compression(kafka: Kafka, broker: BrokerStatus) -> DoctorCheck:
-    from kiln.conf.process.kafka_records import list_codecs
-    from kiln.deploy.stack.kafka_broker import read_compression
-
-    topics = [topic.name for topic in broker.topics]
-    return check_compression(read_compression(topics, kafka.client_options()) if topics else {}, list_codecs())
 
 
 def _read_deleted_records(settings: Settings) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -248,31 +248,6 @@ def check_updates_partitions(broker: BrokerStatus, topic: str, wanted: int) -> D
         advice = f"set kafka.updates_partitions = {count}, or set another kafka.prefix to start with new topics"
         return DoctorCheck(name, "fail", f"{topic} has {count}, but the settings have {wanted}", advice)
     return DoctorCheck(name, "ok", str(count))
-
-
-def check_compression(compression: Mapping[str, str], codecs: Collection[str]) -> DoctorCheck:
-    """Check that Kiln can decompress the records of its topics.
-
-    Args:
-        compression: The setting `compression.type` of each topic.
-        codecs: Codecs that the installed librdkafka supports.
-    """
-    name = "compression"
-    by_codec: dict[str, list[str]] = {}
-    for topic, codec in sorted(compression.items()):
-        if codec not in ("producer", "uncompressed"):
-            by_codec.setdefault(codec, []).append(topic)
-    unreadable = {codec: topics for codec, topics in by_codec.items() if codec not in codecs}
-    readable = f"confluent-kafka reads {', '.join(codecs) or 'no codec'}"
-    if unreadable:
-        text = "; ".join(f"{', '.join(topics)}: compression.type is {codec}" for codec, topics in unreadable.items())
-        advice = (
-            "install the wheel of confluent-kafka from PyPI, which has every codec, or set compression.type=producer "
-            "for these topics"
-        )
-        return DoctorCheck(name, "fail", f"{text}, but {readable}", advice)
-    text = "; ".join(f"{codec}: {', '.join(topics)}" for codec, topics in by_codec.items())
-    return DoctorCheck(name, "ok", f"{text}; {readable}" if text else readable)
 
 
 def check_lake(tables: Sequence[TableStatus], faults: Sequence[str] = ()) -> DoctorCheck:

@@ -204,32 +204,6 @@ def ensure_topics(
     return sorted(created)
 
 
-def read_compression(topics: Iterable[str], client_options: Mapping[str, object]) -> dict[str, str]:
-    """Read the setting `compression.type` of each topic from the broker.
-
-    Args:
-        topics: Full names.
-        client_options: kafka-python's options.
-
-    Raises:
-        BrokerAwayError: The broker does not answer.
-    """
-    from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-    from kafka.errors import KafkaError
-
-    from kiln.conf.process.kafka_clients import open_client
-
-    resources = [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in topics]
-    try:
-        with open_client(KafkaAdminClient, **client_options) as admin:
-            configs = admin.describe_configs(resources, config_filter="all")["topic"] if resources else {}
-    except (OSError, KafkaError) as error:
-        raise BrokerAwayError(
-            f"cannot read the settings of the broker's topics: {describe_kafka_error(error, client_options)}"
-        ) from error
-    return {topic: str(config["compression.type"]["value"]) for topic, config in configs.items()}
-
-
 def _create_topics(admin: KafkaAdminClient, topics: Mapping[str, Mapping[str, object]], bootstrap: str) -> list[str]:
     """Create topics, and wait for them.
 

@@ -23,7 +23,7 @@ from kiln.bridge.publisher.publisher import Publisher
 from kiln.conf.process.kafka_records import RecordReader, librdkafka_options
 from kiln.deploy.ops.snapshot_builder import TopicWatch
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
-from kiln.deploy.stack.kafka_broker import ensure_topics, read_compression
+from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.runtime.kafka_ranges import OffsetRange, read_ranges
 from kiln.schemas.kafka.records import (
     MAX_QUARANTINED,
@@ -266,8 +266,3 @@ def damage(folder: Path, topic: str) -> None:
     with file.open("r+b") as log:
         log.seek(at)
         log.write(bytes(byte ^ 0xFF for byte in content[at : at + 4]))
-
-
-def test_the_compression_of_topics_is_read(bridge: Bridge) -> None:
-    names = [f"{bridge.prefix}{name}" for name in TOPICS]
-    assert read_compression(names, client(bridge.address)) == dict.fromkeys(names, "producer")

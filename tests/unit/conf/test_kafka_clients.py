@@ -12,13 +12,13 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer
 from kafka.errors import KafkaError
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
 from kiln.bridge.kafka import producers
 from kiln.bridge.kafka.producers import FramesProducerError, open_producer
 from kiln.conf.process.kafka_clients import describe_kafka_error, open_client
-from kiln.conf.process.kafka_records import list_codecs
 from kit.descriptors import descriptors, hanging_broker
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -131,4 +131,5 @@ def test_no_record_is_read_with_kafka_python() -> None:
 
 
 def test_every_codec_can_be_read() -> None:
-    assert list_codecs() == ["gzip", "snappy", "lz4", "zstd"]
+    for codec in ("gzip", "snappy", "lz4", "zstd"):  # an error if librdkafka was built without it
+        Consumer({"group.id": "codecs", "builtin.features": codec}).close()

@@ -37,7 +37,6 @@ from kiln.deploy.ops.doctor_checks import (
     check_bridge,
     check_broker,
     check_checkpoints,
-    check_compression,
     check_disk,
     check_engine,
     check_geneses,
@@ -317,14 +316,6 @@ def test_the_broker_must_answer_unless_it_is_ours_and_not_started() -> None:
     assert check_broker(away, embedded=True, runs=False).level == "ok"
     assert is_bad(check_broker(away, embedded=True, runs=True), "broker.log")
     assert is_bad(check_broker(away, embedded=False, runs=False), "a:1", "nothing listens there", "kafka.bootstrap")
-
-
-def test_topics_must_have_a_codec_that_can_be_read() -> None:
-    topics = {"kiln.batches": "zstd", "kiln.streams": "producer", "kiln.frames": "uncompressed", "kiln.wanted": "zstd"}
-    good = check_compression(topics, ["gzip", "zstd"])
-    assert (good.level, good.found) == ("ok", "zstd: kiln.batches, kiln.wanted; confluent-kafka reads gzip, zstd")
-    bad = check_compression(topics, ["gzip"])
-    assert is_bad(bad, "kiln.batches, kiln.wanted: compression.type is zstd", "reads gzip", "compression.type=producer")
 
 
 def test_the_partition_count_of_updates_is_for_life() -> None:
