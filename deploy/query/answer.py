@@ -1,8 +1,9 @@
 """Query results on the screen, as JSON and as CSV.
 
 *JSON:* times are ISO 8601 in UTC with microseconds. Binary is lower-case hex, which `unhex` reads back. Numbers of any
-size are numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations. Output
-is ASCII. Other characters are escaped, so that no value can control the terminal.
+size are numbers; NaN and infinities are null. Maps and structs are objects. Intervals are ISO 8601 durations in
+seconds, with 30 days for a month. Output is ASCII. Other characters are escaped, so that no value can control the
+terminal.
 
 *CSV* (RFC 4180, with a header): values as in JSON; maps, lists and structs are JSON text. Null and empty text are empty
 cells. Control characters are escaped as on the screen, so that a row is one line; only JSON has the exact text.
@@ -16,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Protocol, TextIO, runtime_checkable
+from typing import TYPE_CHECKING, TextIO
 
 from kiln.deploy.query.ask import Answer, Row
 from kiln.schemas.printable import printable
@@ -104,15 +105,6 @@ def _print_records(columns: Sequence[str], cells: Sequence[Sequence[str]], conso
             console.print(text, soft_wrap=len(value) + names + 2 > console.width)
 
 
-@runtime_checkable
-class _Interval(Protocol):
-    """An interval in a row: `Interval`, or pyarrow's MonthDayNano, which is slow to import and rarely needed."""
-
-    months: int
-    days: int
-    nanoseconds: int
-
-
 def encode_value(value: object) -> object:
     """Convert a value to JSON types: a time to ISO 8601 in UTC, bytes to hex, NaN and infinities to null."""
     match value:
@@ -129,21 +121,14 @@ def encode_value(value: object) -> object:
             return stamp.isoformat(timespec="microseconds").replace("+00:00", "Z")
         case date() | time():
             return value.isoformat()
-        case _Interval():
-            return _format_duration(value.months, value.days, value.nanoseconds)
         case timedelta():
-            return _format_duration(0, 0, value // timedelta(microseconds=1) * 1000)
+            seconds = Decimal(value // timedelta(microseconds=1)).scaleb(-6).normalize()
+            return f"PT{seconds:f}S"
         case Mapping():
             return {str(key): encode_value(item) for key, item in value.items()}
         case list() | tuple():
             return [encode_value(item) for item in value]
     return str(value)
-
-
-def _format_duration(months: int, days: int, nanoseconds: int) -> str:
-    seconds = Decimal(nanoseconds).scaleb(-9).normalize()
-    day_part = f"{f'{months}M' if months else ''}{f'{days}D' if days else ''}"
-    return f"P{day_part}T{seconds:f}S"
 
 
 def write_json(answer: Answer, out: TextIO) -> None:

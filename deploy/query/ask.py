@@ -10,16 +10,16 @@ import os
 import re
 import resource
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Final
 
 import duckdb
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.extras import require_extras
 from kiln.conf.process.forks import refuse_fork
 from kiln.conf.settings.durations import parse_time
 from kiln.conf.settings.keys import suggest_key
@@ -156,14 +156,6 @@ class Answer:
         return iter(self._rows)
 
 
-class Interval(NamedTuple):
-    """A value of DuckDB's type INTERVAL. Python's timedelta cannot hold it, because it has no months."""
-
-    months: int
-    days: int
-    nanoseconds: int
-
-
 def read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
     """Read the rows of Arrow record batches.
 
@@ -179,23 +171,6 @@ def read_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
         raise SqlError(str(error)) from error
 
 
-def _fetch_rows(connection: duckdb.DuckDBPyConnection, intervals: Collection[int]) -> Iterator[Row]:
-    """Read the result rows of the connection's last query without pyarrow.
-
-    Args:
-        intervals: Numbers of the columns that `_split_intervals` has split; their values become `Interval`s.
-    """
-    while rows := connection.fetchmany(_ROWS_AT_ONCE):
-        yield from (_join_intervals(row, intervals) for row in rows) if intervals else rows
-
-
-def _join_intervals(row: Row, intervals: Collection[int]) -> Row:
-    return tuple(
-        Interval(*value) if number in intervals and isinstance(value, tuple) else value
-        for number, value in enumerate(row)
-    )
-
-
 def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     """Run a query over the tables of a lake, optionally at an earlier version.
 
@@ -207,34 +182,9 @@ def query_lake(lake: Lake, sql: str, as_of: AsOf | None = None) -> Answer:
     connection, tables = _connect(lake, sql, as_of)
     with tables.translate_errors():
         connection.execute(sql)
-        columns = [(str(column[0]), str(column[1])) for column in connection.description or ()]
-        titles = [title for title, _ in columns]
-        intervals = [number for number, (_, kind) in enumerate(columns) if kind == "INTERVAL"]
-        if any("INTERVAL" in kind != "INTERVAL" for _, kind in columns):
-            require_extras("lake")
-            connection.abort()
-            return Answer(titles, tables.guard(read_batches(connection.sql(sql).to_arrow_reader(_ROWS_AT_ONCE))))
-        if intervals:
-            connection.abort()
-            connection.execute(_split_intervals(connection.extract_statements(sql)[0].query, len(columns), intervals))
-    return Answer(titles, tables.guard(_fetch_rows(connection, intervals)))
-
-
-def _split_intervals(query: str, columns: int, intervals: Collection[int]) -> str:
-    """Wrap a query so that it returns each INTERVAL as a tuple of months, days and nanoseconds.
-
-    DuckDB's client would convert an INTERVAL to a timedelta, and a month to 30 days.
-    """
-    names = [f"c{number}" for number in range(columns)]
-    parts = [
-        f"CASE WHEN {name} IS NOT NULL THEN row(datepart('year', {name}) * 12 + datepart('month', {name}), "
-        f"datepart('day', {name}), 1000 * (3600000000 * datepart('hour', {name}) + "
-        f"60000000 * datepart('minute', {name}) + datepart('microsecond', {name}))) END"
-        if number in intervals
-        else name
-        for number, name in enumerate(names)
-    ]
-    return f"SELECT {', '.join(parts)} FROM (\n{query.strip().removesuffix(';')}\n) AS result({', '.join(names)})"
+        titles = [str(column[0]) for column in connection.description or ()]
+    chunks = iter(lambda: connection.fetchmany(_ROWS_AT_ONCE), [])
+    return Answer(titles, tables.guard(chain.from_iterable(chunks)))
 
 
 class QueryRelation:
@@ -338,7 +288,7 @@ class _OpenTables:
             ) from error
         except duckdb.CatalogException as error:
             raise SqlError(_explain_missing_table(str(error), self.lake, self.existing, self.as_of)) from error
-        except (duckdb.Error, OSError) as error:
+        except (duckdb.Error, OSError, OverflowError) as error:  # OverflowError: an interval beyond a timedelta
             if not isinstance(error, _FAULTS_OF_A_QUERY):
                 for name, table in self.opened.items():
                     if missing := build_missing_files_error(self.lake, name, table):

@@ -105,7 +105,7 @@ def test_it_answers_queries(base: BaseInstall) -> None:
     (row,) = json.loads(
         base.answer("sql", "--json", "SELECT INTERVAL '1 month 2 days 250 ms' AS d, NULL::INTERVAL AS e")
     )
-    assert row == {"d": "P1M2DT0.25S", "e": None}
+    assert row == {"d": "PT2764800.25S", "e": None}
     assert "messages" in base.answer("sql", "\\d")
     assert json.loads(base.answer("estimate", "--json"))["totals"]
     (row,) = json.loads(base.answer("sql", "--json", "SELECT stream FROM updates LIMIT 1"))

@@ -95,7 +95,12 @@ def test_values_outside_json_have_a_form() -> None:
 
 def test_intervals_are_iso_durations(lake: Path) -> None:
     assert as_json(lake, "SELECT max(observed_at) - min(observed_at) AS d FROM messages") == [{"d": "PT9S"}]
-    assert as_json(lake, "SELECT INTERVAL '1 month 2 days 250 ms' AS d") == [{"d": "P1M2DT0.25S"}]
+    exact = "SELECT TIMESTAMP '2026-03-01' - TIMESTAMP '2020-01-01 00:00:00.000001' AS d"
+    assert as_json(lake, exact) == [{"d": "PT194486399.999999S"}]
+    assert as_json(lake, "SELECT INTERVAL '-3 hours' AS d, [NULL, INTERVAL '1 s'] AS l") == [
+        {"d": "PT-10800S", "l": [None, "PT1S"]}
+    ]
+    assert as_json(lake, "SELECT INTERVAL '1 month 2 days 250 ms' AS d") == [{"d": "PT2764800.25S"}]
 
 
 def test_columns_and_filters_are_pushed_into_the_scan(lake: Path) -> None:
