@@ -129,10 +129,7 @@ def traffic_options(settings: Settings) -> TrafficOptions:
         seed=traffic.seed,
         network=settings.network.name,
         signed=settings.policy.of(settings.network.name) != "none",
-        peers=traffic.peers,
-        copies=traffic.copies,
+        peers=5,
         streams=traffic.streams,
         separators=traffic.separators,
-        garbage=traffic.garbage,
-        forged=traffic.forged,
     )
