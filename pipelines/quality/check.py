@@ -1,18 +1,12 @@
 """Data quality check of a lake: run the checks of all suites, and store the results in the table `quality_results`.
 
-`kiln quality` runs it once. `pipelines/jobs/quality.py` repeats it, for clusters whose queries run as separate
-applications. Neither starts a Spark session.
+`kiln quality` runs it, without a Spark session.
 """
 
 from __future__ import annotations
 
-import json
-import signal
-import sys
-import threading
-import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -21,22 +15,19 @@ from deltalake import write_deltalake
 from deltalake.exceptions import DeltaError
 
 from kiln.conf.process.bridge_status import read_status
-from kiln.conf.process.errors import KilnError
 from kiln.conf.process.location import shorten_error
-from kiln.conf.process.state_folder import claim_state_folder, lock_state
+from kiln.conf.process.state_folder import lock_state
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
-from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.lake import Lake, LakeError
 from kiln.pipelines.quality.results import CheckResult, build_rows
 from kiln.pipelines.quality.suite_run import SuiteRun
-from kiln.pipelines.quality.suites import SuiteCheck, read_all_suites
+from kiln.pipelines.quality.suites import SuiteCheck
 from kiln.pipelines.quality.windows import CheckContext
 from kiln.pipelines.runtime.passed_versions import find_passed_versions
 from kiln.pipelines.runtime.table_ages import check_tables
 from kiln.schemas.delta.tables import TABLES
-from kiln.schemas.printable import printable_lines
 from kiln.schemas.queries import QUERIES
 from kiln.schemas.wire.identity import peer_bytes, peer_text
 
@@ -131,43 +122,3 @@ def check_lake(
                     f"cannot append to table quality_results in {lake.path}: {shorten_error(error)}"
                 ) from error
     return results
-
-
-_DEFAULT_PAUSE = 600.0  # s between two checks of `main`, if `quality.interval` is 0
-
-
-def main() -> int:
-    """Check the data quality of the tables at the interval `quality.interval`, until SIGTERM or SIGINT.
-
-    After each check, print a line of JSON with the number of expectations and the failed expectations.
-
-    Returns:
-        The exit status: 0 after a signal, otherwise that of the error that ended the loop.
-    """
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    try:
-        settings = load_settings()
-        claim_state_folder(settings.state)
-        every = read_all_suites(settings.quality.suites)
-        from kiln.pipelines.quality.expectations import RowValidator  # slow to import, so suites are validated first
-
-        validator, lake = RowValidator(), Lake.from_location(settings.lake_root)
-        while not stop.is_set():
-            began = time.monotonic()
-            results = check_lake(settings, lake, every, validator, datetime.now(UTC), recent=True)
-            print(json.dumps(_build_report(results, time.monotonic() - began), default=str), flush=True)
-            stop.wait(settings.quality.interval.total_seconds() or _DEFAULT_PAUSE)
-    except KilnError as error:
-        print(printable_lines(str(error)), file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-def _build_report(results: Sequence[CheckResult], seconds: float) -> dict[str, object]:
-    return {
-        "expectations": len(results),
-        "seconds": round(seconds, 1),
-        "failed": [result.as_json() for result in results if not result.success],
-    }

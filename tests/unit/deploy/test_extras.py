@@ -30,10 +30,7 @@ COMMANDS = {
     for file in sorted((PROJECT / "deploy" / "cli").glob("*.py"))
     for name, found in read_commands(file)
 }
-JOBS = {
-    file.stem: ("spark", "quality") if file.stem == "quality" else ("spark",)
-    for file in (PROJECT / "pipelines" / "jobs").glob("[a-z]*.py")
-}
+JOBS = {file.stem: ("spark",) for file in (PROJECT / "pipelines" / "jobs").glob("[a-z]*.py")}
 
 
 @cache
