@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kiln.conf.process.files import read_small_file, replace_file
+from kiln.conf.process.files import replace_file
 from kiln.conf.settings.addresses import check_topic
 from kiln.conf.settings.model import Settings
 from kiln.schemas.wire.signing_policy import match_topic
@@ -133,7 +133,7 @@ class InterestsFile:
 
     def _load(self) -> None:
         try:
-            texts = json.loads(read_small_file(self._path))
+            texts = json.loads(self._path.read_bytes())
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise ValueError("not a list of strings")
             for text in texts:

@@ -41,7 +41,6 @@ from kiln.bridge.capture.tap import Sink
 from kiln.bridge.libp2p.keys import load_or_create_key
 from kiln.bridge.publisher.batches import PublishError
 from kiln.conf.process.bridge_status import OverlayStatus, OverlayTopicStatus, PublisherStatus
-from kiln.conf.process.files import read_small_file
 from kiln.schemas.dht.announcement import (
     Announcement,
     PublisherKey,
@@ -462,6 +461,6 @@ def _new_id(ip: bytes, entropy: bytes) -> bytes:
 
 def _read_stop_reason(path: Path) -> str | None:
     try:
-        return read_small_file(path).decode(errors="replace")
+        return path.read_bytes().decode(errors="replace")
     except FileNotFoundError:
         return None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kiln.conf.process.files import read_small_file, replace_file
+from kiln.conf.process.files import replace_file
 from kiln.schemas.dht import bencode
 from kiln.schemas.dht.bencode import BencodeError, Value
 from kiln.schemas.dht.items import Item, build_put_fields, find_refusal, read_item
@@ -69,7 +69,7 @@ class TopicStore:
         path = self._folder / "node.id"
         if not path.exists():
             replace_file(path, new_id)
-        node_id = read_small_file(path)
+        node_id = path.read_bytes()
         if len(node_id) != ID_SIZE:
             raise TopicStoreError(
                 f"cannot read the node id: {path} has {len(node_id)} bytes, not {ID_SIZE}. Delete the file; the next "
@@ -87,7 +87,7 @@ class TopicStore:
         if not path.exists():
             return StoredTopic(None, [])
         try:
-            stored = decode_topic(read_small_file(path))
+            stored = decode_topic(path.read_bytes())
             if stored.item is not None and stored.item.target != target:
                 raise ValueError(f"its item belongs to target {stored.item.target.hex()}")
         except ValueError as error:

@@ -23,7 +23,6 @@ from kiln.bridge.ipfs.blocks import (
     verify_block,
 )
 from kiln.conf.process.bridge_status import IpfsStatus
-from kiln.conf.process.files import open_regular_file, read_small_file
 from kiln.schemas.wire.batch_block import MAX_BLOCK
 from kiln.schemas.wire.cid import cid_bytes, cid_text, read_sha2_256_digest
 
@@ -78,7 +77,7 @@ class FolderBlockStore:
         """Implement `BlockStore.get`. There are no peers, so `timeout` and `announcers` are ignored."""
         read_digest(cid)
         try:
-            with open_regular_file(self._path(cid)) as file:
+            with self._path(cid).open("rb") as file:
                 data = file.read(limit + 1)
         except FileNotFoundError:
             raise BlockUnavailableError(f"{cid[:80]} is not in {self._folder}, and ipfs.api is empty") from None
@@ -131,7 +130,7 @@ class FolderBlockStore:
         blocks: dict[bytes, bytes] = {}
         for cid in cids:
             try:
-                data = read_small_file(self._folder / cid_text(cid))
+                data = (self._folder / cid_text(cid)).read_bytes()
             except OSError:
                 continue
             if sha256(data).digest() == read_sha2_256_digest(cid):

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from kiln.conf.process.files import read_small_file, replace_file
+from kiln.conf.process.files import replace_file
 
 RESERVE: Final = 10_000_000_000  # ns
 SEQNO_BYTES: Final = 8
@@ -91,7 +91,7 @@ class Seqno:
 
 def _read(path: Path) -> int:
     try:
-        raw = read_small_file(path)
+        raw = path.read_bytes()
     except FileNotFoundError:
         return 0
     except OSError as error:

@@ -19,7 +19,7 @@ import httpx
 import msgspec
 import trio
 
-from kiln.conf.process.files import read_small_file, replace_file
+from kiln.conf.process.files import replace_file
 from kiln.conf.process.proxies import is_loopback
 from kiln.schemas.wire.topics import Separator, format_topic, parse_topic
 
@@ -205,7 +205,7 @@ class HeightWatch:
 
     def _load_reached_at(self) -> int | None:
         try:
-            content = msgspec.json.decode(read_small_file(self._path), type=dict[str, int])
+            content = msgspec.json.decode(self._path.read_bytes(), type=dict[str, int])
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
         return content.get("reached_at") if content.get("height") == self.height else None

@@ -13,8 +13,6 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct, structs
 
-from kiln.conf.process.files import read_small_file
-
 
 class PeerStatus(Struct, frozen=True):
     """A pubsub peer of the node."""
@@ -214,6 +212,6 @@ def read_status(path: Path) -> BridgeStatus | None:
         `None` if there is no status file, or another version of Kiln wrote the file.
     """
     try:
-        return msgspec.json.decode(read_small_file(path, 64 << 20), type=BridgeStatus)
+        return msgspec.json.decode(path.read_bytes(), type=BridgeStatus)
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         return None

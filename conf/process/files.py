@@ -1,50 +1,14 @@
-"""Reading of small files, sync to disk, and the password of the embedded broker.
+"""Sync to disk, and the password of the embedded broker.
 
 A file's bytes survive a power cut once the file is synced, and its name survives once its folder is synced.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final
-
-SMALL: Final = 16 << 20
-"""maximum size of a file that `read_small_file` reads by default, in bytes"""
-
-
-def open_regular_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Anything else is an error: a pipe could block, and a device may have no end.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular file.
-    """
-    # non-blocking, because opening a FIFO waits for a writer
-    number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(number).st_mode):
-        os.close(number)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return open(number, "rb")
-
-
-def read_small_file(path: Path, limit: int = SMALL) -> bytes:
-    """Read a regular file.
-
-    Args:
-        limit: Maximum size of the file in bytes.
-
-    Raises:
-        OSError: The file cannot be read, is not a regular file, or is larger than `limit`.
-    """
-    with open_regular_file(path) as file:
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        raise OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
-    return data
 
 
 def to_disk(path: Path) -> None:
@@ -78,7 +42,7 @@ def ensure_password(broker_dir: Path) -> str:
     path = broker_dir / "password"
     while True:
         with suppress(FileNotFoundError):
-            password = read_small_file(path).decode("ascii")
+            password = path.read_bytes().decode("ascii")
             if password:
                 return password
             path.unlink()  # a power cut can leave an empty file

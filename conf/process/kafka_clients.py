@@ -16,7 +16,6 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Final, Protocol, TypeVar, cast
 
 from kafka.errors import KafkaConnectionError, KafkaError
@@ -108,11 +107,6 @@ def open_client(kind: Callable[..., _Client], **options: object) -> _Client:
         ValueError: An option has a wrong value.
         RuntimeError: No thread can be started.
     """
-    for name in ("ssl_cafile", "ssl_certfile"):
-        file = options.get(name)
-        if isinstance(file, str) and Path(file).exists() and not Path(file).is_file():
-            # OpenSSL would wait for a FIFO's writer
-            raise ValueError(f"kafka.{name}: {file} is not a regular file. Name a PEM file")
     with ExitStack() as opened:
 
         def open_network(**config: object) -> _Network:

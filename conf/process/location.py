@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from kiln.conf.process.errors import KilnError, SettingsError
 from kiln.conf.process.extras import require_extras
-from kiln.conf.process.files import open_regular_file, to_disk
+from kiln.conf.process.files import to_disk
 from kiln.conf.process.forks import refuse_fork
 
 if TYPE_CHECKING:
@@ -151,8 +151,7 @@ class LocalFolder(_Place):
                     yield entry.name
 
     def read(self) -> bytes:
-        with open_regular_file(self.folder) as file:
-            return file.read()
+        return self.folder.read_bytes()
 
     def open(self) -> pa.NativeFile:
         import pyarrow as pa

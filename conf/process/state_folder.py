@@ -14,7 +14,7 @@ from typing import IO, Final
 from uuid import uuid4
 
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.files import open_regular_file, read_small_file, to_disk
+from kiln.conf.process.files import to_disk
 
 STATE_VERSION: Final = 4
 """Version of the files, checkpoints and tables in a state folder. Raise it only for an incompatible change."""
@@ -81,7 +81,7 @@ def _read_version(state: Path) -> int | None:
     """
     path = state / _FILE
     try:
-        text = read_small_file(path).decode("ascii", errors="replace").strip()
+        text = path.read_bytes().decode("ascii", errors="replace").strip()
     except FileNotFoundError:
         text = ""
     if text == str(STATE_VERSION):
@@ -126,7 +126,7 @@ def read_lock_holder(path: Path) -> int | None:
         `None` if no process holds the lock; 0 if the holder has not written its id.
     """
     try:
-        with open_regular_file(path) as lock:
+        with path.open("rb") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

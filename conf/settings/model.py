@@ -25,7 +25,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.files import read_small_file
 from kiln.conf.process.location import STORE, Location, expand_path, parse_location
 from kiln.conf.process.logs import Format, Level
 from kiln.conf.settings.addresses import (
@@ -286,7 +285,7 @@ class Kafka(Section):
         if not self.sasl_password_file:
             return self.sasl_password.get_secret_value()
         try:
-            password = read_small_file(Path(self.sasl_password_file)).decode().rstrip("\r\n")
+            password = Path(self.sasl_password_file).read_bytes().decode().rstrip("\r\n")
         except FileNotFoundError:
             password = ""
         except (OSError, UnicodeDecodeError) as error:

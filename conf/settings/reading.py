@@ -16,7 +16,6 @@ from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.files import read_small_file
 from kiln.conf.process.location import expand_path
 from kiln.conf.settings.addresses import check_path
 from kiln.conf.settings.durations import duration_text
@@ -35,7 +34,7 @@ from kiln.conf.settings.keys import (
     suggest_key,
 )
 from kiln.conf.settings.model import Settings
-from kiln.conf.settings.values import MASK, check_depth, is_secret_key, mask_secrets, parse_json
+from kiln.conf.settings.values import MASK, is_secret_key, mask_secrets
 
 _SEE_FILE = "; see conf/kiln.toml for all settings"
 
@@ -156,8 +155,6 @@ def line_of(text: str, keys: Keys) -> int:
     return best
 
 
-_MAX_FILE = 1 << 20
-
 DEFAULT_FILE = Path(__file__).resolve().parents[1] / "kiln.toml"
 
 
@@ -249,9 +246,9 @@ def read_variables(environ: Mapping[str, str]) -> tuple[dict[str, object], list[
         value: object = environ[name]
         if known.get(keys) is not False:  # no single key
             try:
-                value = parse_json(environ[name])
+                value = json.loads(environ[name])
             except ValueError as error:
-                problems += [f"environment {name}: {error}"] if keys in tables else []
+                problems += [f"environment {name}: not JSON: {error}"] if keys in tables else []
             else:
                 if keys in tables and not isinstance(value, dict):
                     problems.append(f'environment {name}: expected a JSON object, such as {{"key": "value"}}')
@@ -302,7 +299,7 @@ def _variable_text(value: object) -> str:
 
 def _file_text(path: Path) -> str:
     try:
-        return read_small_file(path, _MAX_FILE).decode("utf-8-sig")  # editors of Windows begin a file with a BOM
+        return path.read_bytes().decode("utf-8-sig")  # editors of Windows begin a file with a BOM
     except FileNotFoundError:
         raise SettingsError([f"{path}: no such settings file (set by --config or {CONFIG_VARIABLE})"]) from None
     except OSError as error:
@@ -313,17 +310,9 @@ def _file_text(path: Path) -> str:
 
 def _parse_toml(path: Path, text: str) -> dict[str, object]:
     try:
-        tree: dict[str, object] = tomllib.loads(text)
-        check_depth(tree)
-    except tomllib.TOMLDecodeError as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise SettingsError([f"{path}: not TOML: {error}"]) from None
-    except RecursionError:
-        raise SettingsError([f"{path}: nested too deeply"]) from None
-    except ValueError as error:
-        # int() limits the number of digits
-        text = "a number has thousands of digits" if "digits" in str(error) else str(error)
-        raise SettingsError([f"{path}: {text}"]) from None
-    return tree
 
 
 def _merge(low: Mapping[str, object], high: Mapping[str, object]) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeVar
@@ -43,50 +44,14 @@ def _mask(found: re.Match[str]) -> str:
 
 
 _Number = TypeVar("_Number", int, timedelta)
-_MAX_DEPTH: Final = 8
-"""maximum depth of nested tables and lists in a settings file; the settings need four levels"""
-
-
-def check_depth(value: object, levels: int = _MAX_DEPTH) -> None:
-    """Check that tables and lists are not nested so deeply that recursive code fails.
-
-    Raises:
-        ValueError: The tables and lists are nested too deeply.
-    """
-    if isinstance(value, dict | list):
-        if not levels:
-            raise ValueError(f"nested more than {_MAX_DEPTH} levels deep")
-        for item in value.values() if isinstance(value, dict) else value:
-            check_depth(item, levels - 1)
-
-
-def parse_json(text: str) -> object:
-    """Parse the JSON of an environment variable.
-
-    Raises:
-        ValueError: The text is not JSON, is nested too deeply, or contains a number of thousands of digits.
-    """
-    try:
-        value: object = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"nested more than {_MAX_DEPTH} levels deep") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error}") from None
-    except ValueError:  # of int()
-        raise ValueError("a number has thousands of digits") from None
-    check_depth(value)
-    return value
 
 
 def split_items(value: object) -> object:
     """Split the text of an environment variable into a list: "archive, batch" or '["archive", "batch"]'."""
     if isinstance(value, str):
         if value.startswith("["):
-            try:
-                return parse_json(value)
-            except ValueError as error:
-                if not str(error).startswith("not JSON"):
-                    raise ValueError('a list, such as ["a", "b"]') from None
+            with suppress(json.JSONDecodeError):
+                return json.loads(value)
         return [item for item in re.split(r'[\[\]",\s]+', value) if item]
     return value
 

@@ -15,7 +15,6 @@ from typing import Final
 
 import msgspec
 
-from kiln.conf.process.files import read_small_file
 from kiln.conf.settings.model import Settings
 from kiln.deploy.ops.snapshot import QualityInRun
 from kiln.deploy.stack.child_process import (
@@ -145,7 +144,7 @@ class QualityChecks(PeriodicProcess):
         if code not in _COMPLETED:
             return [f"quality: the check failed (exit code {code}, see {self._log}): {read_last_line(self._log)}"]
         try:
-            results = msgspec.json.decode(read_small_file(self._output), type=list[QualityReport])
+            results = msgspec.json.decode(self._output.read_bytes(), type=list[QualityReport])
         except (OSError, msgspec.DecodeError):
             return [f"quality: the check wrote no results (see {self._log}): {read_last_line(self._log)}"]
         outcomes = Counter((result.table, "passed" if result.success else result.level) for result in results)

@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import IO, Final, NamedTuple, Self
 
 from kiln.conf.process.errors import PrerequisiteError
-from kiln.conf.process.files import ensure_password, private_file, read_small_file, replace_file
+from kiln.conf.process.files import ensure_password, private_file, replace_file
 from kiln.conf.process.state_folder import claim_state_folder, read_lock_holder, try_lock
 from kiln.conf.settings.model import EMBEDDED_USER, Kafka
 from kiln.deploy.stack.child_process import bind_to_parent, terminate_process
@@ -412,7 +412,7 @@ def _read_running_broker(state: Path) -> _RunningBroker | None:
     if read_lock_holder(folder / "lock") is None:
         return None
     try:
-        address = json.loads(read_small_file(folder / "address.json"))
+        address = json.loads((folder / "address.json").read_bytes())
         return _RunningBroker(str(address["bootstrap"]), int(address["pid"]))
     except (FileNotFoundError, ValueError, KeyError):
         return None  # locked, but not launched yet
@@ -434,7 +434,7 @@ def _check_free(port: int, setting: str) -> None:
 def _read_cluster_id(folder: Path) -> str:
     path = folder / "cluster.id"
     try:
-        return read_small_file(path).decode("ascii").strip()
+        return path.read_bytes().decode("ascii").strip()
     except FileNotFoundError:
         name = "-"
         while name.startswith("-"):  # the tool would parse it as an option

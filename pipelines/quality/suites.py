@@ -24,7 +24,6 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from kiln.conf.process.errors import SettingsError
-from kiln.conf.process.files import read_small_file
 from kiln.conf.settings.durations import parse_duration
 from kiln.conf.settings.keys import suggest_key
 from kiln.schemas.delta.tables import TABLES
@@ -269,7 +268,7 @@ def _list_files(paths: Iterable[Path], faults: list[str]) -> Iterator[Path]:
 def _read_sql(file: Path) -> Iterator[SuiteCheck | str]:
     """Read the check in an SQL file. Yield it or, if it is invalid, descriptions of its faults."""
     try:
-        text = read_small_file(file).decode("utf-8-sig")
+        text = file.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         yield f"{file}: cannot be read: {error}"
         return
@@ -332,7 +331,7 @@ def _find_sql_faults(sql: str) -> Iterator[str]:
 def _read_suite(file: Path) -> Iterator[SuiteCheck | str]:
     """Read a YAML suite. Yield its checks and, for invalid parts, descriptions of the faults with their lines."""
     try:
-        suite = YAML().load(read_small_file(file).decode("utf-8-sig"))
+        suite = YAML().load(file.read_bytes().decode("utf-8-sig"))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         yield f"{file}:{mark.line + 1 if mark else 1}: {error.problem or error.context}"
