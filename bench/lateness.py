@@ -116,7 +116,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
         tuple(ratios),
         {
             "messages/s": whole.traffic.rate,
-            "copies": traffic_options(whole).copies,
+            "copies": whole.traffic.copies,
             "s a run": extent.of(MEASURED, least=5),
             "batches, all": sum(len(result.delays) for result in results_by_query["all queries"]),
             "batches, alone": sum(len(result.delays) for result in results_by_query["window query alone"]),

@@ -537,6 +537,16 @@ class Traffic(Section):
     rate: int = Field(default=50, ge=1, le=100_000)
     separators: int = Field(default=40, ge=1, le=20_000)
     streams: int = Field(default=400, ge=1, le=1_000_000)
+    peers: int = Field(default=5, ge=1, le=10_000)
+    copies: int = Field(default=3, ge=1, le=10_000)
+    garbage: float = Field(default=0.01, ge=0, le=1)
+    forged: float = Field(default=0.01, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.copies > self.peers:
+            raise ValueError("copies cannot be more than peers: each copy of a message comes from a different peer")
+        return self
 
 
 class Bridge(Section):

@@ -129,7 +129,10 @@ def traffic_options(settings: Settings) -> TrafficOptions:
         seed=traffic.seed,
         network=settings.network.name,
         signed=settings.policy.of(settings.network.name) != "none",
-        peers=5,
+        peers=traffic.peers,
+        copies=traffic.copies,
         streams=traffic.streams,
         separators=traffic.separators,
+        garbage=traffic.garbage,
+        forged=traffic.forged,
     )

@@ -53,21 +53,10 @@ KILN_PUBLISH__ENABLED=false timeout --preserve-status 30s .venv/bin/python -m ki
 kiln run --no-network --catch-up
 
 echo "== 2. a capture, all of it processed"
-.venv/bin/python - "$folder" <<'PYTHON'
-import gzip
-import sys
-from dataclasses import replace
-
-from kiln.conf.settings.reading import load_settings
-from kiln.deploy.demo.traffic import Traffic, write_traffic
-from kiln.deploy.demo.traffic.options import traffic_options
-
-options = replace(traffic_options(load_settings()), seed=11, peers=3, copies=2, garbage=0.05, forged=0.04)
-for seconds in (3, 6, 9):  # of the same traffic: a longer one holds the messages of a shorter one again
-    traffic = Traffic(options.for_capture(), 1_735_689_600 * 10**9, 8.0)
-    with gzip.open(f"{sys.argv[1]}/{seconds}.rpc.gz", "wb") as file:
-        write_traffic(file, traffic.frames(duration_ns=seconds * 10**9))
-PYTHON
+export KILN_TRAFFIC__PEERS=3 KILN_TRAFFIC__COPIES=2 KILN_TRAFFIC__GARBAGE=0.05 KILN_TRAFFIC__FORGED=0.04
+for seconds in 3 6 9; do # of the same traffic: a longer one holds the messages of a shorter one again
+  kiln generate "$folder/$seconds.rpc.gz" --for ${seconds}s --rate 8 --seed 11
+done
 kiln replay "$folder/3.rpc.gz"
 kiln run --catch-up
 

@@ -276,10 +276,9 @@ def test_a_wrong_value_is_named_with_its_place_and_what_is_expected(
 
 
 def test_a_table_that_cannot_be_names_all_that_it_came_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write(tmp_path, "[kafka]\nembedded_port = 9\n")
-    monkeypatch.setenv("KILN_KAFKA__EMBEDDED_CONTROLLER_PORT", "9")
-    place = f"{path}:1, environment KILN_KAFKA__EMBEDDED_CONTROLLER_PORT"
-    assert problems(path) == f"{place}: kafka: embedded_port and embedded_controller_port must differ"
+    path = write(tmp_path, "[traffic]\npeers = 3\n")
+    monkeypatch.setenv("KILN_TRAFFIC__COPIES", "9")
+    assert problems(path).startswith(f"{path}:1, environment KILN_TRAFFIC__COPIES: traffic: copies cannot be more than")
 
 
 @pytest.mark.parametrize(
@@ -312,6 +311,7 @@ def test_json_that_is_none_names_its_variable(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("[traffic]\ncopies = 9\npeers = 3\n", "copies cannot be more than peers"),
         ("[kafka]\nembedded_port = 29093\n", "must differ"),
         ('[kafka]\nsecurity_protocol = "SSL"\n', "for a broker named in bootstrap"),
         (

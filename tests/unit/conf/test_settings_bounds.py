@@ -19,6 +19,8 @@ NEEDS: dict[Keys, dict[str, str]] = {
     ("network", "max_message_bytes"): {"KILN_NETWORK__KIND": "gossip"},
     ("transition", "height"): {"KILN_TRANSITION__RPC_URL": "http://127.0.0.1:8545"},
     ("transition", "phase_out"): {"KILN_TRANSITION__AT": "2027-01-31T12:00:00Z"},
+    ("traffic", "copies"): {"KILN_TRAFFIC__PEERS": "10000"},
+    ("traffic", "peers"): {"KILN_TRAFFIC__COPIES": "1"},
 }
 """settings without which a value of the key has no effect, and is refused"""
 

@@ -32,6 +32,7 @@ settings:
   bridge:
     bootstrap: ["/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"]
     spool_bytes: 2147483648
+  traffic: {garbage: 0.02}
   lake: {uri: "s3://kiln/lake", storage_options: {AWS_ENDPOINT_URL: "http://minio:9000"}}
   checkpoints: {uri: "s3://kiln/checkpoints"}
 secrets:
@@ -245,6 +246,7 @@ def test_a_pod_has_the_settings_that_were_given(
         settings = load_settings(file)
         assert settings.kafka.server_list() == ["kafka-1:9093", "kafka-2:9093"]
         assert (settings.kafka.frames_partitions, settings.bridge.spool_bytes) == (8, 2147483648)
+        assert settings.traffic.garbage == 0.02
 
 
 def test_no_pod_asks_for_service_links(rendered: dict[str, list[Document]]) -> None:
