@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 from pydantic import SecretStr, ValidationError
@@ -34,13 +36,32 @@ from kiln.conf.settings.keys import (
     suggest_key,
 )
 from kiln.conf.settings.model import Settings
+from kiln.conf.settings.service_links import is_service_link
 from kiln.conf.settings.values import MASK, is_secret_key, mask_secrets
 
 _SEE_FILE = "; see conf/kiln.toml for all settings"
+_LOG = logging.getLogger(__name__)
 
 
 def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    """Describe each environment variable that has Kiln's prefix but is not a setting."""
+    """Describe each environment variable that has Kiln's prefix but is neither a setting nor a service link."""
+    names = [*map(name_variable, list_keys()), CONFIG_VARIABLE]
+    for name in _nameless(environ):
+        if is_service_link(name, environ[name]):
+            continue
+        # the user means the short variable, whose name is not the most similar one
+        is_long = name.upper() == f"{NETWORK_VARIABLE}__NAME"
+        hint = f"; did you mean {NETWORK_VARIABLE}?" if is_long else suggest_key(name.upper(), names)
+        yield f"environment {name}: no such setting{hint or _SEE_FILE}"
+
+
+def service_links(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """List the names of the variables that Kubernetes sets for a Service such as `kiln-bridge`, in order."""
+    return tuple(name for name in _nameless(environ) if is_service_link(name, environ[name]))
+
+
+def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
+    """List the names of the variables with Kiln's prefix that are not settings, in order."""
     known = list_keys()
     names = {name_variable(key): free for key, free in known.items()}
     free_tables = {f"{name}__" for name, free in names.items() if free}
@@ -50,14 +71,8 @@ def find_unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
         if not upper.startswith(ENV_PREFIX) or upper == CONFIG_VARIABLE or upper in names or upper in tables:
             continue
         table = next((prefix for prefix in free_tables if upper.startswith(prefix)), None)
-        if table is not None and "__" not in upper.removeprefix(table):
-            continue
-        # the user means the short variable, whose name is not the most similar one
-        is_long = upper == f"{NETWORK_VARIABLE}__NAME"
-        hint = f"; did you mean {NETWORK_VARIABLE}?" if is_long else suggest_key(upper, [*names, CONFIG_VARIABLE])
-        is_link = re.search(r"_SERVICE_HOST$|_PORT(_|$)", name)  # Kubernetes sets these for a Service `kiln-bridge`
-        pod = "; in a pod, set enableServiceLinks: false" if is_link else ""
-        yield f"environment {name}: no such setting{hint or _SEE_FILE}{pod}"
+        if table is None or "__" in upper.removeprefix(table):
+            yield name
 
 
 @dataclass(frozen=True)
@@ -197,9 +212,11 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
     path = config or Path(os.environ.get(CONFIG_VARIABLE, DEFAULT_FILE))
     text = _file_text(path)
     file = _parse_toml(path, text)
-    environment, unreadable = read_variables(os.environ)
+    links = service_links(os.environ)
+    environment, unreadable = read_variables({name: text for name, text in os.environ.items() if name not in links})
     if problems := [*find_unknown_variables(os.environ), *unreadable]:
         raise SettingsError(problems)
+    _warn_of_links(links)
     command_line: dict[str, object] = {} if state is None else {"state": state}
     if network is not None:
         command_line["network"] = {"name": network}
@@ -270,6 +287,16 @@ def _find_unusable_paths(loaded: LoadedSettings) -> Iterator[str]:
         except ValueError as error:
             shown = json.dumps(str(folder), ensure_ascii=False)
             yield f"{loaded.source(keys)}: {join_key(keys)} = {shown}: {error}"
+
+
+@cache
+def _warn_of_links(names: tuple[str, ...]) -> None:
+    if names:
+        _LOG.warning(
+            "environment: ignored %s, because these are service links of Kubernetes, not settings. To avoid this "
+            "warning, set enableServiceLinks: false in the pod",
+            ", ".join(names),
+        )
 
 
 def load_settings(config: Path | None = None) -> Settings:

@@ -31,10 +31,15 @@ from kit.broker_access import client
 from kit.chance import new_key
 from kit.descriptors import HangingBroker, descriptors, hanging_broker
 from kit.node_town import call_at, message, raw_peer, subscription
+from kit.service_links import ServicePort, injected
 
 pytestmark = pytest.mark.kafka
 
 SAID = [subscription(), *(message(number, new_key()) for number in range(1, 51))]
+
+
+SERVICE_LINKS = injected("kiln-bridge", [ServicePort("gossip", 4811)])
+"""what a kubelet sets for the Service of the chart"""
 
 
 @pytest.fixture
@@ -58,6 +63,7 @@ def bridge(later: EmbeddedBroker, tmp_path: Path) -> Iterator[BridgeAlone]:
         KILN_KAFKA__OTHER_RETENTION_BYTES="0",
         KILN_MONITOR__LISTEN=f"127.0.0.1:{free_ports(1)[0]}",
         KILN_LOG__LEVEL="info",
+        **SERVICE_LINKS,
     )
     yield alone
     alone.kill()
@@ -118,6 +124,8 @@ def test_it_starts_and_spools_and_hands_over(later: EmbeddedBroker, bridge: Brid
     assert all(number <= 2 for number in Counter(problems).values()), said  # before the broker came, and after it went
     assert f"no broker at {later.address}" in said
     assert f"using the broker at {later.address}" in said
+    assert said.count("enableServiceLinks: false") == 1
+    assert all(name in said for name in SERVICE_LINKS)
 
 
 def test_it_opens_no_more_and_more_descriptors_while_every_connection_fails(tmp_path: Path) -> None:

@@ -253,15 +253,6 @@ def test_an_unknown_variable_is_an_error_that_names_the_nearest(monkeypatch: pyt
     ]
 
 
-@pytest.mark.parametrize(
-    "ending", ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_GOSSIP", "PORT", "PORT_4811_TCP_ADDR"]
-)
-def test_a_service_link_of_kubernetes_is_refused_with_its_remedy(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(f"KILN_BRIDGE_{ending}", "10.96.0.7")
-    assert problems().startswith(f"environment KILN_BRIDGE_{ending}: no such setting")
-    assert problems().endswith("; in a pod, set enableServiceLinks: false")
-
-
 def test_a_wrong_value_is_named_with_its_place_and_what_is_expected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from kiln.conf.settings.keys import list_keys, name_variable
 from kiln.conf.settings.reading import load_settings
 from kiln.schemas.queries import QUERIES
 from kit import validators
+from kit.service_links import ServicePort, injected
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy/packaging/helm/kiln"
@@ -251,6 +252,25 @@ def test_a_pod_has_the_settings_that_were_given(
 
 def test_no_pod_asks_for_service_links(rendered: dict[str, list[Document]]) -> None:
     assert [pod["spec"].get("enableServiceLinks") for pod in pods(rendered)] == [False] * len(pods(rendered))
+
+
+@pytest.mark.parametrize("release", ["kiln", "kiln-two", "prod"])
+def test_settings_load_beside_the_variables_that_a_kubelet_sets_for_the_services(
+    values: Path, release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = helm("template", release, CHART, "--values", values)
+    made = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
+    services = [each for each in made if each["kind"] == "Service" and each["spec"].get("clusterIP") != "None"]
+    assert services
+    for each in services:
+        ports = [ServicePort(port["name"], port["port"]) for port in each["spec"]["ports"]]
+        for name, value in injected(each["metadata"]["name"], ports).items():
+            monkeypatch.setenv(name, value)
+    (settings,) = (each for each in made if each["kind"] == "ConfigMap")
+    file = tmp_path / "kiln.toml"
+    file.write_text(settings["data"]["kiln.toml"], encoding="utf-8")
+    monkeypatch.setenv("KILN_KAFKA__SASL_PASSWORD", "x")
+    assert load_settings(file).network.name == "testnet-clay"
 
 
 @pytest.mark.parametrize(
