@@ -2,8 +2,9 @@
 
 Kafka gets all frames in the order of `put`: first those in the spool, then those in memory. The key of a frame is the
 id of its connection, so the frames of a connection are in one partition and in order. Frames are sent in portions of
-256 KiB, and one portion is in flight at a time. If Kafka refuses a frame, a new producer sends the whole portion again,
-so Kafka may get frames twice. Connection, direction and sequence identify a frame, and the first copies are in order.
+256 KiB to 2 MiB, and one portion is in flight at a time. If Kafka refuses a frame, a new producer sends the whole
+portion again, so Kafka may get frames twice. Connection, direction and sequence identify a frame, and the first copies
+are in order.
 
 A process that is killed loses the frames that are neither acknowledged nor in the spool. While Kafka is available,
 these are the frames of about LINGER plus two round trips. If an acknowledgement takes longer than `spool_after`, all
@@ -38,7 +39,11 @@ LINGER: Final = 0.02
 """Seconds that a frame waits for further frames, to be sent together. One request for each frame would cost much more
 CPU."""
 PORTION: Final = 256 * 1024
-"""Bytes of frames that are sent together. Kafka must acknowledge them within `spool_after`, even over a slow link."""
+"""Bytes of frames that are sent together at first. Kafka must acknowledge them within `spool_after`, even over a slow
+link."""
+MAX_PORTION: Final = 8 * PORTION
+"""Bytes of frames that are sent together at most, if more wait and Kafka acknowledges quickly. Smaller portions would
+limit the rate to one portion in a round trip, and peers that send more would delay the frames of all others."""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 """Maximum size of a frame in bytes. A request to Kafka has room for this, the key and the headers."""
 
@@ -81,6 +86,7 @@ class FrameSink:
         self._waiting: deque[QueuedFrame] = deque()
         self._portion: Sequence[QueuedFrame] = ()  # the frames in flight, unless they are in the spool
         self._in_flight = 0  # frames
+        self._portion_bytes = PORTION  # of the next portion
         self._sent_at = 0.0
         self._memory = 0  # bytes
         self._put_count = 0
@@ -212,6 +218,7 @@ class FrameSink:
             self._abandon(producer, KafkaException(self._refusal))
         elif not unacknowledged:
             with self._changed:
+                self._portion_bytes = self._choose_portion_bytes(time.monotonic() - self._sent_at)
                 self._acknowledged += self._in_flight
                 self._memory -= sum(len(queued.frame) + _OVERHEAD for queued in self._portion)
                 self._portion, self._in_flight = (), 0
@@ -220,7 +227,7 @@ class FrameSink:
                 self._changed.notify_all()
 
     def _take_portion(self) -> Sequence[QueuedFrame]:
-        """Wait up to TICK for frames, and take about PORTION bytes of them from the spool or from memory.
+        """Wait up to TICK for frames, and take a portion of them from the spool or from memory.
 
         More are sent only after an acknowledgement, because the thread of librdkafka polls without a pause while
         further records wait for the response to a request.
@@ -228,28 +235,38 @@ class FrameSink:
         Raises:
             OSError, sqlite3.Error: The spool cannot be read.
         """
-        portion = self._spool.read(PORTION) if self._spool.unread else []
+        portion = self._spool.read(self._portion_bytes) if self._spool.unread else []
         with self._changed:
             if not portion:
                 if not self._waiting and not self._ended:
                     self._changed.wait(TICK)
                 while self._waiting and (linger := self._waiting[0].queued_at + LINGER - time.monotonic()) > 0:
                     self._changed.wait(linger)
-                self._portion = portion = self._list_waiting()
+                self._portion = portion = self._list_waiting(self._portion_bytes)
                 for _ in portion:
                     self._waiting.popleft()
             self._in_flight = len(portion)
             self._sent_at = time.monotonic()
         return portion
 
-    def _list_waiting(self) -> list[QueuedFrame]:
-        """List the oldest frames that wait in memory, about PORTION bytes. The caller must hold the lock."""
+    def _choose_portion_bytes(self, elapsed: float) -> int:
+        """Choose the size of the next portion: larger if frames wait that Kafka would acknowledge quickly.
+
+        Args:
+            elapsed: Seconds that Kafka took to acknowledge the last portion.
+        """
+        if elapsed > 2 * TICK or not (self._waiting or self._spool.unread):
+            return PORTION
+        return min(2 * self._portion_bytes, MAX_PORTION)
+
+    def _list_waiting(self, limit: int) -> list[QueuedFrame]:
+        """List the oldest frames that wait in memory, about `limit` bytes. The caller must hold the lock."""
         portion: list[QueuedFrame] = []
         size = 0
         for item in self._waiting:
             portion.append(item)
             size += len(item.frame)
-            if size >= PORTION:
+            if size >= limit:
                 break
         return portion
 
@@ -337,7 +354,7 @@ class FrameSink:
             self._spool.append(portion, are_read=True)
         else:
             with self._changed:
-                portion = self._list_waiting()
+                portion = self._list_waiting(PORTION)
             self._spool.append(portion)
         with self._changed:
             self._memory -= sum(len(queued.frame) + _OVERHEAD for queued in portion)

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kiln.bridge.capture import sink as sink_module
-from kiln.bridge.capture.sink import MAX_FRAME, FrameSink
+from kiln.bridge.capture.sink import MAX_FRAME, MAX_PORTION, PORTION, FrameSink
 from kiln.bridge.capture.spool import QueuedFrame, Spool, SpoolError
 from kiln.bridge.kafka.producers import FramesProducerError
 from kit.awaiting import awaited
@@ -52,6 +52,7 @@ class Producer:
         with self.kafka.changed:
             if self.pending and not self.kafka.up:
                 self.kafka.changed.wait(timeout)
+            self.kafka.portions.append(sum(len(value) for _, value, _ in self.pending))
             while self.pending and (self.kafka.up or self.refused):
                 key, value, report = self.pending.pop(0)
                 self.refused, self.kafka.refuse = self.refused or self.kafka.refuse, False
@@ -74,6 +75,7 @@ class Kafka:
         self.refuse = False
         self.reachable = True
         self.log: Records = []
+        self.portions: list[int] = []  # bytes at each flush
         self.producers: list[Producer] = []
 
     def connect(self) -> confluent_kafka.Producer:
@@ -411,6 +413,20 @@ Step = st.one_of(
     st.tuples(st.just("put"), st.integers(1, 60)),
     st.sampled_from([("away", 0), ("back", 0), ("refuse", 0), ("restart", 0), ("settle", 0)]),
 )
+
+
+def test_portions_grow_while_frames_wait_that_kafka_acknowledges_quickly(
+    kafka: Kafka, new_sink: Callable[..., FrameSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_module, "TICK", 60.0)  # nothing is slow, and nothing goes to the spool
+    kafka.up = False
+    sink = new_sink(spool_after=600.0)
+    put(sink, frames(200, size=PORTION // 4))
+    kafka.back()
+    assert awaited(lambda: all_there(sink), 60), sink.status()
+    assert max(kafka.portions) == MAX_PORTION
+    assert kafka.firsts() == frames(200, size=PORTION // 4)
+    assert sink.close(1) == 0
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
