@@ -59,7 +59,7 @@ class PublishingOptions:
     max_age: int = 60_000_000
     """batches that closed longer than this before the first start are not published"""
     pin_duration: int = 86_400_000_000
-    """how long a block stays in IPFS after it was last stored"""
+    """time in µs for which a block stays in IPFS after it was last stored"""
     batch_typ: int = 3
     transport: str = "gossipsub"
     target: Callable[[str], str] | None = None

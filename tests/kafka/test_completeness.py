@@ -1,4 +1,4 @@
-"""What a peer says is in `kiln.frames`, all of it, and after a killed bridge all but what was in the air.
+"""All RPCs of a peer are in `kiln.frames`; after a killed bridge, all but those in the air.
 
 Outages of the broker are in `test_spool_broker.py`, and with all of Kiln in `tests/faults/test_chaos.py`.
 """
