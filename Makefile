@@ -52,7 +52,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := PYTHONHASHSEED=0 $(PY) -m pytest --dist loadscope
 
 test: setup ## run the unit tests, and the main path with Spark, Kafka and third-party peers, in about five minutes (ARGS="tests/unit -k cid")
-	@$(PYTEST) -n 2 -m "not slow" $(ARGS)
+	@$(PYTEST) -n 3 -m "not slow" $(ARGS)
 
 test-all: setup ## run every test, or every test in some folders (ARGS="tests/kafka")
 	@$(PYTEST) -n 4 $(ARGS)
