@@ -34,6 +34,8 @@ from kiln.schemas.wire.topic_table import (
 SendMode = Literal["cautious", "eager", "off"]
 Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
 
+_NAME_FIELDS: Final = {Message: "topic", RPC.SubOpts: "topicid"}  # of the topic's name; in the other types, topicID
+
 PROTOCOL: Final = "/meshsub/1.3.0"
 AGENT: Final = "kiln/"
 
@@ -136,8 +138,9 @@ class TableAgreements:
             The topic's name. `None` if the item has neither a name nor an index, its index does not resolve, or its
             name is empty or not UTF-8.
         """
-        name: str | bytes | None = _read_name(item)
-        if name is not None:
+        field = _NAME_FIELDS.get(type(item), "topicID")
+        if item.HasField(field):
+            name: str | bytes = getattr(item, field)
             if isinstance(name, bytes):  # upb returns bytes for a string that is not UTF-8
                 self._counters[NAME_NOT_UTF8] += 1
                 return None
@@ -201,12 +204,3 @@ class TableAgreements:
     def counters(self) -> Mapping[str, int]:
         """Number of events by kind: hellos accepted, ignored, refused by reason; indices read, written, unresolved."""
         return MappingProxyType(self._counters)
-
-
-def _read_name(item: Item) -> str | bytes | None:
-    """Return the topic's name, which may be empty; bytes if it is not UTF-8; `None` if the field is absent."""
-    if isinstance(item, Message):
-        return item.topic if item.HasField("topic") else None
-    if isinstance(item, RPC.SubOpts):
-        return item.topicid if item.HasField("topicid") else None
-    return item.topicID if item.HasField("topicID") else None
