@@ -38,6 +38,7 @@ from kiln.schemas.wire.topic_table import BundleSet
 Verify = Callable[[Message], Judgement]
 """Checks a message under the signature policy of its topic, such as `kiln.schemas.wire.identity.check`."""
 
+_NewMessages = list[tuple[Message, str, bytes]]  # with topic and id
 _ACCEPTED: Final = (Verdict.VALID, Verdict.UNSIGNED)
 
 
@@ -416,8 +417,8 @@ class Router:
         seen = self._seen
         max_size = self._options.max_message_bytes
         verdicts, cost = bytearray(len(publish)), 0
-        fresh: list[tuple[Message, str, bytes]] = []
-        too_large: list[tuple[Message, str, bytes]] = []
+        fresh: _NewMessages = []
+        too_large: _NewMessages = []
         for index, received in enumerate(publish):
             if cost >= MAX_RPC_COST:
                 # the other messages stay "not checked": signatures that are slow to check must not cost more time
@@ -492,13 +493,7 @@ class Router:
             self._counters[KEY_ALGORITHM] += 1
             state.score.penalize(self._options.key_algorithm_penalty)
 
-    def _relay(
-        self,
-        source: PeerState,
-        fresh: list[tuple[Message, str, bytes]],
-        too_large: list[tuple[Message, str, bytes]],
-        sends: list[Send],
-    ) -> None:
+    def _relay(self, source: PeerState, fresh: _NewMessages, too_large: _NewMessages, sends: list[Send]) -> None:
         """Announce new messages by IDONTWANT, so that other peers do not send them too, and forward those that are not
         too large."""
         wanted_not: dict[PeerID, list[bytes]] = {}
@@ -552,11 +547,10 @@ class Router:
 
     def _relay_targets(self, topic: str) -> dict[PeerID, PeerState]:
         mesh = self._mesh[topic]
-        return mesh | self._floodsub_peers(topic) if self._floodsub else mesh
-
-    def _floodsub_peers(self, topic: str) -> dict[PeerID, PeerState]:
+        if not self._floodsub:
+            return mesh
         threshold = self._options.score.publish_threshold
-        return {
+        return mesh | {
             peer: state
             for peer, state in self._subscribers.get(topic, {}).items()
             if not state.version and state.score.value >= threshold
