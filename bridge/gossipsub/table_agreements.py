@@ -34,8 +34,6 @@ from kiln.schemas.wire.topic_table import (
 SendMode = Literal["cautious", "eager", "off"]
 Item = Message | RPC.SubOpts | ControlIHave | ControlGraft | ControlPrune
 
-_NAME_FIELDS: Final = {Message: "topic", RPC.SubOpts: "topicid"}  # of the topic's name; in the other types, topicID
-
 PROTOCOL: Final = "/meshsub/1.3.0"
 AGENT: Final = "kiln/"
 
@@ -138,9 +136,14 @@ class TableAgreements:
             The topic's name. `None` if the item has neither a name nor an index, its index does not resolve, or its
             name is empty or not UTF-8.
         """
-        field = _NAME_FIELDS.get(type(item), "topicID")
-        if item.HasField(field):
-            name: str | bytes = getattr(item, field)
+        name: str | bytes | None
+        if isinstance(item, Message):
+            name = item.topic if item.HasField("topic") else None
+        elif isinstance(item, RPC.SubOpts):
+            name = item.topicid if item.HasField("topicid") else None
+        else:
+            name = item.topicID if item.HasField("topicID") else None
+        if name is not None:
             if isinstance(name, bytes):  # upb returns bytes for a string that is not UTF-8
                 self._counters[NAME_NOT_UTF8] += 1
                 return None
