@@ -205,10 +205,26 @@ class FrameSink:
         self._producer = None
 
     def _send(self, producer: Producer) -> None:
-        """Send the next frames if none are in flight, and wait up to TICK for the acknowledgement."""
+        """Send the next frames if none are in flight, and wait up to TICK for the acknowledgement.
+
+        More are sent only after the acknowledgement, because the thread of librdkafka polls without a pause while
+        further records wait for the response to a request.
+        """
         try:
             if not self._in_flight:
-                for item in self._take_portion():
+                portion: Sequence[QueuedFrame] = self._spool.read(self._portion_bytes) if self._spool.unread else ()
+                with self._changed:
+                    if not portion:
+                        if not self._waiting and not self._ended:
+                            self._changed.wait(TICK)
+                        while self._waiting and (linger := self._waiting[0].queued_at + LINGER - time.monotonic()) > 0:
+                            self._changed.wait(linger)
+                        self._portion = portion = self._list_waiting(self._portion_bytes)
+                        for _ in portion:
+                            self._waiting.popleft()
+                    self._in_flight = len(portion)
+                    self._sent_at = time.monotonic()
+                for item in portion:
                     producer.produce(self._topic, item.frame, item.connection, on_delivery=self._record_refusal)
             unacknowledged = producer.flush(TICK)
         except (KafkaException, OSError, sqlite3.Error) as error:
@@ -225,29 +241,6 @@ class FrameSink:
                 self._spool.acknowledge()
                 self._kafka_error = None
                 self._changed.notify_all()
-
-    def _take_portion(self) -> Sequence[QueuedFrame]:
-        """Wait up to TICK for frames, and take a portion of them from the spool or from memory.
-
-        More are sent only after an acknowledgement, because the thread of librdkafka polls without a pause while
-        further records wait for the response to a request.
-
-        Raises:
-            OSError, sqlite3.Error: The spool cannot be read.
-        """
-        portion = self._spool.read(self._portion_bytes) if self._spool.unread else []
-        with self._changed:
-            if not portion:
-                if not self._waiting and not self._ended:
-                    self._changed.wait(TICK)
-                while self._waiting and (linger := self._waiting[0].queued_at + LINGER - time.monotonic()) > 0:
-                    self._changed.wait(linger)
-                self._portion = portion = self._list_waiting(self._portion_bytes)
-                for _ in portion:
-                    self._waiting.popleft()
-            self._in_flight = len(portion)
-            self._sent_at = time.monotonic()
-        return portion
 
     def _choose_portion_bytes(self, elapsed: float) -> int:
         """Choose the size of the next portion: larger if frames wait that Kafka would acknowledge quickly.

@@ -9,49 +9,58 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-_VERDICT_BITS: Final = 3  # low bits of a copy number that have its verdict; the other bits identify its bytes
+_VERDICT_BITS: Final = 3  # low bits of an entry that have its verdict
+_VERDICT_MASK: Final = (1 << _VERDICT_BITS) - 1
 _EXPIRY_GRAIN: Final = 1.0  # seconds; ids added within this interval expire together
 
 
 class SeenSet:
-    """Ids of valid messages, each with the `copy_number` of the copy that was verified.
+    """Ids of valid messages, each with the hash and the verdict of the copy that was verified.
+
+    The hash is Python's hash of the copy's bytes. It is keyed per process, so that a peer cannot craft other bytes with
+    the same hash.
 
     An id expires `horizon` to `horizon` + 1 seconds after it was added, even if further copies arrive. Beyond `cap`
     ids, the oldest ones are evicted, and `evicted` counts them.
     """
 
-    __slots__ = ("_cap", "_grains", "_horizon", "_numbers", "_order", "evicted")
+    __slots__ = ("_cap", "_entries", "_grains", "_horizon", "_order", "evicted")
 
     def __init__(self, horizon: float, cap: int) -> None:
         self._horizon = horizon
         self._cap = cap
-        self._numbers: dict[bytes, int] = {}
+        self._entries: dict[bytes, int] = {}  # hash and verdict in one number, which takes less memory than a tuple
         self._order: deque[bytes] = deque()  # a dict is slow to find its first key after many deletions at the front
         self._grains: deque[list[float]] = deque()  # [time, number of ids added in the interval that began then]
         self.evicted = 0
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._entries)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._numbers
+        return key in self._entries
 
-    def get(self, key: bytes) -> int | None:
-        """Return the copy number of an id, or `None` if the id is unknown."""
-        return self._numbers.get(key)
+    def get(self, key: bytes) -> tuple[int, int] | None:
+        """Return the hash and the verdict of the verified copy, or `None` if the id is unknown."""
+        entry = self._entries.get(key)
+        return None if entry is None else (entry >> _VERDICT_BITS, entry & _VERDICT_MASK)
 
-    def add(self, key: bytes, number: int, now: float) -> bool:
-        """Add an id, and return true if it is new. If it is known, the number and time of its first copy stay."""
-        if key in self._numbers:
+    def add(self, key: bytes, copy: int, verdict: int, now: float) -> bool:
+        """Add an id, and return true if it is new. If it is known, the time and the copy that it has are kept.
+
+        Args:
+            copy: Hash of the bytes of the message.
+        """
+        if key in self._entries:
             return False
-        self._numbers[key] = number
+        self._entries[key] = copy << _VERDICT_BITS | verdict
         self._order.append(key)
         if self._grains and now - self._grains[-1][0] < _EXPIRY_GRAIN:
             self._grains[-1][1] += 1
         else:
             self._grains.append([now, 1])
-        if len(self._numbers) > self._cap:
-            del self._numbers[self._order.popleft()]
+        if len(self._entries) > self._cap:
+            del self._entries[self._order.popleft()]
             self._grains[0][1] -= 1
             if not self._grains[0][1]:
                 self._grains.popleft()
@@ -63,7 +72,7 @@ class SeenSet:
         marks = self._grains
         while marks and now - marks[0][0] >= self._horizon + _EXPIRY_GRAIN:
             for _ in range(int(marks.popleft()[1])):
-                del self._numbers[self._order.popleft()]
+                del self._entries[self._order.popleft()]
 
 
 class CachedMessage(NamedTuple):
@@ -157,11 +166,3 @@ class MessageCache:
         key = self._order.popleft()
         self._bytes -= len(self._messages.pop(key).data)
         self._sent.pop(key, None)
-
-
-def copy_number(data: bytes, verdict: int) -> int:
-    """Return a number that identifies the exact bytes of a message and has the verdict in its low bits.
-
-    Its other bits are a hash that is keyed per process, so that a peer cannot craft other bytes with the same number.
-    """
-    return hash(data) << _VERDICT_BITS | verdict

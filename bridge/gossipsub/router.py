@@ -20,7 +20,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Final
 
-from kiln.bridge.gossipsub.cache import MessageCache, SeenSet, copy_number
+from kiln.bridge.gossipsub.cache import MessageCache, SeenSet
 from kiln.bridge.gossipsub.effects import Deliver, PeerID, PeerView, PolicyConflict, Send
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.peers import Backoffs, PeerState, Promises, RetainedScores, select_mesh_peers
@@ -38,6 +38,7 @@ from kiln.schemas.wire.topic_table import BundleSet
 Verify = Callable[[Message], Judgement]
 """Checks a message under the signature policy of its topic, such as `kiln.schemas.wire.identity.check`."""
 
+_NewMessages = list[tuple[Message, str, bytes]]  # with topic and id
 _ACCEPTED: Final = (Verdict.VALID, Verdict.UNSIGNED)
 
 
@@ -257,7 +258,7 @@ class Router:
             )
         signed = message.HasField("signature")
         verdict = Verdict.VALID if signed else Verdict.UNSIGNED
-        self._seen.add(key, copy_number(data, verdict), now)
+        self._seen.add(key, hash(data), verdict, now)
         self._cache.put(key, topic, data, signed)
         self._counters["published"] += 1
         threshold = self._options.score.publish_threshold
@@ -416,8 +417,8 @@ class Router:
         seen = self._seen
         max_size = self._options.max_message_bytes
         verdicts, cost = bytearray(len(publish)), 0
-        fresh: list[tuple[Message, str, bytes]] = []
-        too_large: list[tuple[Message, str, bytes]] = []
+        fresh: _NewMessages = []
+        too_large: _NewMessages = []
         for index, received in enumerate(publish):
             if cost >= MAX_RPC_COST:
                 # the other messages stay "not checked": signatures that are slow to check must not cost more time
@@ -440,9 +441,10 @@ class Router:
             if not can_relay:
                 counters["message_too_large"] += 1
                 state.score.penalize()
-            known = seen.get(key)
-            if known is not None and copy_number(data, known & 7) == known:
-                verdicts[index] = known & 7
+            copy = hash(data)
+            known_copy, known_verdict = seen.get(key) or (None, 0)
+            if known_copy == copy:
+                verdicts[index] = known_verdict
                 counters["own_message" if getattr(message, "from") in self._own else "duplicate"] += 1
                 continue
             judgement = self._verify(message)
@@ -455,14 +457,14 @@ class Router:
                     counters["graylisted"] += 1
                     break
                 continue
-            if known is not None:
+            if known_copy is not None:
                 counters["duplicate"] += 1  # the same message in other bytes
                 continue
             if not can_relay and (self._by_content or verdict == Verdict.UNSIGNED):
                 # anyone can pad a message whose id depends only on its data: a smaller copy is still wanted
                 delivered.append(Deliver(message, topic, state.peer))
                 continue
-            seen.add(key, copy_number(data, verdict), now)
+            seen.add(key, copy, verdict, now)
             if getattr(message, "from") in self._own:
                 counters["own_message"] += 1  # sent before a restart
                 continue
@@ -475,11 +477,8 @@ class Router:
             self._cache.put(key, topic, data, signed)
             state.score.deliver()
             fresh.append((message, topic, key))
-        if too_large:
-            self._send_idontwant(state, too_large, sends)  # so that other peers do not send the same message
-        if fresh:
-            self._send_idontwant(state, fresh, sends)
-            self._forward(state, fresh, sends)
+        if fresh or too_large:
+            self._relay(state, fresh, too_large, sends)
         return bytes(verdicts)
 
     def _reject_message(self, state: PeerState, topic: str, judgement: Judgement) -> None:
@@ -494,9 +493,11 @@ class Router:
             self._counters[KEY_ALGORITHM] += 1
             state.score.penalize(self._options.key_algorithm_penalty)
 
-    def _send_idontwant(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
+    def _relay(self, source: PeerState, fresh: _NewMessages, too_large: _NewMessages, sends: list[Send]) -> None:
+        """Announce new messages by IDONTWANT, so that other peers do not send them too, and forward those that are not
+        too large."""
         wanted_not: dict[PeerID, list[bytes]] = {}
-        for message, topic, key in fresh:
+        for message, topic, key in (*too_large, *fresh):
             if len(message.data) < self._options.idontwant_threshold:
                 continue
             for peer, state in self._mesh[topic].items():
@@ -507,8 +508,6 @@ class Router:
             rpc.control.idontwant.add(messageIDs=keys)
             self._send(sends, self._peers[peer], rpc, priority=True)
             self._counters["idontwant_sent"] += len(keys)
-
-    def _forward(self, source: PeerState, fresh: list[tuple[Message, str, bytes]], sends: list[Send]) -> None:
         encode = self._table.encode_for_peer
         if len(fresh) == 1:  # nearly always
             message, topic, key = fresh[0]
@@ -548,11 +547,10 @@ class Router:
 
     def _relay_targets(self, topic: str) -> dict[PeerID, PeerState]:
         mesh = self._mesh[topic]
-        return mesh | self._floodsub_peers(topic) if self._floodsub else mesh
-
-    def _floodsub_peers(self, topic: str) -> dict[PeerID, PeerState]:
+        if not self._floodsub:
+            return mesh
         threshold = self._options.score.publish_threshold
-        return {
+        return mesh | {
             peer: state
             for peer, state in self._subscribers.get(topic, {}).items()
             if not state.version and state.score.value >= threshold

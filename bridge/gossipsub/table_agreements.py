@@ -136,7 +136,13 @@ class TableAgreements:
             The topic's name. `None` if the item has neither a name nor an index, its index does not resolve, or its
             name is empty or not UTF-8.
         """
-        name: str | bytes | None = _read_name(item)
+        name: str | bytes | None
+        if isinstance(item, Message):
+            name = item.topic if item.HasField("topic") else None
+        elif isinstance(item, RPC.SubOpts):
+            name = item.topicid if item.HasField("topicid") else None
+        else:
+            name = item.topicID if item.HasField("topicID") else None
         if name is not None:
             if isinstance(name, bytes):  # upb returns bytes for a string that is not UTF-8
                 self._counters[NAME_NOT_UTF8] += 1
@@ -201,12 +207,3 @@ class TableAgreements:
     def counters(self) -> Mapping[str, int]:
         """Number of events by kind: hellos accepted, ignored, refused by reason; indices read, written, unresolved."""
         return MappingProxyType(self._counters)
-
-
-def _read_name(item: Item) -> str | bytes | None:
-    """Return the topic's name, which may be empty; bytes if it is not UTF-8; `None` if the field is absent."""
-    if isinstance(item, Message):
-        return item.topic if item.HasField("topic") else None
-    if isinstance(item, RPC.SubOpts):
-        return item.topicid if item.HasField("topicid") else None
-    return item.topicID if item.HasField("topicID") else None

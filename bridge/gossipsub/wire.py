@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC
+from kiln.schemas.wire.cid import write_varint
 
 MAX_VARINT: Final = 9  # bytes; multiformats unsigned-varint, "practical maximum"
 
@@ -27,15 +28,7 @@ class OversizedRpc(NamedTuple):
 
 def encode(payload: bytes) -> bytes:
     """Prefix an RPC with its length as an unsigned varint."""
-    size = len(payload)
-    if size < 0x80:
-        return bytes((size,)) + payload
-    prefix = bytearray()
-    while size >= 0x80:
-        prefix.append(size & 0x7F | 0x80)
-        size >>= 7
-    prefix.append(size)
-    return bytes(prefix) + payload
+    return write_varint(len(payload)) + payload
 
 
 class RpcSplitter:

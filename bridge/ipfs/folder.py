@@ -43,17 +43,7 @@ class FolderBlockStore:
         Raises:
             BlockStoreUnavailableError: the folder cannot be written.
         """
-        self._write(cid, verify_block(cid, data))
-
-    def mark(self, cid: str) -> None:
-        """Write an empty file for a block that is stored elsewhere, so that `remove_older` reports the block later.
-
-        Raises:
-            BlockStoreUnavailableError: the folder cannot be written.
-        """
-        self._write(cid, b"")
-
-    def _write(self, cid: str, data: bytes) -> None:
+        verify_block(cid, data)
         path = self._path(cid)
         try:
             with self._lock:
@@ -70,6 +60,22 @@ class FolderBlockStore:
                     except OSError:
                         os.unlink(file.name)
                         raise
+        except OSError as error:
+            raise BlockStoreUnavailableError(self._describe("write to", error)) from error
+
+    def mark(self, cid: str) -> None:
+        """Create an empty file for a block that is stored elsewhere, so that `remove_older` reports the block later. A
+        file that exists only gets the time of this call.
+
+        Raises:
+            BlockStoreUnavailableError: the folder cannot be written.
+        """
+        path = self._path(cid)
+        try:
+            with self._lock:
+                if not _renew(path):
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    path.touch()
         except OSError as error:
             raise BlockStoreUnavailableError(self._describe("write to", error)) from error
 
@@ -155,17 +161,17 @@ class FolderBlockStore:
         return self._folder / cid_text(cid_bytes(cid))  # one name for all spellings, and none with a slash
 
 
-def _renew(path: Path, size: int) -> bool:
+def _renew(path: Path, size: int | None = None) -> bool:
     """Set the time of a file to now, but never back, because the clock may be wrong.
 
     Returns:
-        False if there is no file of this size.
+        False if there is no file, or its size is not `size`.
     """
     try:
         status = path.stat()
     except FileNotFoundError:
         return False
-    if status.st_size != size:
+    if size not in (None, status.st_size):
         return False
     now = time.time_ns()
     os.utime(path, ns=(now, max(now, status.st_mtime_ns)))

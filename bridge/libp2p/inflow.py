@@ -85,10 +85,11 @@ class InflowSession(SecureSession):
         """Read `n` bytes. If a yamux connection is attached and `n` is HEADER_SIZE, read the next yamux header."""
         if n == HEADER_SIZE and self._yamux is not None:
             return await self._read_header(self._yamux)
-        if n is None:
-            rest, self._plain, self._at = self._plain[self._at :], b"", 0
-            return rest or await self._read_message()
-        return await self.read_body(n)
+        if n is not None:
+            return await self.read_body(n)
+        first = await self.read_body(1)
+        rest, self._plain, self._at = self._plain[self._at :], b"", 0
+        return first + rest
 
     async def read_body(self, n: int) -> bytes:
         """Read `n` bytes, which are not a yamux header. Return fewer only if the connection ends.
@@ -104,9 +105,16 @@ class InflowSession(SecureSession):
         parts = [self._plain[start:]]
         size = len(parts[0])
         self._plain, self._at = b"", 0
+        noise, tcp = self.conn, self._tcp
         while size < n:
+            encrypted = tcp.next_noise_message() if tcp is not None else None
             try:
-                part = await self._read_message()
+                if encrypted is not None and isinstance(noise, NoiseTransportReadWriter):
+                    part = noise.decrypt(encrypted)
+                else:
+                    part = await noise.read_msg()
+                if not part:  # to py-libp2p, an empty message is the end of the connection
+                    raise ConnectionClosedError("Connection closed")
             except ConnectionClosedError:
                 if not size:
                     raise
@@ -119,22 +127,6 @@ class InflowSession(SecureSession):
             self._at = len(self._plain) - surplus
             parts[-1] = self._plain[: self._at]
         return b"".join(parts)
-
-    async def _read_message(self) -> bytes:
-        """Read and decrypt a noise message.
-
-        Raises:
-            ConnectionClosedError: The message is empty. py-libp2p treats that as the end of the connection.
-        """
-        noise, tcp = self.conn, self._tcp
-        encrypted = tcp.next_noise_message() if tcp is not None else None
-        if encrypted is not None and isinstance(noise, NoiseTransportReadWriter):
-            plain = noise.decrypt(encrypted)
-        else:
-            plain = await noise.read_msg()
-        if not plain:
-            raise ConnectionClosedError("Connection closed")
-        return plain
 
     async def _read_header(self, yamux: Yamux) -> bytes:
         streams, buffers, events = yamux.streams, yamux.stream_buffers, yamux.stream_events

@@ -243,12 +243,7 @@ class PendingBatches:
         if self.ipfs_error is not None:
             self.queue.pause()
             return
-        self._pace_ready_at = 0
-        while self._turn:
-            if now < pace.ready_at:
-                self._pace_ready_at = pace.ready_at
-                break
-            self._publish_delivery(self._turn.popleft(), publish, now)
+        self._publish_turn(publish, now, pace)
 
     def time_to_next_attempt(self, now: int, max_wait: int) -> int:
         """Return the time until something is due, in µs, or `max_wait` if nothing is due sooner."""
@@ -371,25 +366,31 @@ class PendingBatches:
         if not publication.deliveries:
             self.block_bytes -= len(publication.batch.block)
 
-    def _publish_delivery(self, delivery: TopicDelivery, publish: Callable[[str, bytes], int], now: int) -> None:
-        """Attempt a delivery. If it reaches no peer, the later deliveries of its topic and separator wait with it."""
-        if delivery.has_ended:
-            return
-        publication = delivery.publication
-        peers, reason = 0, NO_PEER
-        try:
-            peers = publish(delivery.topic, publication.data)
-        except PublishError as error:
-            reason = str(error)
-        if peers:
-            self.queue.record_reached(delivery)
-            self._end_with_receipt(delivery, now, peers, None)
-        elif (given_up := self.queue.give_up(delivery, reason)) is not None:
-            self._end_with_receipt(delivery, now, 0, given_up.error)
-        else:
-            behind = [queued for queued in self._turn if queued.flow == delivery.flow]
-            self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
-            self.queue.put_back([delivery, *behind], reason)
+    def _publish_turn(self, publish: Callable[[str, bytes], int], now: int, pace: AuthorPacer) -> None:
+        """Attempt the deliveries of this turn. If one reaches no peer, the later deliveries of its topic and separator
+        wait with it."""
+        self._pace_ready_at = 0
+        while self._turn:
+            if now < pace.ready_at:
+                self._pace_ready_at = pace.ready_at
+                break
+            delivery = self._turn.popleft()
+            if delivery.has_ended:
+                continue
+            peers, reason = 0, NO_PEER
+            try:
+                peers = publish(delivery.topic, delivery.publication.data)
+            except PublishError as error:
+                reason = str(error)
+            if peers:
+                self.queue.record_reached(delivery)
+                self._end_with_receipt(delivery, now, peers, None)
+            elif (given_up := self.queue.give_up(delivery, reason)) is not None:
+                self._end_with_receipt(delivery, now, 0, given_up.error)
+            else:
+                behind = [queued for queued in self._turn if queued.flow == delivery.flow]
+                self._turn = deque(queued for queued in self._turn if queued.flow != delivery.flow)
+                self.queue.put_back([delivery, *behind], reason)
 
     def _end_with_receipt(self, delivery: TopicDelivery, now: int, peers: int, error: str | None) -> None:
         if not delivery.has_ended:

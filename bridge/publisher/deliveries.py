@@ -8,7 +8,7 @@ before, and their separator. So a peer gets its batches in time, however many ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from kiln.bridge.fair_queue import FairQueue, Path
@@ -171,7 +171,7 @@ class DeliveryQueue:
             if flow in self._parked or (peers is not None and delivery.topic not in peers and flow not in self._paths):
                 self._park(flow, [delivery])
             else:
-                self._make_ready(flow, [delivery], peers)
+                self._ready.extend(self._choose_path(flow, peers), [delivery])
 
     def take(self, limit: int) -> list[TopicDelivery]:
         """Remove and return the next deliveries, at most `limit`, in the order of their turns."""
@@ -231,7 +231,7 @@ class DeliveryQueue:
         given_up: list[GivenUp] = []
         for flow in list(self._parked):
             if peers is None or flow[0] in peers:
-                self._make_ready(flow, self._remove_parked(flow), peers)
+                self._ready.extend(self._choose_path(flow, peers), self._remove_parked(flow))
             elif self._waited(self._parked[flow][0]) >= self._patience:
                 given_up += self._give_up_parked(flow, self._patience)
         # if no peer was reached lately, waiting deliveries delay no others
@@ -247,16 +247,14 @@ class DeliveryQueue:
             peers |= self._subscribers(names[start : start + _MAX_LOOKUP])
         return peers
 
-    def _make_ready(
-        self, flow: Flow, deliveries: Iterable[TopicDelivery], peers: Mapping[str, Collection[Hashable]] | None
-    ) -> None:
+    def _choose_path(self, flow: Flow, peers: Mapping[str, Collection[Hashable]] | None) -> Path:
         path = self._paths.get(flow)
         if path is None:
             # choose the peer with the fewest waiting deliveries: a peer that is on all topics delays no other
             receivers = (peers or {}).get(flow[0], ())
             receiver = min(receivers, key=lambda peer: self._ready.count((peer,)), default=None)
             path = self._paths[flow] = (receiver, flow in self._reached, flow)
-        self._ready.extend(path, deliveries)
+        return path
 
     def _park(self, flow: Flow, deliveries: list[TopicDelivery]) -> None:
         self._parked.setdefault(flow, []).extend(deliveries)

@@ -415,27 +415,19 @@ def _parse_public_key(encoded: bytes) -> tuple[PublicKey | Rejected, bytes]:
     return read_public_key(kind, data), rpc_pb2.PublicKey(Type=kind, Data=data).SerializeToString()
 
 
-def _sodium_verifies(key: bytes, signature: bytes, data: bytes) -> bool:
-    """Return true if libsodium, which takes half of OpenSSL's time, accepts an ed25519 signature.
+def verify_signature(key: PublicKey, signature: bytes, data: bytes) -> bool:
+    """Return true if a signature of the data is valid for a libp2p key (libp2p specs, peer-ids.md, Keys).
 
-    Go and OpenSSL accept some signatures that libsodium rejects: with points of small order and unusual encodings of
-    points, which RFC 8032 leaves open. So check a rejected signature again with OpenSSL, to accept what other nodes
-    accept.
+    libsodium verifies ed25519 signatures in half of OpenSSL's time. But Go and OpenSSL accept some signatures that
+    libsodium rejects: with points of small order and unusual encodings of points, which RFC 8032 leaves open. So
+    OpenSSL checks what libsodium has rejected, to accept what other nodes accept.
     """
     try:
-        crypto_sign_open(signature + data, key)
-    except BadSignatureError:
-        return False
-    return True
-
-
-def verify_signature(key: PublicKey, signature: bytes, data: bytes) -> bool:
-    """Return true if a signature of the data is valid for a libp2p key (libp2p specs, peer-ids.md, Keys)."""
-    try:
         if isinstance(key, Ed25519PublicKey):
-            if _sodium_verifies(key.public_bytes_raw(), signature, data):
-                return True
-            key.verify(signature, data)
+            try:
+                crypto_sign_open(signature + data, key.public_bytes_raw())
+            except BadSignatureError:
+                key.verify(signature, data)
         elif isinstance(key, rsa.RSAPublicKey):
             key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
         else:

@@ -69,11 +69,17 @@ class MessageIdRule:
     def compute(self, message: rpc_pb2.Message, topic: str) -> bytes:
         """Compute the id of a message in the form for control messages.
 
+        By the rule of gossipsub, it is from ‖ seqno if the message is signed, otherwise sha256(data). Source: libp2p
+        specs, pubsub/README.md, Message Identification; js-libp2p for unsigned messages.
+
         Args:
             topic: Name of its topic, because the message may contain only the topic's index.
         """
         if not self.algorithm:
-            return gossip_id(message)
+            if message.HasField("signature"):
+                author: bytes = getattr(message, "from")  # a keyword in Python
+                return author + message.seqno
+            return sha256(message.data).digest()
         data = topic.encode() + message.data if self.with_topic else message.data
         digest = _DIGESTS[self.algorithm](data).digest()
         return (digest.hex().encode() if self.as_hex else digest)[: self.length]
@@ -131,18 +137,6 @@ _BASE58_LENGTHS: Final = (
     (b"16Uiu2HA", 53),
 )  # start of a peer id's text, and number of characters of the text
 _SEQNO_BYTES: Final = 8
-
-
-def gossip_id(message: rpc_pb2.Message) -> bytes:
-    """Compute the id of a message in the canonical form for control messages: from ‖ seqno if the message is signed,
-    otherwise sha256(data).
-
-    Source: libp2p specs, pubsub/README.md, Message Identification; js-libp2p for unsigned messages.
-    """
-    if message.HasField("signature"):
-        author: bytes = getattr(message, "from")  # a keyword in Python
-        return author + message.seqno
-    return sha256(message.data).digest()
 
 
 def canonical_id(raw: bytes) -> bytes:

@@ -11,6 +11,7 @@ from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import Judgement, Verdict
+from kiln.schemas.wire.message_id import MessageIdRule
 
 T = "/ceramic/mainnet"
 OWN = b"\x00\x24own"
@@ -30,6 +31,11 @@ def message(
     made = Message(data=b"%d" % number + bytes(size), seqno=number.to_bytes(8, "big"), topic=topic, signature=sig)
     setattr(made, "from", author)
     return made
+
+
+def gossip_id(message: Message) -> bytes:
+    """The message's id by gossipsub's own rule."""
+    return MessageIdRule().compute(message, message.topic)
 
 
 def rpc_of(*messages: Message) -> RPC:

@@ -26,7 +26,6 @@ from kiln.bridge.libp2p.streams import get_swarm
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, ControlMessage
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.identity import peer_text
-from kiln.schemas.wire.message_id import gossip_id
 from kit.chance import new_key
 from kit.node_town import (
     ENDS,
@@ -41,6 +40,7 @@ from kit.node_town import (
     raw_peer,
     subscribed,
 )
+from kit.scripted_peers import gossip_id
 
 BEAT = 0.1  # seconds
 QUICK = RouterOptions(heartbeat=BEAT)

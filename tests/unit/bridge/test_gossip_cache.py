@@ -14,29 +14,29 @@ from kiln.schemas.wire.identity import PrivateKey, compute_peer_id, message_id, 
 from kiln.schemas.wire.message_id import (
     canonical_id,
     format_gossip_id,
-    gossip_id,
     is_key_form,
     is_text_form,
     key_form,
     text_form,
 )
+from kit.scripted_peers import gossip_id
 
 
 def test_an_id_is_held_for_the_horizon_from_when_it_first_came() -> None:
     seen = SeenSet(horizon=120, cap=100)
-    assert seen.add(b"a", 1, 0.0)
-    assert not seen.add(b"a", 2, 100.0)
+    assert seen.add(b"a", -7, 3, 0.0)
+    assert not seen.add(b"a", 2, 1, 100.0)
     seen.expire(119.9)
-    assert seen.get(b"a") == 1
+    assert seen.get(b"a") == (-7, 3)
     seen.expire(121.0)
     assert b"a" not in seen
-    assert seen.add(b"a", 3, 122.0)
+    assert seen.add(b"a", 3, 1, 122.0)
 
 
 def test_over_the_cap_the_oldest_go() -> None:
     seen = SeenSet(horizon=120, cap=3)
     for index in range(5):
-        seen.add(b"%d" % index, index, index * 0.4)
+        seen.add(b"%d" % index, index, 1, index * 0.4)
     assert [b"%d" % index in seen for index in range(5)] == [False, False, True, True, True]
     assert (len(seen), seen.evicted) == (3, 2)
 
@@ -53,7 +53,7 @@ def test_the_seen_set_keeps_its_bounds_and_forgets_nothing_early(events: list[tu
         for key in [key for key, since in added.items() if now - since >= 11.01]:
             assert key not in seen
         key = b"%d" % number
-        if seen.add(key, 0, now):
+        if seen.add(key, 0, 1, now):
             added[key] = now
             order.append(key)
         assert len(seen) <= cap

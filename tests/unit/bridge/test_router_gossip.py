@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kiln.bridge.gossipsub.options import RouterOptions
-from kiln.schemas.wire.message_id import gossip_id
 from kit.scripted_peers import (
     T,
     asked,
+    gossip_id,
     idontwant,
     ihave,
     iwant,

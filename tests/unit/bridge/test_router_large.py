@@ -17,13 +17,13 @@ from kiln.bridge.gossipsub.table_agreements import TableAgreements
 from kiln.bridge.gossipsub.wire import encode
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.wire.identity import Verdict
-from kiln.schemas.wire.message_id import gossip_id
 from kiln.schemas.wire.topic_table import BundleSet, build_hello_extensions
 from kit.scripted_peers import (
     OWN,
     T,
     asked,
     check,
+    gossip_id,
     ihave,
     iwant,
     message,

@@ -19,7 +19,6 @@ from kiln.schemas.kafka.frames import MAX_MESSAGES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message, PublicKey
 from kiln.schemas.wire import identity
 from kiln.schemas.wire.identity import MAX_RPC_COST, Judgement, Verdict, compute_peer_id, sign
-from kiln.schemas.wire.message_id import gossip_id
 from kiln.schemas.wire.signing_policy import Policy
 from kit.cpu_time import measure_cpu
 from kit.key_bytes import KEY_ATTACKS, public_key
@@ -27,6 +26,7 @@ from kit.scripted_peers import (
     OWN,
     T,
     check,
+    gossip_id,
     graft,
     iwant,
     message,

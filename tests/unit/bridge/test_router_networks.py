@@ -16,11 +16,11 @@ from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.protocols import VERSIONS
 from kiln.bridge.gossipsub.router import Router
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-from kiln.schemas.wire.message_id import gossip_id
 from kit.scripted_peers import (
     MESHSUB,
     T,
     check,
+    gossip_id,
     message,
     peer,
 )
