@@ -25,8 +25,8 @@ class Fault(NamedTuple):
 
 
 _HELLO_WRITER: Final = (
-    "The frame's messages are still read. Fix the program that wrote the frame: it must write an empty hello in place "
-    "of an invalid one."
+    "The frame's messages are still read. Fix the program that wrote the frame: if a hello is invalid, its field "
+    "(`hello_in` or `hello_out`) must be empty."
 )
 _NOTHING: Final = "Nothing. If the number of rows grows, find the sending peer."
 _WRITER: Final = "Find the program that wrote the record, and stop it: only Kiln may write to its topics."
@@ -514,8 +514,8 @@ FAULTS: Final = (
     Fault(
         "fetch",
         "block_unavailable",
-        "No peer provided the block of another node's batch within `ipfs.give_up_after`. Kiln also wrote this reason "
-        "to `kiln.blocks`.",
+        "No peer provided the block of another node's batch within `ipfs.give_up_after`, or within a minute if no "
+        "block of its author has arrived lately. Kiln also wrote this reason to `kiln.blocks`.",
         "The node that announced the batch must serve the block. Once it does, run `kiln quarantine replay --reason "
         "block_unavailable`.",
     ),
@@ -590,8 +590,8 @@ FAULTS: Final = (
         "sink",
         "processing_failed",
         "A bug in Kiln: the query `sink` raised an exception for a record of Kafka, or for a row that it made of it.",
-        f"{_REBUILD} A backfill rebuilds rows of `kiln.updates` and `kiln.batches` only. For other topics, `data` "
-        "keeps the record.",
+        f"{_REBUILD} Of the rows that `sink` writes, a backfill rebuilds those from `kiln.updates` and `kiln.batches`. "
+        "For other topics, `data` keeps the record.",
     ),
     Fault(
         "sink",

@@ -65,7 +65,7 @@ _SECOND: Final = 1_000_000  # µs
 _MAX_PAUSE: Final = 60 * _SECOND  # longest pause between two attempts for one block
 _MAX_CHECKS: Final = 1_000  # unknown streams of one batch whose genesis is fetched
 _MAX_READY: Final = 1_000  # releasable updates that are not released yet
-_UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of this announcer has arrived yet", final=False)
+_UNAVAILABLE: Final = FetchFailure(BLOCK_UNAVAILABLE, "no block of this author has arrived lately", final=False)
 _OVER_LIMIT: Final = FetchFailure(OVER_LIMIT, "too many blocks of this announcer are not fetched yet", final=True)
 REPLAY: Final = 10_000
 """Number of records before the committed offset that the fetcher reads again at a start. It restores from them the

@@ -284,8 +284,8 @@ def quarantine_replay(
         )
     if found.back:
         out.print(
-            "next: kiln run --catch-up. If Kiln is running, it reads the messages by itself; restart it only if you "
-            "changed settings",
+            "next: kiln run --catch-up. If Kiln is running, it reads the messages by itself. If you changed settings "
+            "and have not restarted it since, restart it and replay again",
             style="dim",
             soft_wrap=True,
         )

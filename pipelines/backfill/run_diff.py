@@ -59,7 +59,7 @@ class RowDifference:
 class TableDiff:
     """Differences between a live table and the table of a backfill run, as numbers of rows and examples.
 
-    Two rows with equal keys and different content count once in each of `only_live`, `only_run` and `differ`. So the
+    Two rows with equal keys and different content add 1 to each of `only_live`, `only_run` and `differ`. So the
     number of live rows is `same` + `only_live`.
     """
 

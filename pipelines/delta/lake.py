@@ -242,7 +242,7 @@ def _describe_log_fault(table: Location) -> str:
     version = hint.get("version") if isinstance(hint, dict) else None
     if version is None or version in checkpoints:
         return ""
-    remedy = "Remove that file" if table.folder is None else "Run kiln recover, which moves that file away"
+    remedy = "Remove that file" if table.folder is None else "Run kiln recover --yes, which moves that file away"
     return f"{log / LAST_CHECKPOINT} names a checkpoint of version {version}, which does not exist. {remedy}"
 
 

@@ -1,4 +1,4 @@
-"""Deduplication of a query: by an SQLite file on one machine, or by Spark's state store on a cluster (decision 10).
+"""Deduplication of a query: by an SQLite file in the checkpoint's folder, or by Spark's state store (decision 10).
 
 A query has two stages: decoding before deduplication, and writing after it. Each class here assigns these stages to the
 tasks of Spark's source, and to the function of foreachBatch. Both classes accept the same rows.
@@ -130,8 +130,8 @@ def is_small(records: int | None, small: int) -> bool:
 def find_deduplication(checkpoint: Location, master: str, retention: int, *, durable: bool) -> Deduplication:
     """Choose the deduplication of a query.
 
-    It is an SQLite file in the checkpoint's folder if Spark runs in local mode, and Spark's state store otherwise,
-    because executors on other machines cannot open the file.
+    It is an SQLite file in the checkpoint's folder if Spark runs in local mode and the checkpoint is on a disk.
+    Otherwise it is Spark's state store, because executors on other machines cannot open the file.
 
     Args:
         checkpoint: Folder of the query's checkpoint.

@@ -3,8 +3,8 @@
 Messages are decoded with the native core or in Python. Most copies of a message give the same rows as its first copy.
 The native core recognises these copies without decoding them.
 
-On a cluster, a stateful processor with the Ceramic stream as key selects the updates (decision 10). pandas is imported
-only where it processes rows.
+On a cluster, or with checkpoints in an object store, a stateful processor keyed by the Ceramic stream drops repeated
+updates (decision 10). pandas is imported only where it processes rows.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ _DECODER = msgspec.msgpack.Decoder(dict[bytes, tuple[int, str, bytes, int]])
 
 
 class UpdateProcessor(StatefulProcessor):
-    """Stateful processor with the Ceramic stream as key, which selects the updates.
+    """Stateful processor, keyed by the Ceramic stream, that drops repeated updates.
 
     Its time is that of the micro-batches. Spark's watermark is `retention` behind it.
     """

@@ -27,7 +27,7 @@ class EpochGuard:
     """Recognizes repeated messages: keeps digests of those read in the newest epoch of each writer."""
 
     def __init__(self, epochs: Iterable[SavedEpoch] = ()) -> None:
-        """Load saved epochs, ordered by the last write of their writers."""
+        """Load saved epochs, in the order that `save` returns."""
         self._epochs = {epoch.writer: (epoch.number, set(epoch.digests)) for epoch in epochs}
 
     def is_duplicate(self, writer: str, number: int, message: str) -> bool:
@@ -45,7 +45,9 @@ class EpochGuard:
         return False
 
     def load_epoch(self, writer: str, number: int) -> set[bytes] | None:
-        """Return the digests of the messages read in an epoch so far, and mark its writer as the last to write.
+        """Return the digests of the messages read in an epoch so far.
+
+        The writer becomes the most recent one. Beyond `MAX_EPOCH_WRITERS`, the least recent writer is dropped.
 
         Returns:
             A set to which the caller adds digests of new messages. `None` if the epoch is older than the writer's
@@ -60,7 +62,7 @@ class EpochGuard:
         return digests if newest == number else None
 
     def save(self) -> list[SavedEpoch]:
-        """Return the epochs for the state, ordered by the last write of their writers."""
+        """Return the epochs for the state, that of the most recent writer last."""
         return [SavedEpoch(writer, number, sorted(digests)) for writer, (number, digests) in self._epochs.items()]
 
 

@@ -206,7 +206,9 @@ _FRAME_SIZE: Final = len(_encode({})) - 1
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:
-    """Read a batch block strictly. Return CIDs of tips by StreamID, both as canonical text in the block's order.
+    """Read a block of Kiln's own strictly.
+
+    Return CIDs of tips by StreamID, both as canonical text in the block's order.
 
     ``tips`` may have any form that CIP-123 permits: a map with text keys, a map with StreamID bytes as keys, or an
     array of pairs, ``[[key, [link, …]], …]``. Apart from these keys and their order, the block must be DAG-CBOR. A tip
@@ -218,9 +220,9 @@ def read_block(data: bytes) -> dict[str, list[str]]:
     """
     reader = _Reader(data)
     if reader.head(_MAP, "the block") != 1:
-        raise reader.error("the block must be a map of one key, tips")
+        raise reader.error("a block of Kiln's own must be a map of one key, tips")
     if reader.take(reader.head(_TEXT, "the key of the block")) != b"tips":
-        raise reader.error("the only key of the block must be tips")
+        raise reader.error("the only key of a block of Kiln's own must be tips")
     batch: dict[str, list[str]] = {}
     pairs, count = reader.tips_head()
     for _ in range(count):

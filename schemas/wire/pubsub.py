@@ -370,11 +370,11 @@ def write_query(stream: str, query_id: str | None = None, era: Era = "stream") -
     """Encode a QUERY. Without ``query_id``, the id is computed as js-ceramic does.
 
     Raises:
-        ValueError: A query id is given for the era 2020, whose QUERYs have none.
+        ValueError: ``query_id`` is given for the era 2020, whose QUERYs have no field for it.
     """
     if era == "2020":
         if query_id is not None:
-            raise ValueError("a QUERY of era '2020' has no query id")
+            raise ValueError("a QUERY of era '2020' has no field for a query id: omit query_id")
         return orjson.dumps({"typ": QUERY, "id": _format_document_2020(stream), "doctype": _get_doctype(stream)})
     if query_id is None:
         query_id = format_query_id(compute_query_id(stream, era))

@@ -430,7 +430,7 @@ class BlockExchange:
         return missing
 
     async def _write_chunk(self, stream: GossipStream, writer: _Writer, data: bytes) -> None:
-        """Write a chunk that fits into the send window of the stream, so that only the socket can block the write."""
+        """Write a chunk. The caller makes it fit into the send window of the stream, so only the socket can block."""
         writer.in_socket = True
         try:
             with trio.fail_after(self._options.stuck_after):

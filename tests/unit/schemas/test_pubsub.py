@@ -193,7 +193,7 @@ def test_writers_refuse_what_their_era_had_not() -> None:
         write_update(STREAM, TIP, MODEL, "doc")
     with pytest.raises(ValueError, match="did not exist in 2020"):
         write_update(STREAM, TIP, era="2020")
-    with pytest.raises(ValueError, match="no query id"):
+    with pytest.raises(ValueError, match="no field for a query id"):
         write_query(STREAM, "0", "2020")
     with pytest.raises(ValueError, match="another message"):
         write_batch_update(Separator("model", MODEL), BATCH, 2)
