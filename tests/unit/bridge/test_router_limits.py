@@ -9,6 +9,7 @@ import pytest
 from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.score import ScoreOptions
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
 from kiln.schemas.wire.message_id import gossip_id
 from kit.scripted_peers import (
     T,
@@ -26,6 +27,7 @@ from kit.scripted_peers import (
     with_peers,
 )
 
+OPTIONS = RouterOptions()
 FORGED = [message(90, sig=b"bad"), message(91, sig=b"bad")]
 FORGED_SCORE = -40.0
 SENDER, FLOODSUB_SENDER, OTHER = peer(0), peer(1), peer(2)
@@ -96,36 +98,29 @@ def test_after_forgeries_the_rest_of_an_rpc_is_read_down_to_the_graylist(thresho
 
 
 @pytest.mark.parametrize(
-    ("accept", "limit"),
+    ("counter", "is_penalised", "limit", "build"),
     [
-        (
-            lambda router, size: asked(router.receive(peer(0), ihave([bytes(size)]), 1.0)[0]) != [],
-            RouterOptions().max_id_bytes,
-        ),
-        (
-            lambda router, size: (
-                router.receive(peer(0), subscribe("t" * size), 1.0) and "t" * size in router.peers[peer(0)].topics
-            ),
-            RouterOptions().max_topic_length,
-        ),
-        (
-            lambda router, count: (
-                router.receive(peer(0), iwant(*map(gossip_id, map(message, range(count)))), 1.0)
-                and router.counters["iwant_over_limit"] == 0
-            ),
-            RouterOptions().max_iwant_length,
-        ),
+        ("messages_over_limit", True, OPTIONS.max_messages_per_rpc, lambda count: rpc_of(*map(message, range(count)))),
+        ("control_over_limit", True, OPTIONS.max_control_per_rpc, lambda count: graft(*[T] * count)),
+        ("subscription_flood", True, OPTIONS.subscriptions - 1, lambda count: subscribe(*[T] * count)),  # 1 from before
+        ("iwant_over_limit", False, OPTIONS.max_iwant_length, lambda count: iwant(*[b"id"] * count)),
+        ("id_too_long", False, OPTIONS.max_id_bytes, lambda size: ihave([bytes(size)])),
+        ("bad_topic", False, OPTIONS.max_topic_length, lambda size: subscribe("t" * size)),
     ],
-    ids=["id", "topic", "ids in IWANT"],
 )
-def test_a_limit_itself_is_accepted_and_one_more_is_not(accept: Callable[[Router, int], bool], limit: int) -> None:
-    assert accept(with_peers(node(), 1), limit)
-    assert not accept(with_peers(node(), 1), limit + 1)
+def test_what_is_at_a_limit_costs_nothing_and_one_more_is_counted(
+    counter: str, is_penalised: bool, limit: int, build: Callable[[int], RPC]
+) -> None:
+    for over in (0, 1):
+        router = with_peers(node(), 1)
+        router.receive(peer(0), build(limit + over), 1.0)
+        assert router.counters[counter] == over
+        assert (router._peers[peer(0)].score.behaviour > 0) is (is_penalised and over == 1)
 
 
 def test_idontwant_is_sent_from_the_threshold_on() -> None:
     router = with_peers(node(), 2)
-    sizes = [RouterOptions().idontwant_threshold - 1, RouterOptions().idontwant_threshold]
+    sizes = [OPTIONS.idontwant_threshold - 1, OPTIONS.idontwant_threshold]
     large = [message(number, size=size - 1) for number, size in enumerate(sizes)]
     assert [len(each.data) for each in large] == sizes
     sends, _, _ = router.receive(peer(0), rpc_of(*large), 1.0)
