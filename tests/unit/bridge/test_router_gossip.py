@@ -53,12 +53,6 @@ def test_ihave_is_answered_with_iwant_for_what_we_lack() -> None:
     assert router.counters["broken_promise"] == 0
 
 
-def test_a_message_that_we_published_is_not_asked_for() -> None:
-    router = with_peers(node(), 1)
-    router.publish(message(1), 0.0)
-    assert router.receive(peer(0), ihave([gossip_id(message(1))]), 1.0)[0] == []
-
-
 def test_a_full_queue_may_drop_what_is_requested_and_the_answers() -> None:
     router = with_peers(node(), 2)
     router.receive(peer(1), rpc_of(message(1)), 0.0)
