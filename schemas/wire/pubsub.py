@@ -89,7 +89,6 @@ REASONS = (
 _JSON: TypeAlias = "dict[str, _JSON] | list[_JSON] | str | int | float | bool | None"
 
 _DOCTYPES = {"tile": TILE, "caip10-link": CAIP10_LINK}
-_DETAIL = 160  # maximum number of characters of a JSON error in `detail`
 
 
 class PubsubMessage(msgspec.Struct, frozen=True):
@@ -142,7 +141,7 @@ def read_message(data: bytes, batch_typ: int = BATCH_UPDATE) -> PubsubMessage | 
             # as TextDecoder decodes; hardly any message needs it
             message = orjson.loads(data.decode("utf-8", "replace").removeprefix("\ufeff"))
         except orjson.JSONDecodeError as error:
-            return Rejected("invalid_json", str(error)[:_DETAIL])
+            return Rejected("invalid_json", str(error))
     if not isinstance(message, dict):
         return Rejected("not_an_object", f"the message is JSON of type {type(message).__name__}")
     typ = message.get("typ")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from kiln.bridge.gossipsub.cache import MessageCache, SeenSet
 from kiln.schemas.proto.gossipsub.rpc_pb2 import Message, PublicKey
-from kiln.schemas.wire.identity import PrivateKey, compute_peer_id, message_id, peer_text, sign
+from kiln.schemas.wire.identity import MAX_SEQNO, PrivateKey, compute_peer_id, message_id, peer_text, sign
 from kiln.schemas.wire.message_id import (
     canonical_id,
     format_gossip_id,
@@ -161,6 +163,20 @@ def test_both_forms_of_an_id_are_one(kind: str) -> None:
 def test_a_seqno_in_an_id_may_have_any_length(kind: str, seqno: bytes) -> None:
     other = public_key(KEYS[kind], signed(KEYS[kind])) + seqno
     assert canonical_id(other) == compute_peer_id(KEYS[kind]) + seqno
+
+
+def test_the_id_with_the_longest_seqno_is_that_of_its_message() -> None:
+    message = signed(KEYS["ed25519"])
+    message.seqno = b"\7" * MAX_SEQNO
+    assert format_gossip_id(gossip_id(message)) == message_id(message)
+
+
+@pytest.mark.parametrize(("size", "is_in_id"), [(42, True), (43, False)])
+def test_a_key_of_up_to_42_bytes_is_in_the_peer_id(size: int, is_in_id: bool) -> None:
+    """libp2p specs, peer-ids.md, Peer Ids."""
+    key = b"\x08\1\x12" + bytes([size - 4]) + b"k" * (size - 4)
+    peer = b"\0" + bytes([size]) + key if is_in_id else b"\x12\x20" + sha256(key).digest()
+    assert canonical_id(key + b"seqno") == peer + b"seqno"
 
 
 @pytest.mark.parametrize(

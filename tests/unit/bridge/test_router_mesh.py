@@ -55,11 +55,12 @@ def test_a_full_mesh_takes_no_inbound_peer_and_keeps_outbound_ones() -> None:
         assert {peer(0), peer(1)} <= router.mesh[T]
 
 
-def test_outbound_peers_are_taken_into_a_mesh_that_has_too_few() -> None:
-    router = with_peers(node(), 6, outbound=False)
+@pytest.mark.parametrize("inbound", [RouterOptions().D_low, RouterOptions().D])
+def test_outbound_peers_are_taken_into_a_mesh_that_has_too_few(inbound: int) -> None:
+    router = with_peers(node(), inbound, outbound=False)
     router.heartbeat(1.0)
     with_peers(router, 3, outbound=True, first=10)
-    for number in range(6):
+    for number in range(inbound):
         router.receive(peer(number), graft(T), 1.0)
     router.heartbeat(2.0)
     assert sum(router.peers[each].outbound for each in router.mesh[T]) >= 2

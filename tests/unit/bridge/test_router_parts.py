@@ -106,6 +106,14 @@ def test_an_rpc_that_peers_accept_is_sent_as_it_is() -> None:
     assert split(rpc, limits) == ([], 1)
 
 
+def test_a_message_that_alone_reaches_a_limit_is_not_left_out() -> None:
+    messages = [message(1, size=1000), message(2, size=1000)]
+    size = RPC(publish=messages[:1]).ByteSize()
+    for limits in (RpcLimits(size, size), RpcLimits(2 * size, size - len(messages[0].data))):
+        assert split(RPC(publish=messages), limits) == ([RPC(publish=[each]) for each in messages], 0)
+        assert limits.accept(messages[0].ByteSize(), len(messages[0].data))
+
+
 def test_an_rpc_over_the_size_is_split_also_below_the_overhead() -> None:
     rpc = RPC(subscriptions=[RPC.SubOpts(subscribe=True, topicid=T)] * 100)
     limits = RpcLimits(rpc.ByteSize() - 1, 2 * rpc.ByteSize())

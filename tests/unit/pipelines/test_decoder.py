@@ -3,14 +3,17 @@ finds."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, FrameDecoder, RejectedMessage, decode
+from kiln.schemas.kafka.frames import MAX_MESSAGES, RPC_TOO_MANY
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.cid import cid_text, compute_cid
@@ -85,3 +88,12 @@ def test_a_decoder_finds_what_one_that_has_seen_nothing_finds(made: list[Frame],
         value = frame.SerializeToString()
         found = list(decoder.decode(value, 1, offset, 5))
         assert _plain(found) == _plain(list(decode(value, 1, offset, 5, how)))
+
+
+@pytest.mark.parametrize(("count", "faults"), [(MAX_MESSAGES, 0), (MAX_MESSAGES + 1, 1)])
+def test_an_rpc_is_too_long_from_one_message_over_the_limit(count: int, faults: int) -> None:
+    frame = Frame(connection=bytes(16), network="mainnet", sequence=1, observed_at=1_700_000_000_000_000_000)
+    frame.protocol, frame.payload = "/meshsub/1.2.0", b"\x12\x00" * count
+    items = decode(frame.SerializeToString(), 1, 0, 5, DecodeConfig())
+    reasons = Counter(item.reason for item in items if isinstance(item, RejectedMessage))
+    assert (reasons["topic_missing"], reasons[RPC_TOO_MANY]) == (MAX_MESSAGES, faults)

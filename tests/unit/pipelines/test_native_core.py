@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -23,10 +24,11 @@ from kiln.conf.process.errors import PrerequisiteError
 from kiln.deploy.demo.traffic import Traffic, TrafficOptions
 from kiln.deploy.demo.traffic.capture_files import replay
 from kiln.deploy.stack import native_core
-from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, check_signature
+from kiln.pipelines.decode.decoder import DecodeConfig, DecodedMessage, MessageCopy, check_signature
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.native import core, library
 from kiln.pipelines.updates import transform as updates
+from kiln.pipelines.updates.row_builder import RowBuilder, UpdateRow
 from kiln.schemas.delta.tables import TABLES
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
 from kiln.schemas.proto.kiln.frame_pb2 import Frame
@@ -400,6 +402,20 @@ def _read_digest(path: Path) -> str:
     digest = ctypes.create_string_buffer(64)
     ctypes.CDLL(str(path)).kiln_sources(digest)
     return digest.raw.decode()
+
+
+@needs_core
+def test_of_the_copies_of_an_update_only_the_first_is_built() -> None:
+    copies: Counter[tuple[MessageCopy | None, int]] = Counter()
+    build = RowBuilder.build
+
+    def count(self: RowBuilder, item: DecodedMessage) -> list[UpdateRow]:
+        copies[item.copy, item.ref.partition] += 1
+        return build(self, item)
+
+    with patch.object(RowBuilder, "build", count):
+        engines.update(engines.build_batches(traffic(200), 200), DecodeConfig(), engines.SEPARATING[0])
+    assert set(copies.values()) == {1}
 
 
 @needs_core

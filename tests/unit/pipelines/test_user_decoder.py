@@ -18,6 +18,7 @@ from kiln.pipelines.decode.user_decoder import (
     DECODER_FAILED,
     DECODER_OUTPUT,
     DECODER_TOO_SLOW,
+    MAX_DECODED,
     DecoderError,
     MessageDecoder,
     load_decoder,
@@ -39,6 +40,12 @@ def decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_what_the_decoder_returns_is_json() -> None:
     decoder = MessageDecoder("some_decoders.parse")
     assert decoder.decode(b'{"sensor": 7, "at": "\xc3\xa9t\xc3\xa9"}') == '{"sensor":7,"at":"été"}'
+
+
+def test_the_largest_dict_is_stored() -> None:
+    text = json.dumps({"text": "x" * (MAX_DECODED - 11)}, separators=(",", ":"))
+    assert len(text) == MAX_DECODED
+    assert MessageDecoder("some_decoders.parse").decode(text.encode()) == text
 
 
 @pytest.mark.parametrize(

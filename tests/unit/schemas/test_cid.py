@@ -178,6 +178,12 @@ def test_error_says_what_is_wrong(raw: bytes, words: str) -> None:
         cid_text(raw)
 
 
+def test_the_longest_cid_is_accepted_as_bytes_and_as_text() -> None:
+    largest = write_varint(2**63 - 1)
+    raw = b"\x01" + largest * 2 + write_varint(MAX_DIGEST) + bytes(MAX_DIGEST)
+    assert cid_bytes(multibase.encode(raw, "base2")) == cid_bytes(cid_text(raw)) == raw
+
+
 @pytest.mark.parametrize("head", [b"\x01\x71\x12\x1f", b"\x01\x71\x12\x21", b"\x01\x85\x01\x12\x1f"])
 def test_of_usual_size_but_of_another_digest_length(head: bytes) -> None:
     raw = head + bytes(32)

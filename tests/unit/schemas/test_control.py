@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conftest import VECTORS
+from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
     ControlExtensions,
@@ -26,6 +27,7 @@ from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     PeerInfo,
 )
 from kiln.schemas.reject import Rejected
+from kiln.schemas.wire.cid import write_varint
 from kiln.schemas.wire.control import (
     MAX_ENTRIES,
     MAX_IDS,
@@ -141,9 +143,15 @@ def test_a_hello_is_an_entry() -> None:
     assert (entry.kind, entry.raw) == ("EXTENSIONS", extensions.SerializeToString())
 
 
-@pytest.mark.parametrize("topic", [b"\xff\xfe", b"x" * 5000], ids=["not UTF-8", "too long"])
+def test_the_longest_topic_is_text() -> None:
+    topic = "x" * MAX_TOPIC
+    (entry,) = read(RPC(control=ControlMessage(graft=[ControlGraft(topicID=topic)]))).controls
+    assert (entry.topic, entry.raw) == (TopicReference(topic, "name"), None)
+
+
+@pytest.mark.parametrize("topic", [b"\xff\xfe", b"x" * (MAX_TOPIC + 1)], ids=["not UTF-8", "too long"])
 def test_a_topic_that_cannot_be_text_is_kept_as_bytes(topic: bytes) -> None:
-    graft = b"\x0a" + (bytes([len(topic)]) if len(topic) < 128 else b"\x88\x27") + topic
+    graft = b"\x0a" + write_varint(len(topic)) + topic
     rpc = RPC()
     rpc.control.graft.append(ControlGraft.FromString(graft))
     (entry,) = read(rpc).controls

@@ -18,6 +18,8 @@ from kiln.schemas.kafka.frames import read_rpc
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.identity import (
+    MAX_SEQNO,
+    OVERSIZED,
     REASONS,
     PeerIdError,
     PrivateKey,
@@ -29,6 +31,7 @@ from kiln.schemas.wire.identity import (
     parse_author,
     peer_bytes,
     peer_text,
+    raw_peer,
     sign,
 )
 from kiln.schemas.wire.signing_policy import Policy
@@ -103,6 +106,14 @@ def test_peer_ids_round_trip(digest: bytes) -> None:
     assert peer_text(raw).startswith("Qm")
 
 
+@pytest.mark.parametrize(("size", "is_hex"), [(1024, False), (1025, True)])
+def test_a_peer_id_over_1024_bytes_is_in_hex(size: int, is_hex: bool) -> None:
+    raw = b"\x7f" * size
+    text = peer_text(raw)
+    assert (text == "f" + raw.hex()) is is_hex
+    assert raw_peer(text) == raw
+
+
 def test_a_megabyte_of_peer_id_costs_no_time() -> None:
     assert peer_text(b"\xff" * 1_000_000) == "f" + "ff" * 1_000_000
 
@@ -129,6 +140,14 @@ def test_a_signed_message_is_known_by_author_and_seqno() -> None:
     assert message_id(message) == peer_text(compute_peer_id(KEYS["ed25519"])) + "/0000000000000001"
     message.data = b"other"
     assert message_id(message) == peer_text(compute_peer_id(KEYS["ed25519"])) + "/0000000000000001"
+
+
+@pytest.mark.parametrize(("field", "limit"), [("from", 2048), ("seqno", MAX_SEQNO)])
+def test_an_author_or_seqno_over_its_limit_is_hashed_in_an_id(field: str, limit: int) -> None:
+    for size in (limit, limit + 1):
+        message = signed()
+        setattr(message, field, b"x" * size)
+        assert message_id(message).startswith(OVERSIZED) is (size > limit)
 
 
 def test_an_unsigned_message_is_known_by_its_data_alone() -> None:
@@ -173,7 +192,7 @@ def test_under_none_any_trace_of_an_author_is_against_the_policy(field: str) -> 
     [
         ("from", b"", "missing_from"),
         ("seqno", b"", "missing_seqno"),
-        ("seqno", bytes(65), "invalid_seqno"),
+        ("seqno", bytes(MAX_SEQNO + 1), "invalid_seqno"),
     ],
 )
 def test_a_signed_message_needs_what_its_id_is_made_of(policy: Policy, field: str, value: bytes, reason: str) -> None:
@@ -185,6 +204,10 @@ def test_a_signed_message_needs_what_its_id_is_made_of(policy: Policy, field: st
 
 
 # --- signatures
+
+
+def test_the_longest_seqno_is_accepted() -> None:
+    assert check(signed(seqno=bytes(MAX_SEQNO)), "strict")[:2] == GOOD
 
 
 @pytest.mark.parametrize("kind", KEYS)

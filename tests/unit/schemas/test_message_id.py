@@ -60,7 +60,8 @@ def test_the_default_rule_is_that_of_gossipsub(signed: bool) -> None:
 def test_an_id_that_breaks_the_rule_is_hex() -> None:
     assert parse_message_id_rule("sha256_data").format(b"\x01\x02") == "0102"
     assert parse_message_id_rule("sha256_data:hex8").format(b"\xffabcdef0") == b"\xffabcdef0".hex()
-    assert parse_message_id_rule("sha256_data").format(b"\x01" * 500) == "01" * 128 + "…"
+    assert parse_message_id_rule("sha256_data").format(b"\x01" * 128) == "01" * 128
+    assert parse_message_id_rule("sha256_data").format(b"\x01" * 129) == "01" * 128 + "…"
 
 
 @pytest.mark.parametrize("rule", ["", "sha256", "sha256_data:", "sha1_data", "sha256_data:33", "author_seqno:hex"])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import kiln.schemas
 from conftest import VECTORS
+from kiln.schemas.kafka.topics import MAX_TOPIC
 from kiln.schemas.proto.gossipsub import rpc_pb2
 from kiln.schemas.proto.gossipsub.rpc_pb2 import (
     RPC,
@@ -156,6 +157,11 @@ def test_hello_of_a_real_shape_with_an_unknown_field() -> None:
     assert parse_hello(bytes.fromhex("0a0401020304" + "1801" + "0a0405060708")) == [b"\1\2\3\4", b"\5\6\7\x08"]
 
 
+def test_a_hello_of_as_many_bundles_as_are_accepted() -> None:
+    bundles = [number.to_bytes(4) for number in range(MAX_BUNDLES)]
+    assert parse_hello(ExtTopicTable(topicBundleHashes=bundles).SerializeToString()) == bundles
+
+
 def test_empty_hello() -> None:
     assert parse_hello(b"") == []
 
@@ -289,7 +295,11 @@ def test_bundles_that_cannot_be_told_apart_are_refused() -> None:
         BundleSet({"a": ["ab", "c"], "b": ["a", "bc"]})
 
 
-@pytest.mark.parametrize("topics", [[], [""], ["a", ""], ["\ud800"], ["a" * 4097]])
+def test_a_bundle_may_have_the_longest_topic() -> None:
+    assert list(BundleSet({"mine": ["a" * MAX_TOPIC]}).values()) == [("a" * MAX_TOPIC,)]
+
+
+@pytest.mark.parametrize("topics", [[], [""], ["a", ""], ["\ud800"], ["a" * (MAX_TOPIC + 1)]])
 def test_topics_that_no_bundle_can_have(topics: list[str]) -> None:
     with pytest.raises(BundleError, match="'mine'"):
         BundleSet({"mine": topics})
