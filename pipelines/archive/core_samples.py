@@ -24,8 +24,6 @@ def turn_off_at_difference(rows: CoreRows, batch: pa.RecordBatch, decoder: Frame
     """Compare the rows that the core built from the sampled records of a call with the rows that Python builds from
     them. At a difference, stop using the core in this process, and return true."""
     samples = list(take_records(batch, rows.samples))
-    if not samples:
-        return False
     from_core: dict[tuple[int, int], _ArchiveRows] = {
         (sample.partition, sample.offset): {name: [] for name in (*TABLES_OF_CORE, "identities")} for sample in samples
     }

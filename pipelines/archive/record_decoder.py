@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
@@ -32,9 +33,9 @@ from kiln.pipelines.decode.identities import compute_identities
 from kiln.pipelines.delta.files import DataFile, TableFiles
 from kiln.pipelines.delta.frame_ranges import FrameRanges, build_range_key, insert
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.native.core import Core, CoreRows, can_decode, take_records
+from kiln.pipelines.native.core import Core, CoreRows, RecordRow, can_decode, take_records
 from kiln.pipelines.native.library import TABLES_OF_CORE, find_engine
-from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS, CopyColumns
+from kiln.pipelines.runtime.dedup_store import CHUNK_BYTES, CHUNK_ROWS
 from kiln.pipelines.runtime.epoch import get_task_epoch
 from kiln.pipelines.runtime.row_packing import UniqueRow
 
@@ -71,56 +72,20 @@ class DecodeResult(msgspec.Struct, frozen=True, array_like=True):
     """number of records that the native core and Python decoded differently"""
 
 
+@dataclass(frozen=True)
 class CopyChunk:
-    """Rows that are deduplicated in one transaction: messages, quarantine records, and the result of the task.
+    """Rows that are deduplicated in one transaction: messages, quarantine records, and the result of the task."""
 
-    Attributes:
-        messages: Rows of the table `messages` from the native core.
-        items: Rows from Python, in which a message is a `DecodedMessage`.
-        columns: Digests and positions of the rows in `messages` and `items`, in the order of their Kafka records.
-    """
-
-    def __init__(
-        self,
-        items: Sequence[UniqueRow[object]],
-        rows: Sequence[int] = (),
-        messages: pa.RecordBatch = _NO_ROWS,
-        identities: pa.RecordBatch = _NO_ROWS,
-    ) -> None:
-        """Create the chunk.
-
-        Args:
-            items: Rows from Python, with messages as `DecodedMessage`.
-            rows: For each item, the index of its Kafka record in the record batch; needed only if `messages` is not
-                empty.
-            messages: Rows of the table `messages` from the native core.
-            identities: For each row in `messages`: its digests, its position, and the index of its Kafka record.
-        """
-        self.messages = messages
-        self.items = items
-        first = [item.identities[0] for item in items]
-        second = [item.identities[1] if len(item.identities) > 1 else None for item in items]
-        positions = [item.position for item in items]
-        self._order: list[int] | None = None
-        if messages.num_rows:
-            early, late, places = (identities.column(name).to_pylist() for name in ("early", "late", "position"))
-            first, second, positions = early + first, late + second, places + positions
-        self.columns = CopyColumns(first, second, positions)
-        if messages.num_rows and items:
-            records = [*identities.column("row").to_pylist(), *rows]
-            self._order = order = sorted(range(len(records)), key=records.__getitem__)  # a stable sort
-            self.columns = CopyColumns(
-                [first[at] for at in order], [second[at] for at in order], [positions[at] for at in order]
-            )
-
-    def restore_order(self, accepted: list[bool]) -> list[bool]:
-        """Bring what deduplication returned for `columns` into the order of `messages`, then `items`."""
-        if self._order is None:
-            return accepted
-        restored = [False] * len(accepted)
-        for at, is_accepted in zip(self._order, accepted, strict=True):
-            restored[at] = is_accepted
-        return restored
+    messages: pa.RecordBatch
+    """rows of the table `messages` from the native core"""
+    items: list[UniqueRow[object]]
+    """rows from Python, in which a message is a `DecodedMessage`"""
+    identities: list[tuple[bytes, ...]]
+    """digests of the rows in `messages`, then of those in `items`"""
+    positions: list[str]
+    """Kafka positions of the same rows"""
+    order: Sequence[int]
+    """indexes of the same rows, in the order of their Kafka records"""
 
 
 def decode_records(
@@ -168,14 +133,15 @@ class _RecordDecoder:
             self._spans[partition] = start, own[-1].as_py()
         first = 0
         for rows in self._core.archive(batch) if self._core is not None else ():
-            if turn_off_at_difference(rows, batch, self._decoder):
+            if rows.samples and turn_off_at_difference(rows, batch, self._decoder):
                 self._differences += 1
             if not find_engine().is_native:  # this task, or another one of the worker, has found a difference
                 self._core = None
                 break
             yield from self._merge(rows, batch) if rows.tables else self._decode_in_python(batch, rows.first, rows.end)
             first = rows.end
-        yield from self._decode_in_python(batch, first, batch.num_rows)
+        if first < batch.num_rows:
+            yield from self._decode_in_python(batch, first, batch.num_rows)
 
     def finish(self, task: bytes) -> Iterator[CopyChunk]:
         frames, parts = self._frames.close(), self._parts.close()
@@ -212,35 +178,52 @@ class _RecordDecoder:
 
     def _take_chunk(self) -> Iterator[CopyChunk]:
         if self._items:
-            yield CopyChunk(self._items)
+            identities, positions = [item.identities for item in self._items], [item.position for item in self._items]
+            yield CopyChunk(_NO_ROWS, self._items, identities, positions, range(len(self._items)))
             self._items, self._bytes = [], 0
 
     def _merge(self, rows: CoreRows, batch: pa.RecordBatch) -> Iterator[CopyChunk]:
-        """Decode in Python the records that the core left, and write the rows that Python and the core built."""
+        """Decode in Python the records that the core left, and write the rows that Python and the core built. A frame
+        that is a repeat is left out with its parts."""
         yield from self._take_chunk()
-        tables: Mapping[str, pa.RecordBatch] = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
-        frame_keys, identities = rows.tables[len(TABLES_OF_CORE) :]
+        tables: dict[str, pa.RecordBatch] = dict(zip(TABLES_OF_CORE, rows.tables, strict=False))
+        frame_keys, copies = rows.tables[len(TABLES_OF_CORE) :]
         keys: list[tuple[int, bytes, int]]
         keys = list(zip(*(frame_keys.column(name).to_pylist() for name in ("row", "key", "sequence")), strict=True))
         core_rows = [row for row, _, _ in keys]
-        left = [
-            (record, decode_record(self._decoder, record.partition, record.offset, record.stamp, record.value))
-            for record in take_records(batch, rows.left)
-        ]
-        if left:  # each frame is accepted once, in the order of the records
-            rows_of_frames = ((record.row, decoded.row) for record, decoded in left if decoded.row is not None)
-            keys += [(at, build_range_key(row.connection, row.direction), row.sequence) for at, row in rows_of_frames]
-            keys.sort()
+        left: list[tuple[RecordRow, DecodedRecord]] = []
+        if rows.left:
+            for record in take_records(batch, rows.left):
+                decoded = decode_record(self._decoder, record.partition, record.offset, record.stamp, record.value)
+                left.append((record, decoded))
+                if (row := decoded.row) is not None:
+                    keys.append((record.row, build_range_key(row.connection, row.direction), row.sequence))
+            keys.sort()  # each frame is accepted once, in the order of the records
         ranges = self._frame_ranges
         accepted = {row for row, key, sequence in keys if insert(ranges.setdefault(key, []), sequence, sequence)}
+        if not accepted.issuperset(core_rows):
+            is_new = pa.array([row in accepted for row in core_rows], pa.bool_())
+            repeated = set(list_positions(tables["frames"].filter(pc.invert(is_new))))
+            tables["frames"] = tables["frames"].filter(is_new)
+            for name in PARTS:
+                keep = [position not in repeated for position in list_positions(tables[name])]
+                tables[name] = tables[name].filter(pa.array(keep, pa.bool_()))
+        self._frames.gather(tables["frames"])
+        self._parts.gather(tables)
         self._valid_copies += tables["messages"].num_rows
-        self._write_tables(tables, [row in accepted for row in core_rows])
+        early, late, positions, records = (
+            copies.column(name).to_pylist() for name in ("early", "late", "position", "row")
+        )
+        identities = [(one,) if other is None else (one, other) for one, other in zip(early, late, strict=True)]
         items: list[UniqueRow[object]] = []
-        item_rows: list[int] = []
         for record, decoded in left:
-            items += self._write(decoded, len(record.value or b""), is_new=record.row in accepted)
-            item_rows += [record.row] * (len(items) - len(item_rows))
-        yield CopyChunk(items, item_rows, tables["messages"], identities)
+            from_record = self._write(decoded, len(record.value or b""), is_new=record.row in accepted)
+            items += from_record
+            records += [record.row] * len(from_record)
+        identities += [item.identities for item in items]
+        positions += [item.position for item in items]
+        order = sorted(range(len(records)), key=records.__getitem__) if items else range(len(records))  # a stable sort
+        yield CopyChunk(tables["messages"], items, identities, positions, order)
 
     def _write(self, decoded: DecodedRecord, size: int, *, is_new: bool) -> list[UniqueRow[object]]:
         """Return the valid and rejected messages of a record that Python decoded. If its frame is no repeat, also write
@@ -257,21 +240,6 @@ class _RecordDecoder:
             else:
                 items += pack_faults(item)
         return items
-
-    def _write_tables(self, tables: Mapping[str, pa.RecordBatch], is_new: list[bool]) -> None:
-        """Write the rows of `frames` and its parts that the core built. A frame whose value in `is_new` is false is a
-        repeat, and is left out with its parts."""
-        frames = tables["frames"]
-        parts = {name: tables[name] for name in PARTS}
-        if not all(is_new):
-            mask = pa.array(is_new, pa.bool_())
-            repeated = set(list_positions(frames.filter(pc.invert(mask))))
-            frames = frames.filter(mask)
-            for name, part in parts.items():
-                keep = [position not in repeated for position in list_positions(part)]
-                parts[name] = part.filter(pa.array(keep, pa.bool_()))
-        self._frames.gather(frames)
-        self._parts.gather(parts)
 
 
 class PartFiles:

@@ -109,7 +109,7 @@ def build_archive_task(config: DecodeConfig, lake: Lake, dedup: DedupStoreConfig
     def archive(batches: _Batches) -> _Batches:
         output, store, now = OutputWriter(config, lake), open_dedup_store(dedup), get_batch_time()
         for chunk in decode_records(batches, config, lake, compute_task_digest()):
-            accepted = chunk.restore_order(store.select_new(chunk.columns, now))
+            accepted = store.select_new(chunk.identities, chunk.positions, chunk.order, now)
             from_core = chunk.messages.num_rows
             output.write_batch(chunk.messages.filter(pa.array(accepted[:from_core], pa.bool_())))
             yield from output.write(compress(chunk.items, accepted[from_core:]))

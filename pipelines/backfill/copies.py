@@ -205,7 +205,9 @@ class CopyDecoder:
     def _decode_records(self, records: pa.RecordBatch, core: Iterable[CoreRows], is_inside: bool) -> None:
         first = 0
         for rows in core:
-            if turn_off_at_difference(rows, records, self._decoder) or not find_engine().is_native:
+            if rows.samples and turn_off_at_difference(rows, records, self._decoder):
+                break
+            if not find_engine().is_native:
                 break
             self._decode_in_python(take_records(records, rows.left), is_inside)
             if rows.tables:

@@ -91,24 +91,6 @@ class DedupCopy(Protocol):
 _Copy = TypeVar("_Copy", bound=DedupCopy)
 
 
-class CopyColumns(NamedTuple):
-    """Copies of messages as columns: first digest, second digest or `None`, and Kafka position."""
-
-    first: Sequence[bytes]
-    second: Sequence[bytes | None]
-    positions: Sequence[str]
-
-
-def _split_identities(copies: Collection[DedupCopy]) -> tuple[list[bytes], list[bytes | None]]:
-    first: list[bytes] = []
-    second: list[bytes | None] = []
-    for copy in copies:
-        early, *late = copy.identities
-        first.append(early)
-        second.append(late[0] if late else None)
-    return first, second
-
-
 class DedupRule(NamedTuple, Generic[_Copy]):
     """A query's own rule for accepting copies, instead of accepting the first copy of each digest."""
 
@@ -156,31 +138,38 @@ class DedupStore:
         Args:
             now: Time of the micro-batch, µs.
         """
-        columns = CopyColumns(*_split_identities(copies), [copy.position for copy in copies])
-        return list(compress(copies, self.select_new(columns, now)))
+        identities, positions = [copy.identities for copy in copies], [copy.position for copy in copies]
+        return list(compress(copies, self.select_new(identities, positions, range(len(positions)), now)))
 
-    def select_new(self, copies: CopyColumns, now: int) -> list[bool]:
-        """Return, for each copy, true if it is accepted. The rule and `now` are those of `filter_new`."""
-        second = [None if digest is None else digest + _SECOND_TURN for digest in copies.second]
+    def select_new(
+        self, identities: Iterable[tuple[bytes, ...]], positions: Sequence[str], order: Iterable[int], now: int
+    ) -> list[bool]:
+        """Return, for each copy, true if it is accepted. The rule and `now` are those of `filter_new`.
+
+        Args:
+            identities: One or two digests of each copy, which equal copies share.
+            positions: Kafka position of each copy.
+            order: Indexes of all copies, in the order in which they are checked.
+        """
+        keys = [_build_keys(digests) for digests in identities]
+        accepted = [False] * len(keys)
         with self._transaction():
-            keys = set(copies.first).union(digest for digest in second if digest is not None)
-            stored, expired = self._find_stored(keys, now - self._span)
-            positions = {key: digest.position for key, digest in stored.items()}
+            stored, expired = self._find_stored(set(chain.from_iterable(keys)), now - self._span)
+            holders = {key: digest.position for key, digest in stored.items()}
             added: dict[bytes, str] = {}
-
-            def claim(key: bytes, position: str) -> bool:
-                holder = positions.get(key)
-                if holder is None:
-                    positions[key] = added[key] = position
-                return holder is None or holder == position
-
-            passed = [
-                claim(early, position) and (late is None or claim(late, position))
-                for early, late, position in zip(copies.first, second, copies.positions, strict=True)
-            ]
+            for index in order:
+                position = positions[index]
+                for key in keys[index]:
+                    holder = holders.get(key)
+                    if holder is None:
+                        holders[key] = added[key] = position
+                    elif holder != position:
+                        break
+                else:
+                    accepted[index] = True
             self._file.executemany(_PUT_COPY, ((key, position, now) for key, position in sorted(added.items())))
             self._forget(now, len(added.keys() - expired))
-        return passed
+        return accepted
 
     def filter_by(self, rule: DedupRule[_Copy], copies: Collection[_Copy], now: int) -> list[_Copy]:
         """Return the copies that a query's own rule accepts, and store the state that it changes. `now`: in µs."""

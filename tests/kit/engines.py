@@ -204,7 +204,7 @@ def check_records(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> No
         for batch in batches:
             for rows in decoder.archive(batch):
                 with patch.object(library, "_turned_off", []):
-                    assert not turn_off_at_difference(rows, batch, FrameDecoder(config)), "archive"
+                    assert not (rows.samples and turn_off_at_difference(rows, batch, FrameDecoder(config))), "archive"
             with patch.object(library, "_turned_off", []):
                 list(reader.read(batch))
                 assert library.find_engine().is_native, "updates"

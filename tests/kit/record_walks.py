@@ -32,7 +32,7 @@ from kiln.pipelines.batch.processor import BatchProcessor
 from kiln.pipelines.batch.transform import build_range_task
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
-from kiln.pipelines.native.core import MIN_RECORDS
+from kiln.pipelines.native import core
 from kiln.pipelines.runtime.dedup_store import DedupStoreConfig
 from kiln.pipelines.runtime.kafka_ranges import RECORDS
 from kiln.schemas.kafka.records import Coordinates, Epoch, SeparatorRecord, UpdateRecord, encode
@@ -145,7 +145,7 @@ def build_frame(stream: StreamID = STREAM, seqno: str = MESSAGE_ID[-16:]) -> Fra
         connection=bytes(16),
         remote_peer=compute_peer_id(KEY),
         observed_at=NOW * 1000,
-        sequence=1,
+        sequence=int(seqno, 16) + 1,
         payload=RPC(publish=[message]).SerializeToString(),
         verdicts=b"\1",
     )
@@ -168,6 +168,7 @@ def walk_frame(others: int = 0) -> Walk:
             patch.object(transform, "get_batch_time", lambda: NOW),
             patch.object(transform, "get_task_epoch", lambda: Epoch("query", 1)),
             patch.object(record_decoder, "get_task_epoch", lambda: Epoch("query", 1)),
+            patch.object(core, "SAMPLE_ONE_IN", 1 << 60),  # one of a thousand walks would also go through Python
             walking() as walk,
         ):
             list(task(iter([record])))
@@ -202,7 +203,7 @@ def walk_update() -> Walk:
 
 WALKS: dict[str, Callable[[], Walk]] = {
     "frame → messages row": walk_frame,
-    "frame → messages row, native core": lambda: walk_frame(MIN_RECORDS),
+    "frame → messages row, native core": lambda: walk_frame(core.MIN_RECORDS),
     "update → batch": walk_update,
 }
 
