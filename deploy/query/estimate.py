@@ -15,7 +15,6 @@ from rich.console import Console
 from kiln.conf.settings.durations import micros, parse_duration
 from kiln.deploy.query.answer import print_table
 from kiln.deploy.query.ask import Answer, query_lake
-from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.kafka.records import Origin
 from kiln.schemas.wire.batch_block import MAX_BLOCK, encode_stream_key, write_leaves
@@ -65,6 +64,13 @@ class BatchSavings:
         return self.updates + self.batches, self.update_bytes + self.batch_bytes
 
 
+class _Window(NamedTuple):
+    """A simulated window: its end in µs, and the tips of streams, as `write_leaves` takes them."""
+
+    closes_at: int
+    leaves: set[bytes]
+
+
 def estimate_savings(
     received: Iterable[ReceivedUpdate], windows: Sequence[int], *, typ: int = BATCH_UPDATE, limit: int = MAX_BLOCK
 ) -> list[BatchSavings]:
@@ -82,7 +88,7 @@ def estimate_savings(
     """
     savings: list[BatchSavings] = []
     for (network, origin, separator), updates in groupby(received, key=itemgetter(0, 1, 2)):
-        candidates = [(BatchSavings(network, origin, separator, window), Window(0, 0)) for window in windows]
+        candidates = [(BatchSavings(network, origin, separator, window), _Window(0, set())) for window in windows]
         for update in updates:
             for number, (saving, window) in enumerate(candidates):
                 saving.updates += 1
@@ -91,7 +97,7 @@ def estimate_savings(
                 if separator and update.new:
                     if not is_inside:
                         _add_window(saving, separator, window, typ, limit)
-                        window = Window(update.event_time, update.event_time + saving.window)
+                        window = _Window(update.event_time + saving.window, set())
                         candidates[number] = saving, window
                     stream, tip = update.new
                     window.leaves.add(encode_stream_key(stream) + tip)
@@ -105,7 +111,7 @@ def estimate_savings(
     return savings
 
 
-def _add_window(saving: BatchSavings, separator: Separator, window: Window, typ: int, limit: int) -> None:
+def _add_window(saving: BatchSavings, separator: Separator, window: _Window, typ: int, limit: int) -> None:
     for block in write_leaves(window.leaves, limit):
         saving.batches += 1
         saving.batch_bytes += len(write_batch_update(separator, block.cid, typ))

@@ -214,6 +214,7 @@ class _RecordDecoder:
         early, late, positions, records = (
             copies.column(name).to_pylist() for name in ("early", "late", "position", "row")
         )
+        identities: list[tuple[bytes, ...]]
         identities = [(one,) if other is None else (one, other) for one, other in zip(early, late, strict=True)]
         items: list[UniqueRow[object]] = []
         for record, decoded in left:

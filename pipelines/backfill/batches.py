@@ -16,7 +16,7 @@ from kiln.pipelines.backfill.separator_windows import SeparatorWindows
 from kiln.pipelines.backfill.terms import TimeRange
 from kiln.pipelines.batch.batching import BatchConfig, build_batch_records
 from kiln.pipelines.batch.offset_range import UpdateFilter, WindowKey
-from kiln.pipelines.batch.windows import ClosedWindow
+from kiln.pipelines.batch.windows import Window
 from kiln.pipelines.delta.files import TableFiles
 from kiln.pipelines.delta.lake import Lake
 from kiln.pipelines.sink.rows import build_batch_rows
@@ -95,7 +95,7 @@ def _build_partition(batching: BatchConfig, span: TimeRange, lake: Lake) -> Call
             owner = WindowKey(network, _ORIGINS[origin], key, value)
             windows = SeparatorWindows(owner, batching.window, batching.grace, span.low)
             for closed in _close_windows(windows, group):
-                if closed.window.opened_at in span:
+                if closed.opened_at in span:
                     for record in build_batch_records(closed, batching.block_limit):
                         emitted_at = windows.take_emitted_at(record.opened_at, record.batch_cid)
                         for table, _, row in build_batch_rows(
@@ -119,7 +119,7 @@ class _WindowRow(NamedTuple):
     tip: str
 
 
-def _close_windows(windows: SeparatorWindows, rows: Iterator[tuple[object, ...]]) -> Iterator[ClosedWindow]:
+def _close_windows(windows: SeparatorWindows, rows: Iterator[tuple[object, ...]]) -> Iterator[Window]:
     for row in map(_WindowRow._make, (cells[len(_SEPARATOR_COLUMNS) :] for cells in rows)):
         if row.rank == _BATCH:
             windows.add_live_batch(row.at, row.observed_at, row.tip, row.offset)

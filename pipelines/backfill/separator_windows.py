@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kiln.pipelines.batch.offset_range import WindowKey
-from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
+from kiln.pipelines.batch.windows import PartitionWindows, Window
 
 _END: Final = 2**62
 """log time that closes every window, µs"""
@@ -47,7 +47,7 @@ class SeparatorWindows:
         if not self._is_aligned and closed_at - opened_at == self._length:
             self._anchors.add(opened_at)
 
-    def add_update(self, observed_at: int, log_time: int, stream: str, tip: bytes) -> Iterator[ClosedWindow]:
+    def add_update(self, observed_at: int, log_time: int, stream: str, tip: bytes) -> Iterator[Window]:
         """Add the next update, and yield the windows that it closes.
 
         The start of a window depends on the windows before it, which the run may not know for its first updates. So
@@ -69,7 +69,7 @@ class SeparatorWindows:
         yield from self._windows.advance(log_time)
         yield from self._windows.add(self._key, stream, tip, event_time)
 
-    def close(self) -> Iterator[ClosedWindow]:
+    def close(self) -> Iterator[Window]:
         """Close the open windows after the last update, and yield them."""
         yield from self._windows.advance(_END)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kiln.pipelines.batch.offset_range import ALL, FAILED, UpdateFilter, UpdateRange
-from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
+from kiln.pipelines.batch.windows import PartitionWindows, Window
 from kiln.pipelines.decode.processing_errors import PROCESSING_FAILED
 from kiln.schemas.kafka.records import (
     BatchRecord,
@@ -56,9 +56,9 @@ def batch_offset_ranges(
                     yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
 
 
-def build_batch_records(closed: ClosedWindow, limit: int) -> Iterator[BatchRecord]:
+def build_batch_records(window: Window, limit: int) -> Iterator[BatchRecord]:
     """Build the records of `kiln.batches` for a window. There are several if one block would exceed `limit` bytes."""
-    key, window = closed
+    key = window.key
     separator = SeparatorRecord(key.separator_key, key.separator_value)
     for block in write_leaves(window.leaves, limit):
         yield BatchRecord(

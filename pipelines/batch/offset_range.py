@@ -7,10 +7,9 @@ ranges in the order of their offsets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +25,9 @@ from kiln.schemas.kafka.records import (
 from kiln.schemas.wire.batch_block import encode_stream_key
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 NO_UPDATE: Final = -1
 """In `UpdateRange.owner_indexes`: a tick, or an update that goes into no batch. Such a record only advances log
@@ -107,24 +109,20 @@ class PackedOffsetRange(NamedTuple):
     data: bytes
 
 
-def read_offset_range(
-    offsets: Sequence[int],
-    stamps: Sequence[int],
-    values: Sequence[bytes | None],
-    update_filter: UpdateFilter = ALL,
-) -> UpdateRange:
-    """Decode records of one partition, in any order. `stamps`: broker timestamps, µs.
+def read_offset_range(batch: pa.RecordBatch, update_filter: UpdateFilter) -> UpdateRange:
+    """Decode records of one partition, in any order, from the columns offset, stamp and value.
 
     The native core decodes most records in the same way (native/src/batch.rs).
     """
-    if any(one > following for one, following in pairwise(offsets)):
-        order = sorted(range(len(offsets)), key=offsets.__getitem__)
-        offsets, stamps = [offsets[index] for index in order], [stamps[index] for index in order]
-        values = [values[index] for index in order]
+    numbers = batch.column("offset").to_numpy()
+    if (numbers[1:] < numbers[:-1]).any():
+        batch = batch.sort_by("offset")
+    columns = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("offset", "stamp", "value"))
+    offsets, stamps, values = (column.tolist() for column in columns)
     accepts_all = update_filter == ALL
     owners: dict[WindowKey, int] = {}
     epochs: dict[WriterEpoch, int] = {}
-    records = UpdateRange(list(offsets), list(stamps), [], [], [], [], [], [], [])
+    records = UpdateRange(offsets, stamps, [], [], [], [], [], [], [])
     for value in values:
         owner, epoch, leaf, observed_at, message = NO_UPDATE, NO_UPDATE, b"", 0, b""
         if value:
@@ -148,11 +146,6 @@ def read_offset_range(
         records.messages.append(message)
     records.owners, records.epochs = list(owners), list(epochs)
     return records
-
-
-def pack_offset_range(records: UpdateRange) -> PackedOffsetRange:
-    """Pack a range of at least one record, so that it can be passed to another task."""
-    return PackedOffsetRange(records.offsets[0], records.offsets[-1], _ENCODER.encode(records))
 
 
 def merge_offset_ranges(packed: Iterable[PackedOffsetRange]) -> Iterator[UpdateRange]:
@@ -194,5 +187,4 @@ def _merge(ranges: list[UpdateRange]) -> UpdateRange:
     return UpdateRange(offsets, stamps, owners, epochs, owner_indexes, epoch_indexes, *rest)
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(UpdateRange)

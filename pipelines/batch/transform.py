@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
@@ -16,7 +17,6 @@ from kiln.pipelines.batch.offset_range import (
     UpdateRange,
     WindowKey,
     WriterEpoch,
-    pack_offset_range,
     read_offset_range,
 )
 from kiln.pipelines.batch.processor import OUTPUT, BatchProcessor
@@ -59,8 +59,10 @@ def build_range_task(update_filter: UpdateFilter) -> ArrowTask:
                 records = batch
                 if len(partitions) > 1:
                     records = batch.filter(pc.equal(batch.column("partition"), partition))
-                decoded = map(pack_offset_range, _decode(core, records, update_filter))
-                rows += [(partition, *packed) for packed in decoded]
+                rows += [
+                    (partition, decoded.offsets[0], decoded.offsets[-1], msgspec.msgpack.encode(decoded))
+                    for decoded in _decode(core, records, update_filter)
+                ]
             if not rows:
                 continue
             fields = zip(zip(*rows, strict=True), _OFFSET_RANGES_SCHEMA, strict=True)
@@ -81,16 +83,10 @@ def _decode(core: Core | None, batch: pa.RecordBatch, update_filter: UpdateFilte
         if decoded is not None and decoded.offsets:
             yield decoded
         if rows.left:
-            yield _decode_in_python(batch.take(pa.array(rows.left, pa.int32())), update_filter)
+            yield read_offset_range(batch.take(pa.array(rows.left, pa.int32())), update_filter)
         first = rows.end
     if first < batch.num_rows:
-        yield _decode_in_python(batch.slice(first), update_filter)
-
-
-def _decode_in_python(batch: pa.RecordBatch, update_filter: UpdateFilter) -> UpdateRange:
-    columns = (batch.column(name).to_numpy(zero_copy_only=False) for name in ("offset", "stamp", "value"))
-    offsets, stamps, values = (column.tolist() for column in columns)
-    return read_offset_range(offsets, stamps, values, update_filter)
+        yield read_offset_range(batch.slice(first), update_filter)
 
 
 def _build_range(rows: CoreRows, batch: pa.RecordBatch, update_filter: UpdateFilter) -> UpdateRange:
@@ -122,7 +118,7 @@ def _has_difference(decoded: UpdateRange, rows: CoreRows, batch: pa.RecordBatch,
     if not rows.samples:
         return False
     samples = batch.take(pa.array(rows.samples, pa.int32()))
-    expected = _decode_in_python(samples, update_filter)
+    expected = read_offset_range(samples, update_filter)
     places = dict(zip(decoded.offsets, range(len(decoded.offsets)), strict=True))
     for index, offset in enumerate(expected.offsets):
         if decoded.describe(places[offset]) != expected.describe(index):

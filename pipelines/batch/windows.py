@@ -12,7 +12,7 @@ an update of the separator with h >= t0 + T, or any record with C >= c0 + T + G.
 from __future__ import annotations
 
 import heapq
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -28,6 +28,7 @@ _FOREVER: Final = 2**63
 class Window(msgspec.Struct, gc=False):
     """A window of one separator: updates whose event time is less than T after the first update's. Times are µs."""
 
+    key: WindowKey
     opened_at: int
     """t0: event time of the first update"""
     closes_at: int
@@ -38,11 +39,6 @@ class Window(msgspec.Struct, gc=False):
     """c0 + T + G: log time at which the window ends"""
     accepts_until: int = 0
     """the window accepts updates with an earlier event time: `closes_at`; after its end, a time before all updates"""
-
-
-class ClosedWindow(NamedTuple):
-    key: WindowKey
-    window: Window
 
 
 class _SavedWindow(msgspec.Struct, array_like=True, gc=False):
@@ -86,24 +82,24 @@ class PartitionWindows:
         self.log_time = saved.log_time
         self.guard = EpochGuard(saved.epochs)
         self._open = {
-            window.key: Window(window.opened_at, window.closes_at, set(window.leaves), window.due, window.closes_at)
-            for window in saved.windows
+            each.key: Window(each.key, each.opened_at, each.closes_at, set(each.leaves), each.due, each.closes_at)
+            for each in saved.windows
         }
-        # A heap of tuples: `due`, number of windows opened before, key, window. A window that an update has ended stays
-        # in the heap.
-        self._dues = [(window.due, count, key, window) for count, (key, window) in enumerate(self._open.items())]
+        # A heap of tuples: `due`, number of windows opened before, window. A window that an update has ended stays in
+        # the heap.
+        self._dues = [(window.due, count, window) for count, window in enumerate(self._open.values())]
         self._opened = len(self._dues)
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def add_range(self, records: UpdateRange) -> list[ClosedWindow | int]:
+    def add_range(self, records: UpdateRange) -> list[Window | int]:
         """Add the next records of the partition to their windows.
 
         Returns:
             In the order of the records, each window that ends, and the index of each record that could not be decoded.
         """
-        results: list[ClosedWindow | int] = []
+        results: list[Window | int] = []
         log_time, due = self.log_time, self._next_due()
         windows = [self._open.get(key, _ENDED) for key in records.owners]
         last_epoch = -1
@@ -146,17 +142,19 @@ class PartitionWindows:
         self.log_time = log_time
         return results
 
-    def advance(self, stamp: int) -> list[ClosedWindow]:
+    def advance(self, stamp: int) -> list[Window]:
         """Advance log time to the broker timestamp of a record (µs), and return the windows that end."""
         self.log_time = max(self.log_time, stamp)
-        closed: list[ClosedWindow] = []
+        closed: list[Window] = []
         while self._dues and self._dues[0][0] <= self.log_time:
-            _, _, key, window = heapq.heappop(self._dues)
+            _, _, window = heapq.heappop(self._dues)
             if window.accepts_until != _NEVER:
-                closed.append(self._close_window(key))
+                window.accepts_until = _NEVER
+                del self._open[window.key]
+                closed.append(window)
         return closed
 
-    def add(self, key: WindowKey, stream: str, tip: bytes, event_time: int) -> list[ClosedWindow]:
+    def add(self, key: WindowKey, stream: str, tip: bytes, event_time: int) -> list[Window]:
         """Add an update to the window of its separator. If the update ends the window, return that window.
         `event_time`: µs."""
         return self._add_leaf(key, encode_stream_key(stream) + tip, event_time)
@@ -164,34 +162,30 @@ class PartitionWindows:
     def dump(self) -> bytes:
         """Return the state. The same records in the same order give the same bytes."""
         windows = [
-            _SavedWindow(key, window.opened_at, window.closes_at, window.due, sorted(window.leaves))
-            for _, _, key, window in sorted(self._dues)
+            _SavedWindow(window.key, window.opened_at, window.closes_at, window.due, sorted(window.leaves))
+            for _, _, window in sorted(self._dues)
             if window.accepts_until != _NEVER
         ]
         return _encoder.encode(_State(self.log_time, windows, self.guard.save()))
 
-    def _add_leaf(self, key: WindowKey, leaf: bytes, event_time: int) -> list[ClosedWindow]:
-        window = self._open.get(key)
-        if window is not None and event_time < window.accepts_until:
-            window.leaves.add(leaf)
-            return []
-        closed = [] if window is None else [self._close_window(key)]
+    def _add_leaf(self, key: WindowKey, leaf: bytes, event_time: int) -> list[Window]:
+        last = self._open.get(key)
+        if last is not None:
+            if event_time < last.accepts_until:
+                last.leaves.add(leaf)
+                return []
+            last.accepts_until = _NEVER
         closes_at = event_time + self._length
         due = self.log_time + self._length + self._grace
-        window = self._open[key] = Window(event_time, closes_at, {leaf}, due, closes_at)
-        heapq.heappush(self._dues, (due, self._opened, key, window))
+        window = self._open[key] = Window(key, event_time, closes_at, {leaf}, due, closes_at)
+        heapq.heappush(self._dues, (due, self._opened, window))
         self._opened += 1
-        return closed
-
-    def _close_window(self, key: WindowKey) -> ClosedWindow:
-        window = self._open.pop(key)
-        window.accepts_until = _NEVER
-        return ClosedWindow(key, window)
+        return [] if last is None else [last]
 
     def _next_due(self) -> int:
         return self._dues[0][0] if self._dues else _FOREVER
 
 
-_ENDED: Final = Window(0, 0, accepts_until=_NEVER)
+_ENDED: Final = Window(WindowKey("", "LIVE", "", ""), 0, 0, accepts_until=_NEVER)
 _encoder: Final = msgspec.msgpack.Encoder()
 _decoder: Final = msgspec.msgpack.Decoder(_State)

@@ -90,19 +90,6 @@ def encode_stream_key(stream: str) -> bytes:
     return stream.encode() + _KEY_END
 
 
-def list_tips(leaves: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """Group leaves (`write_leaves`) by stream: CIDs of the tips by StreamID text."""
-    tips: dict[str, list[bytes]] = {}
-    for leaf in leaves:
-        key, _, tip = leaf.partition(_KEY_END)
-        stream = key.decode()
-        if stream in tips:
-            tips[stream].append(tip)
-        else:
-            tips[stream] = [tip]
-    return tips
-
-
 def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[BatchBlock]:
     """Write the tips of a batch as one or more blocks.
 
@@ -119,7 +106,14 @@ def write_leaves(leaves: Collection[bytes], limit: int = MAX_BLOCK) -> list[Batc
     """
     if not leaves:
         return []
-    tips = list_tips(leaves)
+    tips: dict[str, list[bytes]] = {}
+    for leaf in leaves:
+        key, _, tip = leaf.partition(_KEY_END)
+        stream = key.decode()
+        if stream in tips:
+            tips[stream].append(tip)
+        else:
+            tips[stream] = [tip]
     for links in tips.values():
         if len(links) > 1:
             links.sort()

@@ -30,7 +30,7 @@ from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.batch.batching import batch_offset_ranges
-from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, read_offset_range
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter
 from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.pipelines.decode.decoder import DecodeConfig
 from kiln.pipelines.delta.lake import Lake
@@ -53,6 +53,7 @@ from kiln.schemas.wire.topics import Separator, format_topic
 from kit.awaiting import wait_until
 from kit.broker_access import client, security
 from kit.memory_ipfs import Ipfs
+from kit.plain_batcher import read_range
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
@@ -211,7 +212,7 @@ class Kiln:
             last = mine[-1]
             offsets = [*(record.offset for record in mine), last.offset + 1]
             stamps = [*(record.stamp for record in mine), last.stamp + 10 * S]
-            stretches = [read_offset_range(offsets, stamps, [*(record.value for record in mine), b""], which)]
+            stretches = [read_range(offsets, stamps, [*(record.value for record in mine), b""], which)]
             found += [out.value for out in batch_offset_ranges(PartitionWindows(S), partition, stretches, 256_000)]
         return found
 

@@ -18,7 +18,7 @@ from kiln.deploy.stack.jars import list_jars
 from kiln.deploy.stack.kafka_broker import ensure_topics
 from kiln.pipelines.batch.batching import build_batch_records
 from kiln.pipelines.batch.offset_range import WindowKey
-from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
+from kiln.pipelines.batch.windows import PartitionWindows, Window
 from kiln.schemas.kafka.records import build_batch_key, encode
 from kiln.schemas.kafka.topics import TOPICS
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC, Message
@@ -88,7 +88,7 @@ class LiveBatches:
         producer.close()
         consumer.close()
 
-    def _add_message(self, message: Message, frame: Frame) -> list[ClosedWindow]:
+    def _add_message(self, message: Message, frame: Frame) -> list[Window]:
         identity = message_id(message)
         self.captured[identity] += 1
         if self.captured[identity] > 1:
@@ -107,7 +107,7 @@ class LiveBatches:
         event_time = min(frame.observed_at // 1000, self._windows.log_time)
         return self._windows.add(key, content.stream, cid_bytes(content.tip), event_time)
 
-    def _write(self, producer: KafkaProducer, windows: list[ClosedWindow]) -> None:
+    def _write(self, producer: KafkaProducer, windows: list[Window]) -> None:
         for closed in windows:
             for record in build_batch_records(closed, MAX_BLOCK):
                 producer.send(

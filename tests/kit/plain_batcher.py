@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from kiln.pipelines.batch.batching import BatchOutput, batch_offset_ranges, build_batch_records
-from kiln.pipelines.batch.offset_range import WindowKey, read_offset_range
-from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, UpdateRange, WindowKey, read_offset_range
+from kiln.pipelines.batch.windows import PartitionWindows, Window
 from kiln.schemas.kafka.records import (
     UNREADABLE,
     QuarantineRecord,
@@ -16,7 +18,6 @@ from kiln.schemas.kafka.records import (
     decode_update,
     encode,
 )
-from kiln.schemas.wire.batch_block import list_tips
 from kiln.schemas.wire.cid import CidError, cid_bytes
 from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
@@ -32,7 +33,19 @@ class LogRecord(NamedTuple):
 
 def list_window_tips(window: Window) -> dict[str, set[bytes]]:
     """CID bytes of the tips in a window, by StreamID."""
-    return {stream: set(links) for stream, links in list_tips(window.leaves).items()}
+    tips: dict[str, set[bytes]] = {}
+    for leaf in window.leaves:
+        stream, _, tip = leaf.partition(b"\n")
+        tips.setdefault(stream.decode(), set()).add(tip)
+    return tips
+
+
+def read_range(
+    offsets: Sequence[int], stamps: Sequence[int], values: Sequence[bytes | None], update_filter: UpdateFilter = ALL
+) -> UpdateRange:
+    """What a task reads from records of one partition."""
+    columns = {"offset": pa.array(offsets), "stamp": pa.array(stamps), "value": pa.array(values, pa.binary())}
+    return read_offset_range(pa.RecordBatch.from_pydict(columns), update_filter)
 
 
 def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[BatchOutput]:
@@ -40,7 +53,7 @@ def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], lim
     log = list(records)
     if log:
         offsets, stamps, values = zip(*((each.offset, each.stamp, each.value) for each in log), strict=True)
-        stretch = read_offset_range(offsets, stamps, values)
+        stretch = read_range(offsets, stamps, values)
         yield from batch_offset_ranges(windows, log[0].partition, [stretch], limit)
 
 
@@ -66,7 +79,7 @@ def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int)
                 yield from build_outputs(closed, limit)
 
 
-def build_outputs(closed: ClosedWindow, limit: int) -> Iterator[BatchOutput]:
+def build_outputs(closed: Window, limit: int) -> Iterator[BatchOutput]:
     """The Kafka records of one window."""
     for record in build_batch_records(closed, limit):
         yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))

@@ -26,10 +26,10 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark.sql.streaming.tws_tester import TwsTester
 
 from kiln.pipelines.batch.batching import BatchConfig, BatchOutput, batch_offset_ranges
-from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey, read_offset_range
+from kiln.pipelines.batch.offset_range import ALL, UpdateFilter, WindowKey
 from kiln.pipelines.batch.processor import BatchProcessor
 from kiln.pipelines.batch.transform import OFFSET_RANGES, build_range_task
-from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows, Window
+from kiln.pipelines.batch.windows import PartitionWindows, Window
 from kiln.schemas.kafka.records import (
     TICK,
     BatchRecord,
@@ -48,7 +48,7 @@ from kiln.schemas.wire.batch_block import MAX_BLOCK, encode_stream_key
 from kiln.schemas.wire.cid import cid_bytes, cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
 from kit.log_model import Owner, Update, block_of, cid_of, windows_of, without_repeats
-from kit.plain_batcher import LogRecord, batch_partition, build_outputs, list_window_tips, plainly
+from kit.plain_batcher import LogRecord, batch_partition, build_outputs, list_window_tips, plainly, read_range
 
 T = 1_000_000
 SCHEMA = Path(__file__).resolve().parents[3] / "schemas" / "kafka" / "batches.schema.json"
@@ -174,7 +174,7 @@ def test_only_the_updates_of_the_authors_and_with_a_verified_separator_where_the
 
     def batched(which: UpdateFilter) -> list[int]:
         offsets, stamps, values = zip(*records, strict=True)
-        stretch = read_offset_range(offsets, stamps, values, which)
+        stretch = read_range(offsets, stamps, values, which)
         assert stretch.offsets == [0, 1, 2, 3]  # the others still move the clock
         return [offset for offset, owner in enumerate(stretch.owner_indexes) if owner >= 0]
 
@@ -210,7 +210,7 @@ def test_two_kilns_of_disjoint_authors_share_the_updates_between_them(
             records.append((len(records), stamp, values[number]))
         records.append((24, stamp + T, TICK))
         offsets, stamps, read_values = zip(*records, strict=True)
-        stretch = read_offset_range(offsets, stamps, read_values, UpdateFilter(authors))
+        stretch = read_range(offsets, stamps, read_values, UpdateFilter(authors))
         for output in batch_offset_ranges(windows, 0, [stretch], MAX_BLOCK):
             for stream, tips in tips_of(decode_batch(output.value)).items():
                 found += [(stream, tip) for tip in tips]
@@ -343,16 +343,16 @@ def test_one_message_id_in_two_networks_or_origins_is_two_messages() -> None:
 # ---------------------------------------------------------------- the block limit
 
 
-def window_of(streams: int, tips: int, order: int) -> ClosedWindow:
+def window_of(streams: int, tips: int, order: int) -> Window:
     pairs = [
         (StreamID(3, compute_cid(b"stream %d" % n)).text, compute_cid(b"%d/%d" % (n, m)))
         for n in range(streams)
         for m in range(tips)
     ]
     random.Random(order).shuffle(pairs)
-    window = Window(ORIGIN + 10, ORIGIN + 20)
+    window = Window(WindowKey("mainnet", "LIVE", "model", "ka"), ORIGIN + 10, ORIGIN + 20)
     window.leaves.update(encode_stream_key(stream) + tip for stream, tip in pairs)
-    return ClosedWindow(WindowKey("mainnet", "LIVE", "model", "ka"), window)
+    return window
 
 
 @pytest.mark.parametrize(("streams", "tips"), [(40, 1), (5, 30), (1, 100)], ids=["many", "some", "one"])
@@ -370,7 +370,7 @@ def test_the_limit_splits_a_window_the_same_way_each_time(streams: int, tips: in
     assert len(found) == len(set(found)) == streams * tips
     assert set(found) == {
         (stream, cid_text(tip))
-        for stream, links in list_window_tips(window_of(streams, tips, 0).window).items()
+        for stream, links in list_window_tips(window_of(streams, tips, 0)).items()
         for tip in links
     }
 
@@ -435,12 +435,12 @@ def test_blocks_hold_exactly_what_their_windows_do(taken: list[Step]) -> None:
             key = WindowKey("mainnet", "LIVE", step.separator.key, step.separator.value)
             heard = min(windows.log_time, record.stamp - step.ago)
             closed += windows.add(key, STREAMS[step.stream], cid_bytes(TIPS[step.tip]), heard)
-        for key, window in closed:
+        for window in closed:
             tips = {
                 stream: [cid_text(tip) for tip in sorted(links)]
                 for stream, links in sorted(list_window_tips(window).items())
             }
-            expected.append((key, window.opened_at, window.opened_at + T, tips))
+            expected.append((window.key, window.opened_at, window.opened_at + T, tips))
 
     batches, others = run(log_from(taken))
     found = [

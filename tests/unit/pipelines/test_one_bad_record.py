@@ -56,6 +56,7 @@ from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.identity import compute_peer_id, peer_text, sign
 from kiln.schemas.wire.pubsub import read_message, write_query, write_update
 from kiln.schemas.wire.streamid import StreamID
+from kit.plain_batcher import read_range
 
 MODEL = StreamID(2, compute_cid(b"model")).text
 STREAMS = [StreamID(3, compute_cid(b"genesis %d" % number)).text for number in range(3)]
@@ -293,13 +294,10 @@ def update(number: int) -> bytes:
 
 def batched(*records: bytes) -> list[BatchOutput]:
     numbers = range(len(records))
-    read = stretch.read_offset_range(
-        [77 + at for at in numbers], [1_700_000_000_000_000 + at for at in numbers], records
-    )
-    closing = stretch.read_offset_range([99], [1_800_000_000_000_000], [b""])
-    kept = stretch.merge_offset_ranges(map(stretch.pack_offset_range, (read, closing)))
+    read = read_range([77 + at for at in numbers], [1_700_000_000_000_000 + at for at in numbers], records)
+    closing = read_range([99], [1_800_000_000_000_000], [b""])
     windows = PartitionWindows(1_000_000)
-    return list(batch_offset_ranges(windows, 3, kept, BatchConfig().block_limit))
+    return list(batch_offset_ranges(windows, 3, (read, closing), BatchConfig().block_limit))
 
 
 def test_batch_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

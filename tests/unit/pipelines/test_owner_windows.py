@@ -29,7 +29,7 @@ def opened(log: Log, windows: SeparatorWindows, first: int = 0) -> list[tuple[in
     ]
     closed += windows.close()
     return sorted(
-        ((each.window.opened_at, frozenset(map(cid_text, list_window_tips(each.window)[STREAM]))) for each in closed),
+        ((each.opened_at, frozenset(map(cid_text, list_window_tips(each)[STREAM]))) for each in closed),
         key=lambda window: (window[0], sorted(window[1])),
     )
 

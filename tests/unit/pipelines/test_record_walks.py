@@ -14,9 +14,9 @@ needs_core = pytest.mark.skipif(engines.core_is_missing(), reason="no native cor
 @pytest.mark.parametrize(
     ("name", "functions", "files"),
     [
-        ("frame → messages row", 55, 17),
-        pytest.param("frame → messages row, native core", 23, 7, marks=needs_core),
-        ("update → batch", 22, 9),
+        ("frame → messages row", 53, 17),
+        pytest.param("frame → messages row, native core", 17, 6, marks=needs_core),
+        ("update → batch", 18, 9),
     ],
 )
 def test_a_record_does_not_go_round_about(name: str, functions: int, files: int) -> None:

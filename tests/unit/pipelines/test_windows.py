@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kiln.pipelines.batch.offset_range import WindowKey
-from kiln.pipelines.batch.windows import ClosedWindow, PartitionWindows
+from kiln.pipelines.batch.windows import PartitionWindows
 from kiln.schemas.kafka.topics import MAX_EPOCH_WRITERS
 from kit.plain_batcher import list_window_tips
 
@@ -77,9 +77,9 @@ def read(log: Iterable[tuple[int, Entry]], windows: PartitionWindows) -> list[Em
         closed = windows.advance(entry.stamp)
         if entry.update:
             closed += windows.add(*entry.update)
-        for key, window in closed:
+        for window in closed:
             tips = frozenset((stream, tip) for stream, tips in list_window_tips(window).items() for tip in tips)
-            emitted.append(Emitted(n, key, window.opened_at, window.closes_at, tips))
+            emitted.append(Emitted(n, window.key, window.opened_at, window.closes_at, tips))
     return emitted
 
 
@@ -180,7 +180,7 @@ def test_a_shorter_window_opened_later_closes_first() -> None:
 
 
 def closed_by(windows: PartitionWindows, stamp: int) -> dict[WindowKey, dict[str, set[bytes]]]:
-    return {closed.key: list_window_tips(closed.window) for closed in windows.advance(stamp)}
+    return {closed.key: list_window_tips(closed) for closed in windows.advance(stamp)}
 
 
 def test_each_network_origin_and_separator_has_windows_of_its_own() -> None:
@@ -218,7 +218,7 @@ def test_all_that_comes_at_once_is_parted_by_when_it_was_heard() -> None:
     windows = PartitionWindows(T)
     windows.advance(1_000)
     ended = [windows.add(KEYS[0], "s1", b"t%d" % heard, heard) for heard in (103, 112, 113, 122, 123)]
-    assert [[(each.window.opened_at, list_window_tips(each.window)) for each in closed] for closed in ended] == [
+    assert [[(each.opened_at, list_window_tips(each)) for each in closed] for closed in ended] == [
         [],
         [],
         [(103, {"s1": {b"t103", b"t112"}})],
@@ -226,7 +226,7 @@ def test_all_that_comes_at_once_is_parted_by_when_it_was_heard() -> None:
         [(113, {"s1": {b"t113", b"t122"}})],
     ]
     (last,) = windows.advance(1_010)
-    assert (last.window.opened_at, last.window.closes_at, list_window_tips(last.window)) == (
+    assert (last.opened_at, last.closes_at, list_window_tips(last)) == (
         123,
         133,
         {"s1": {b"t123"}},
@@ -239,9 +239,8 @@ def test_what_was_heard_before_the_first_is_late_but_in() -> None:
     windows.add(KEYS[0], "s1", b"t1", 100)
     assert windows.add(KEYS[0], "s1", b"t2", 40) == []
     (closed,) = windows.advance(113)
-    assert isinstance(closed, ClosedWindow)
-    assert (closed.window.opened_at, closed.window.closes_at) == (100, 110)
-    assert list_window_tips(closed.window) == {"s1": {b"t1", b"t2"}}
+    assert (closed.opened_at, closed.closes_at) == (100, 110)
+    assert list_window_tips(closed) == {"s1": {b"t1", b"t2"}}
 
 
 def test_the_clock_ends_a_window_t_and_g_after_its_first_update_was_written() -> None:
@@ -251,8 +250,8 @@ def test_the_clock_ends_a_window_t_and_g_after_its_first_update_was_written() ->
     assert windows.advance(103 + T + G - 1) == []
     windows.add(KEYS[0], "s1", b"t2", 99)
     (closed,) = windows.advance(103 + T + G)
-    assert (closed.window.opened_at, closed.window.closes_at) == (90, 100)
-    assert list_window_tips(closed.window) == {"s1": {b"t1", b"t2"}}
+    assert (closed.opened_at, closed.closes_at) == (90, 100)
+    assert list_window_tips(closed) == {"s1": {b"t1", b"t2"}}
 
 
 def test_a_window_that_an_update_ended_is_not_ended_again_by_the_clock() -> None:
@@ -272,7 +271,7 @@ def test_a_stamp_that_goes_back_does_not_move_the_clock() -> None:
     windows.add(KEYS[0], "s1", b"t1", 40)
     assert windows.advance(109) == []
     (closed,) = windows.advance(110)
-    assert closed.window.opened_at == 40
+    assert closed.opened_at == 40
 
 
 def test_ticks_flush_separators_that_fell_silent() -> None:
