@@ -113,9 +113,9 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
     kiln = Kiln(
         folder / "Straße ☃", ports, environment, shadowing(folder / "current", "conf", "deploy", "random", "types")
     )
-    path = [str(shadowing(folder / "path", "conf", "deploy", "bridge", "schemas", "pipelines"))]
-    path += filter(None, [os.environ.get("PYTHONPATH")])  # it decides which checkout is tested
-    kiln.environment["PYTHONPATH"] = os.pathsep.join(path)
+    folders = [str(shadowing(folder / "path", "conf", "deploy", "bridge", "schemas", "pipelines"))]
+    folders += filter(None, [os.environ.get("PYTHONPATH")])  # it decides which checkout is tested
+    kiln.environment["PYTHONPATH"] = os.pathsep.join(folders)
     with ExitStack() as stack:
         http = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{monitor}"))
         prometheus = None

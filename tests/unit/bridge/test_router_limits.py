@@ -10,10 +10,10 @@ from kiln.bridge.gossipsub.options import RouterOptions
 from kiln.bridge.gossipsub.router import Router
 from kiln.bridge.gossipsub.score import ScoreOptions
 from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
-from kiln.schemas.wire.message_id import gossip_id
 from kit.scripted_peers import (
     T,
     asked,
+    gossip_id,
     graft,
     ihave,
     iwant,
