@@ -169,7 +169,7 @@ class Node:
             raise NodeError(f"cannot listen on {', '.join(missing)}. Set bridge.listen to a free port of this machine.")
 
     async def _shut_down(self) -> None:
-        """Stop listening, which libp2p would not do, and disconnect all peers at the same time."""
+        """Disconnect all peers, and stop listening, which the end of py-libp2p's own services would not do."""
         self._closing = True
         with shielded(2):
             async with trio.open_nursery() as nursery:

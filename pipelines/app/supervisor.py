@@ -331,7 +331,7 @@ class Supervisor:
         problem = (
             f"the breaker tripped at {at:%Y-%m-%d %H:%M} UTC: {why}. If the messages are valid, install a "
             "version of Kiln that decodes them. If they are invalid, raise breaker.consecutive_failures. Then start "
-            f"Kiln again: {name} continues from its checkpoint. See docs/RUNBOOK.md, The breaker tripped"
+            f"Kiln again: {name} continues from its checkpoint. See 'The breaker tripped' in docs/RUNBOOK.md"
         )
         log_event(_LOG, "breaker tripped, because messages no longer decode", logging.ERROR, query=name, why=why)
         for other, run in self._runs.items():

@@ -34,7 +34,7 @@ class _FileSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameTasks:
-    """Slices of files to read by task, and the condition for their rows."""
+    """For each task, the slices of files that it reads; and which of their rows it takes."""
 
     tasks: Sequence[Sequence[_FileSlice]]
     span: TimeRange

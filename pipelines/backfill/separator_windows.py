@@ -1,8 +1,9 @@
 """Windows of one separator in a backfill run, computed from rows of the table `updates` (decisions 1 and 21). Pure.
 
 The rows are sorted by log time, then by the partition and offset that they had in the topic `kiln.updates`. Log time
-never goes back within a partition, so the rows of a partition keep their order. Rows of one separator may be in several
-partitions, because an update may have claimed a wrong separator, and rows of files were never in the topic.
+never goes back within a partition, so the rows of a partition keep their order. Rows of one separator may come from
+several partitions, because an update may have claimed a wrong separator. Rows from capture files were never in the
+topic.
 """
 
 from __future__ import annotations

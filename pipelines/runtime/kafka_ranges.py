@@ -115,7 +115,7 @@ def read_ranges(ranges: Iterable[OffsetRange], options: ClientOptions, prefix: s
                     faults[key] = error
                 elif key in unread and (error.code() in _LOST or error.fatal()):
                     raise LostRecordsError(
-                        f"cannot read {_name([unread[key]])}: {error.str()}. See docs/RUNBOOK.md, A query gave up"
+                        f"cannot read {_name([unread[key]])}: {error.str()}. See 'A query gave up' in docs/RUNBOOK.md"
                     )
                 else:
                     problem = error.str()

@@ -1,8 +1,8 @@
 """Detection of tables that are older than the checkpoint of their query, such as after a backup was restored.
 
-A Delta table records the newest micro-batch of each write as the transaction of an application id (decision 7). A file
-in the checkpoint names the two newest micro-batches that the query has committed. If Spark has recorded a micro-batch
-as done, and the table lacks it, the table is too old (decision 19).
+For each query that writes a Delta table, the table's log has the number of the newest micro-batch that it holds
+(decision 7). A file of Kiln's in the query's checkpoint names the two newest micro-batches that the query has committed
+to its tables. If Spark has recorded one of these as done, and the table lacks it, the table is too old (decision 19).
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ def resolve_separator(
     """Find the separator of an update: from the verified genesis, else from the topic, else from the field `model`
     (decision 4).
 
-    A genesis that names no separator contradicts no claim, but the update then has no separator. If the genesis can be
-    fetched, claims that contradict each other are ignored, and without `believe` all claims.
+    A genesis that names no separator contradicts no claim, but the update then has no separator. If the genesis is
+    unknown but can be fetched (`fetch`), no claim counts if claims contradict each other or if `believe` is off.
 
     Args:
         claims: Claims of the update: by its topic, and by its field `model`.

@@ -199,9 +199,11 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if self.reason == "batch":
             if self.separator is None or any((self.update, self.topic, self.model)):
-                raise ValueError("a wanted batch must have a separator, and neither an update nor a claim")
+                raise ValueError(
+                    "a record that requests a batch must have a separator, and neither an update nor a claim"
+                )
         elif self.separator is not None or self.update is None:
-            raise ValueError("a wanted genesis must have an update, and no separator of a batch")
+            raise ValueError("a record that requests a genesis must have an update, and no separator of a batch")
         elif (self.update.separator is None) != (self.reason == "genesis"):
             raise ValueError("the update must have no separator if the reason is genesis, and one if it is claim")
 

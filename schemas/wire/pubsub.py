@@ -236,7 +236,9 @@ def _read_keepalive_or_batch(message: dict[str, _JSON]) -> PubsubMessage | Rejec
         try:
             cid = cid_bytes(batch)
             if not is_block_cid(cid):
-                return Rejected("unusable_batch", f"{batch[:80]}: not a CIDv1 of a CBOR block with sha2-256")
+                return Rejected(
+                    "unusable_batch", f"{batch[:80]}: not a CIDv1 with sha2-256 and the codec dag-cbor, cbor or raw"
+                )
             return PubsubMessage("BATCH_UPDATE", sep=sep, batch=cid_text(cid))
         except CidError as error:
             return Rejected("bad_batch", str(error))
