@@ -26,14 +26,14 @@ The draft's requirements and the code that meets them (tests/unit/bridge/test_be
 
 How this implementation reads what the draft leaves open:
 
-1. `c` is at the top level, in errors too: the draft's source contains the lines that its printed examples lack.
-2. A put needs a token from its receiver. A periodic get renews each contact's token, and so does a refused put (203).
+1. `c` is a top-level key, in errors too, as in the draft's source. Its published examples lack two lines.
+2. A put needs a token from its receiver. A get renews a contact's token, at intervals and after a refused put (203).
 3. A response names up to 8 nodes (`OverlaySettings.nodes`), although K is one; any number is accepted.
 4. An update is not sent back to its sender, nor to a node that is known to have it.
 5. An item from a get response is pushed on like an item from a put, so a lost put does not stop an item.
 6. A put of the stored item is acknowledged, not refused: nodes flood items, so it is the most common put. A put of
    another value with the same sequence number is refused (302) and reported (`ItemConflict`).
-7. A prohibited query is answered with error 204, another target or topic with 203.
+7. A prohibited query is answered with error 204, and a query with another target or topic with error 203.
 8. ping and find_node are permitted.
 9. A bucket resized to one retains the contact that has been good for longest.
 10. An address from get_peers is probed before it enters the table; so is every node that other nodes name.

@@ -47,8 +47,8 @@ class OverlayContact:
     get_pending: bool = False
     """True while a get that was sent to the contact has no response."""
     put_pending: bool = False
-    """True while a put that was sent to the contact has no response. Newer items wait for it, and then only the newest
-    one is sent."""
+    """True while a put that was sent to the contact has no response. Newer items wait for the response. Then only
+    the newest one is sent."""
     refusals: int = 0
     """Number of times that the contact has refused our newest item."""
 

@@ -333,7 +333,8 @@ class TopicNode:
     # ---------------------------------------------------------------- the item
 
     def publish(self, item: Item) -> None:
-        """Send a new item to all contacts (BEP 50, Publishing messages). The plain DHT gets the newest item hourly.
+        """Send a new item to all contacts (BEP 50, Publishing messages). The plain DHT gets the first item at once, and
+        then the newest item hourly.
 
         Raises:
             ItemPublishError: The item is not a newer, correctly signed item of this topic, or our publishing has

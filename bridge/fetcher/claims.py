@@ -31,7 +31,7 @@ class GenesisClaims:
     first_updates: dict[tuple[str, Claims], WantedRecord] = field(default_factory=dict)
     """the first update for each stream and each claim, at most `_MAX_KINDS` updates"""
     tips: dict[bytes, None] = field(default_factory=dict)
-    """digests of the newest updates, each with the separator that it claims"""
+    """digests of the newest updates; a digest covers the update and its claimed separator"""
     tries: int = 0
     """number of failed attempts to fetch the genesis"""
 
@@ -44,8 +44,8 @@ class ClaimedStreams:
     """Geneses to fetch because of claims, by CID.
 
     The number of claims decides which genesis is fetched first. It is counted by the Space-Saving algorithm (Metwally,
-    Agrawal, El Abbadi, 2005). A genesis waits, is deferred until a later time, or is being fetched. It is being fetched
-    from `next_genesis` until `pop_claims`, `record_failure`, `put_back` or `defer`.
+    Agrawal, El Abbadi, 2005). A genesis waits, is deferred until a later time, or is being fetched. The last
+    state begins with `next_genesis`, and ends with `pop_claims`, `record_failure`, `put_back` or `defer`.
     """
 
     def __init__(self, most: int = MAX_CLAIMED) -> None:

@@ -165,8 +165,8 @@ class FetchQueue:
     def room(self) -> int:
         """Number of further records that may be read from Kafka.
 
-        After `admit` has accepted a record beyond the share of its announcer, the number is 0 until the announcer has a
-        free place, or `admit` would refuse such a record.
+        If `admit` has accepted a record although its announcer had no free place, the number is 0 until the announcer
+        has a free place, or until `admit` would refuse this record.
         """
         if self._blocking is not None:
             request, wanted = self._blocking
@@ -181,7 +181,7 @@ class FetchQueue:
         A record is refused if its announcer has no free place, and one of these is true:
 
         - it announces a batch, and IPFS has been available since the announcement;
-        - an earlier fetch of this block, or for this announcer, has failed.
+        - a fetch of this block has failed, or the announcer is failing (`AnnouncerPlaces.is_failing`).
 
         Args:
             is_kept: true if the record must not be refused.
@@ -223,7 +223,7 @@ class FetchQueue:
             self._enqueue(fetch)
 
     def add_check(self, request: BlockRequest, announcer: Announcer, cid: str, stream: str, now: int) -> None:
-        """Fetch the genesis of a stream that a batch lists, to check the separator of the stream.
+        """Queue the genesis of a stream that a batch lists, to check the separator of the stream.
 
         Args:
             cid: CID of the batch.

@@ -2,15 +2,15 @@
 
 An update of unknown separator waits in `kiln.wanted` for the genesis of its stream. All updates that wait for one
 genesis share one fetch. They are then released, that is, written to `kiln.updates` in their order. After that, the
-separator is written to `kiln.streams`. The query `updates` reads it there, and then sends updates of the stream without
-the fetcher. If the separator were written earlier, these could overtake the waiting updates.
+separator is written to `kiln.streams`. The query `updates` reads it there, and then writes updates of the stream to
+`kiln.updates` itself. If the separator were written earlier, these could overtake the waiting updates.
 
 The block of another node's batch goes to `kiln.blocks` if the interests of the bridge cover the separator of the batch.
 With spare capacity, the fetcher also fetches geneses only to check claimed separators (decision 20).
 
 A missing block is retried with growing pauses, for `give_up_after` of the time that IPFS is available, or a minute for
-a batch of an unproven author. Then its records go to quarantine, and the block is not tried again for `retry_after`.
-While IPFS is unavailable everything waits.
+a batch of an unproven author (`AnnouncerPlaces`). Then its records go to quarantine, and the block is not tried again
+for `retry_after`. While IPFS is unavailable everything waits.
 
 One bridge of the network does this work: the bridge to which Kafka assigns the first partition of `kiln.wanted`. It
 reads all partitions, because records of different partitions may need the same genesis (`KafkaWorker`).

@@ -38,8 +38,8 @@ class CommittedPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 _POSITION: Final = msgspec.json.Decoder(CommittedPosition)
 
 MAX_RELEASING: Final = 300
-"""Maximum number of records released at a time. Each takes two bytes, so that they fit into the metadata together with
-all other open records."""
+"""Maximum number of records released at a time. Each takes two bytes of the metadata, which must also have room for
+the unfinished records."""
 
 _MAX_OPEN_BYTES: Final = 2_100  # bytes of `unfinished` before base85
 _MAX_SPAN: Final = 8 * (_MAX_OPEN_BYTES - 1)  # offsets that a bitmap can span

@@ -124,7 +124,7 @@ class _ReadyUpdate(NamedTuple):
     update: UpdateRecord
     separator: SeparatorRecord | None
     claimed: GenesisClaims | None = None
-    """claims about the stream that were counted before the answer"""
+    """claims about the stream that were counted before its genesis was fetched"""
 
 
 class _ReadyAnswer(NamedTuple):
@@ -214,7 +214,7 @@ class PendingFetches:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether there is work to do soon without a new record."""
+        """Return whether there is work left even if no new record arrives."""
         return bool(self.queue or self._checks or any(self._ready.values()))
 
     def add_record(self, position: KafkaPosition, value: bytes | None, interests: Iterable[Interest], now: int) -> None:
@@ -278,8 +278,8 @@ class PendingFetches:
         return self.queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
-        """Check the separator that an update claims, if that of its stream is known; else count the claim. No record
-        waits for the outcome."""
+        """If the separator of the update's stream is known, check the claim; otherwise count it. The record does not
+        wait for the outcome."""
         record = wanted.record
         stream = read_update(record).stream
         if stream in self._separators:
@@ -541,8 +541,8 @@ class PendingFetches:
     def _release_ready(self, partition: int, now: int) -> set[int]:
         """Release ready updates in their order, up to `MAX_RELEASING`, and return their offsets.
 
-        The separator of a stream is written in the same round as the last update that waited for it. After that update
-        is finished, a crash would lose the separator.
+        The separator of a stream is written in the same call as the last update that waited for it. If it were written
+        later, a crash after that update is finished would lose the separator.
         """
         offsets, ready = self.offsets[partition], self._ready[partition]
         releasing: set[int] = set()

@@ -26,9 +26,9 @@ class AnnouncerPlaces:
     """Places for records that wait for blocks: each waiting record holds one.
 
     An author is *proven* while the blocks that it announces can be fetched. A proven author has room for one more
-    record while it holds fewer places than are free. All others share `unproven` of the places. They have room while
-    author and peer each hold fewer of these than are free. So some places stay free for other announcers (dynamic
-    thresholds: Choudhury and Hahne, 1998).
+    record while it holds fewer places than are free. The other authors share `unproven` of the places. Each has room
+    while the author and its peer each hold fewer of these shared places than are free. So some places stay free for
+    other announcers (dynamic thresholds: Choudhury and Hahne, 1998).
     """
 
     def __init__(self, capacity: int, unproven: int) -> None:

@@ -1,7 +1,7 @@
 """Interface of the bridge to IPFS: store and fetch blocks.
 
-Calls block, because publisher and fetcher are threads. Implementations are thread-safe. They verify every fetched block
-against its CID, because nodes are not trusted.
+The calls are synchronous, because publisher and fetcher are threads. Implementations are thread-safe. They verify every
+fetched block against its CID, because nodes are not trusted.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Announcer(NamedTuple):
     """The author of a message that announces a block, and the peer that sent the message."""
 
     author: str
-    """peer id of the author; for an unsigned message that of the peer that sent it"""
+    """peer id of the author, or of the sending peer if the message is unsigned"""
     peer: str
     """id of the peer that sent the message, or "" if unknown"""
 

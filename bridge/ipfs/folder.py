@@ -64,8 +64,8 @@ class FolderBlockStore:
             raise BlockStoreUnavailableError(self._describe("write to", error)) from error
 
     def mark(self, cid: str) -> None:
-        """Create an empty file for a block that is stored elsewhere, so that `remove_older` reports the block later. A
-        file that exists only gets the time of this call.
+        """Create an empty file for a block that is stored elsewhere, so that `remove_older` reports the block later. If
+        the file exists, set its time to now.
 
         Raises:
             BlockStoreUnavailableError: the folder cannot be written.
@@ -162,7 +162,7 @@ class FolderBlockStore:
 
 
 def _renew(path: Path, size: int | None = None) -> bool:
-    """Set the time of a file to now, but never back, because the clock may be wrong.
+    """Set the time of a file to now. Keep a later time, because the clock may be wrong.
 
     Returns:
         False if there is no file, or its size is not `size`.

@@ -156,7 +156,7 @@ class Kubo:
             raise BlockUnavailableError(f"{cid}: {self.url} sent no bytes") from None
 
     def pin(self, cid: str) -> None:
-        """Protect this block from garbage collection, but not the blocks it links to. A recursive pin is not changed.
+        """Protect this block from garbage collection, but not the blocks it links to. Keep a recursive pin as it is.
 
         Raises:
             BlockStoreUnavailableError: The node does not answer.

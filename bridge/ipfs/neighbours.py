@@ -1,10 +1,10 @@
 """Selection of the peers that the user's Kubo node connects to, in addition to those of `ipfs.peers`.
 
-There are two kinds of them:
+Two kinds of peers are selected:
 
 - Gossip peers that speak bitswap. A Ceramic node uses one libp2p node for gossip and IPFS. So these peers request the
   blocks of Kiln's batches, and have the blocks of their own batches.
-- Announcers: peers that announced a block which Kiln is about to fetch.
+- Announcers: authors of announcements of blocks that Kiln is about to fetch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class BitswapPeers:
         self.connected = 0
         """Number of gossip peers that the node is connected to."""
         self.left_out = 0
-        """Number of gossip peers that are not selected, because MOST others are."""
+        """Number of gossip peers that are not selected, because of the limit `MOST`."""
 
     @property
     def gossip_peers(self) -> int:
@@ -77,7 +77,7 @@ class BitswapPeers:
         return self._gossip.keys() != before.keys()
 
     def add_announcer(self, peer: str, now: float) -> bool:
-        """Add the peer that announced a block which is about to be fetched.
+        """Add the author who announced a block that is about to be fetched.
 
         Returns:
             True if the peer was not selected before.

@@ -35,9 +35,9 @@ TOO_OLD: Final = "too old"
 MALFORMED: Final = "batch_malformed"
 RECORDS_LOST: Final = "batches_gone"
 MAX_OPEN: Final = 10_000
-"""Maximum number of batches in memory. A batch takes 1 kB and its block until the broker has acknowledged its receipts.
-Above nine tenths of this number, batches are given up early if none of their separator has reached a peer
-(`DeliveryQueue`), so that other batches can still be read."""
+"""Maximum number of batches whose receipts the broker has not acknowledged. A batch takes 1 kB, and its block until it
+is published or given up. Above nine tenths of this number, batches are given up early if no batch of their topic and
+separator has reached a peer (`DeliveryQueue`), so that other batches can still be read."""
 MAX_BLOCK_BYTES: Final = 32 << 20  # bytes of the open batches' blocks; one more poll may exceed it
 _MAX_SETTLED: Final = 1 << 20  # offsets that are read from metadata
 MAX_TURNS_PER_STEP: Final = 20  # batches that are put into IPFS and then published, before others get a turn
@@ -183,7 +183,7 @@ class PendingBatches:
 
     @property
     def is_nearly_full(self) -> bool:
-        """Return whether so many batches wait that the queue of deliveries must use its shorter patience."""
+        """Return whether batches or their blocks take so much room that deliveries must be given up early."""
         return self.open_count > MAX_OPEN * 9 // 10 or self.block_bytes > MAX_BLOCK_BYTES * 9 // 10
 
     def add_record(self, partition: int, offset: int, value: bytes | None, now: int) -> None:
@@ -223,7 +223,7 @@ class PendingBatches:
             held_back: true if nothing may be published now.
             blocks: the store of the blocks.
             publish: sends a message and returns the number of peers that it was sent to. It reports each message to
-                `pace`, and raises `PublishError` if it could not try.
+                `pace`, and raises `PublishError` if no attempt could be made.
             scheme: the topics to publish on now. If they change, waiting batches move to the new topics.
             pace: decides when the next message may be sent.
         """
@@ -264,8 +264,8 @@ class PendingBatches:
     def metadata(self, partition: int) -> str:
         """Return the metadata to commit with the offset, which `read_metadata` reads.
 
-        It begins with the `not_before` of `start`. If a batch is not settled, the offset after the last record and the
-        unsettled offsets before it follow.
+        It begins with the `not_before` of `start`. If a batch is not settled, an end offset and the unsettled offsets
+        before the end follow. After a crash, all batches from the end on are published again.
         """
         state = self._partitions[partition]
         unsettled, end = [record.offset for record in state.open if record.missing], state.next_offset

@@ -206,7 +206,8 @@ class DeliveryQueue:
         return GivenUp(delivery, _describe(reason, waited)) if waited >= self._patience else None
 
     def put_back(self, deliveries: Sequence[TopicDelivery], reason: str) -> None:
-        """Put deliveries back, after an attempt that reached no peer. They wait for a peer ahead of those in the queue.
+        """Put deliveries back, after an attempt that reached no peer. They then wait for a peer, and come
+        before the queued deliveries of their topic and separator.
 
         Args:
             deliveries: deliveries of one topic and separator.
@@ -283,7 +284,7 @@ class DeliveryQueue:
         return [GivenUp(delivery, _describe(reason, self._waited(delivery))) for delivery in deliveries[:count]]
 
     def _give_up_early(self) -> list[GivenUp]:
-        """Give up deliveries if none of their topic and separator has reached a peer; first those without one now."""
+        """Give up deliveries of flows that have reached no peer: first parked ones, then ones that wait for a turn."""
         given_up: list[GivenUp] = []
         patience = min(self._patience, MIN_PATIENCE)
         for flow in [flow for flow in self._parked if flow not in self._reached]:

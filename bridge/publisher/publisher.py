@@ -2,8 +2,8 @@
 
 Batches are published at least once. A peer can apply a batch twice without harm, because a batch is a set of tips.
 Kafka assigns each partition to one bridge (`KafkaWorker`). The bridge commits the offset of its oldest batch whose
-receipts the broker has not acknowledged. The metadata of the offset shows which later batches are settled. After a
-crash, all other batches from that offset on are published again.
+receipts the broker has not acknowledged. The metadata of the offset shows which later batches have all receipts
+acknowledged. After a crash, all other batches from that offset on are published again.
 
 The block of a batch is stored and pinned in IPFS before its CID is published, because other nodes fetch the block as
 soon as they know the CID. While IPFS is unavailable, nothing is published, no timeout runs, and the batches keep their

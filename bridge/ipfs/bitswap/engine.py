@@ -183,7 +183,7 @@ class BitswapEngine:
         return Received(tuple(lookups), tuple(blocks))
 
     def resolve(self, peer: bytes, sizes: Mapping[bytes, int | None]) -> None:
-        """Answer the wants of a peer's message, or store those for blocks that the folder lacks.
+        """Answer the wants of a peer's message whose blocks are in the folder. The other wants stay stored.
 
         Args:
             sizes: size in bytes of each block by CID; `None` for a block that the folder lacks.
@@ -283,7 +283,7 @@ class BitswapEngine:
         return want is not None and want.dont_haves.issuperset(want.asked)
 
     def tick(self, now: float) -> None:
-        """Request the blocks of all fetches from new peers. Where a response is overdue, request from the next peer."""
+        """Request the blocks of all fetches from new peers. If a response is overdue, request from the next peer."""
         for want in self._own.values():
             self._advance(want, now)
 

@@ -300,7 +300,7 @@ class BlockExchange:
                     await self._wait_for_cpu(peer, cpu)
                     cpu = 0.0
             if splitter.buffered > options.max_unasked and not self._engine.is_asked(peer):
-                raise WireError(f"a bitswap message of over {options.max_unasked} bytes, though no block was requested")
+                raise WireError(f"no block was requested, but the message has over {options.max_unasked} bytes")
             if splitter.buffered:
                 self._engine.record_progress(peer, trio.current_time())
             largest = self._unfinished.set_size(scope, splitter.buffered)
