@@ -1,4 +1,4 @@
-"""`kiln sql`, `kiln estimate` and `kiln sample`: query the Delta tables, or copy the sample tables, without Java."""
+"""`kiln sql`, `kiln estimate` and `kiln sample`: query the Delta tables, or copy the sample tables."""
 
 from __future__ import annotations
 
