@@ -68,7 +68,7 @@ def sql(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Only rows since this time: 7d (ago), 2026-11-01."),
+        typer.Option("--since", metavar="TIME", help="With --export, only rows since this time: 7d (ago), 2026-11-01."),
     ] = None,
     tables: Annotated[
         str | None,
