@@ -12,10 +12,10 @@ _LONGEST_PAUSE = 30.0
 def pause_after(failures: int, least: float, most: float) -> float:
     """Compute the pause after a number of consecutive failures.
 
-    The pause is `least` after the first failure, and doubles with each further failure, up to `most`, in their unit.
+    The pause is `least` after the first failure, and doubles with each further failure, up to `most`.
 
     Returns:
-        0.0 if nothing has failed.
+        The pause in the unit of `least` and `most`; 0.0 if nothing has failed.
     """
     if failures < 1:
         return 0.0

@@ -15,14 +15,14 @@ from msgspec import Struct, structs
 
 
 class PeerStatus(Struct, frozen=True):
-    """A pubsub peer of the node."""
+    """A pubsub peer of the bridge."""
 
     peer: str
     agent: str
     protocol: str
     address: str
     outbound: bool
-    """true if the node dialled the peer"""
+    """true if the bridge dialled the peer"""
     score: float
     frames_in: int
     frames_out: int
@@ -209,7 +209,7 @@ def read_status(path: Path) -> BridgeStatus | None:
     """Read the newest status.
 
     Returns:
-        `None` if there is no status file, or another version of Kiln wrote the file.
+        `None` if there is no status file, or the file has another format, such as that of another version of Kiln.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=BridgeStatus)

@@ -3,7 +3,7 @@
 A constructor of kafka-python opens an epoll, two sockets and often a thread before it connects. If no broker answers,
 the constructor raises, and these descriptors stay open for as long as the process lives. The socket of a failed
 connection stays open until the garbage collector runs. A TLS handshake that the broker does not answer never ends. So
-`open_client` creates every client of Kiln (`tests/unit/conf/test_kafka_clients.py` looks for others).
+`open_client` creates every client of Kiln (`tests/unit/conf/test_kafka_clients.py` checks this).
 
 kafka-python reports a refused password or a wrong certificate as a bootstrap timeout, and only logs the reason. So
 `describe_kafka_error` connects once more, examines the error of this connection, and names the setting at fault.

@@ -3,7 +3,7 @@
 kafka-python needs further packages to decompress snappy, lz4 and zstd, and never gets past a record with a header key
 that is not UTF-8. librdkafka supports each codec of Kafka, and decodes headers on request only. So Kiln uses
 kafka-python for groups and topics, but reads records here, or in bulk in kiln.pipelines.runtime.kafka_ranges
-(`tests/unit/conf/test_kafka_clients.py` looks for other readers).
+(`tests/unit/conf/test_kafka_clients.py` checks this).
 """
 
 from __future__ import annotations

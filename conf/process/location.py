@@ -1,7 +1,8 @@
 """Locations of tables and checkpoints: a folder of this machine, or a prefix in an object store (`s3://BUCKET/PREFIX`).
 
-Both have the same methods. A file made by `write`, or by `create` and then closed, survives a power cut: on a disk
-because it is synced, in a store because a PUT is answered once it is durable. Only `write` is atomic on a disk.
+Both have the same methods. The bytes of a file survive a power cut once `write` returns, or the file from `create` is
+closed: on a disk they are synced, and a store makes a PUT durable before it answers. On a disk, only `write` is atomic
+and syncs the folder; after `create`, call `sync` of the folder.
 """
 
 from __future__ import annotations

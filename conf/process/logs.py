@@ -77,7 +77,7 @@ def configure_logs(
     handler: logging.Handler | None = None,
     others: int = logging.ERROR,
 ) -> None:
-    """Configure the logging of this process, unless it is already configured.
+    """Configure the logging of this process. If it is already configured, only set the levels of loggers.
 
     Args:
         form: Format of the lines.

@@ -95,8 +95,9 @@ def _read_version(state: Path) -> int | None:
         raise StateVersionError(
             f"the state folder {state} has {f'version {text[:20]}' if text else 'no version'}, and this Kiln reads "
             f"version {STATE_VERSION}. Keep it for the older Kiln that wrote it, and pass another folder with --state. "
-            "To process old frames again in the new folder, read those still in Kafka, replay captures, or run kiln "
-            f"backfill run --source frames with the table {state / 'lake' / 'frames'} (docs/RUNBOOK.md, Versions)"
+            "To process old frames again in the new folder, read those still in Kafka, replay captures, or copy the "
+            f"table {state / 'lake' / 'frames'} into its lake and run kiln backfill run --source frames "
+            "(docs/RUNBOOK.md, Versions)"
         )
     return None
 

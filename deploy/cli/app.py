@@ -127,7 +127,8 @@ def run_command(arguments: Sequence[str]) -> int:
 
 
 def _load_table_errors() -> tuple[type[Exception], ...]:
-    """Return the exception class of delta-rs if this command has imported it. Importing it takes time."""
+    """Return the exception class of delta-rs, or nothing if this command has not imported delta-rs: importing it is
+    slow."""
     return (sys.modules["deltalake.exceptions"].DeltaError,) if "deltalake.exceptions" in sys.modules else ()
 
 

@@ -84,7 +84,7 @@ def run(
         typer.Option(
             "--network",
             metavar="NAME",
-            help="Only frames of this network. For files instead: network of messages whose topic names none.",
+            help="Only frames of this network. With files, the network of messages whose topic names no network.",
         ),
     ] = None,
     as_of: Annotated[
@@ -257,8 +257,8 @@ def backfill_swap(
             out.print(words, style="dim")
 
         if only_frames:
-            had = "now has" if add_frames(lake, run, exchange, say) else "already had"
-            out.print(f"the live table frames {had} the frames of run {name}")
+            are = "are now" if add_frames(lake, run, exchange, say) else "were already"
+            out.print(f"the frames of run {name} {are} in the live table frames")
             return
         by = f"{socket.gethostname()}:{settings.state}"
         done = swap_run(lake, run, exchange, _now, say, replace=replace, by=by, take_over=take_over)

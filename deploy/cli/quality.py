@@ -48,11 +48,13 @@ def quality(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="DURATION", help="Only rows newer than this age, such as 1h."),
+        typer.Option(
+            "--since", metavar="DURATION", help="Only rows newer than this age, such as 1h, even if checked before."
+        ),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every quality.interval until Ctrl-C.")] = False,
     recent: Annotated[
-        bool, typer.Option("--recent", help="Compare new rows only with rows of the last day, which is faster.")
+        bool, typer.Option("--recent", help="Compare new rows with the last day first, which is faster.")
     ] = False,
     docs: Annotated[
         Path | None,
@@ -67,8 +69,9 @@ def quality(
 ) -> None:
     """Check the tables against the suites of expectations.
 
-    A check reads only the rows that are new since the last check. Results go to the table quality_results. You can run
-    the command while Kiln runs. Requires no Java. Exit code 1 if an expectation of level error fails.
+    Without --since, a check reads only the rows that are new since the last check. Results go to the table
+    quality_results. You can run the command while Kiln runs. Requires no Java. Exit code 1 if an expectation of level
+    error fails.
     """
     require_extras("quality")
     settings = settings_of(config, state)

@@ -104,7 +104,7 @@ def quarantine_show(
 ) -> None:
     """Show quarantined records with sender, bytes and suggested fix.
 
-    Records that consist of text are printed as text with escapes, all others in hex. --json prints complete records.
+    Records that are mostly text are printed as text with escapes, all others in hex. --json prints complete records.
     """
     require_extras("lake")
     settings = settings_of(config, state)
@@ -208,7 +208,7 @@ def quarantine_replay(
         typer.Option(
             "--reason",
             metavar="REASON",
-            help="Reason of the records, such as unknown_bundle_hash (kiln quarantine list).",
+            help="Reason of the records, such as unknown_bundle_hash. To list reasons: kiln quarantine list.",
         ),
     ],
     state: StateOption = None,

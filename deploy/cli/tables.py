@@ -1,4 +1,4 @@
-"""`kiln sql`, `kiln estimate` and `kiln sample`: query the Delta tables, or copy the sample tables, without Java."""
+"""`kiln sql`, `kiln estimate` and `kiln sample`: query the Delta tables, or copy the sample tables."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sql(
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help="Only rows since this time: 7d (ago), 2026-11-01."),
+        typer.Option("--since", metavar="TIME", help="With --export, only rows since this time: 7d (ago), 2026-11-01."),
     ] = None,
     tables: Annotated[
         str | None,

@@ -59,7 +59,7 @@ def trace(
             "--messages",
             metavar="N",
             min=1,
-            help="Maximum messages to show with copies and frames, and batches with publications, newest first.",
+            help="Maximum number of messages shown with copies and frames, and of batches shown with publications.",
         ),
     ] = 25,
     sample: SampleOption = False,

@@ -178,7 +178,7 @@ def _format_nanos(time: int) -> str:
 
 
 def _check_capture_path(file: Path) -> None:
-    """Check that a capture is a file, which can be read twice.
+    """Check that a capture is a regular file, because it is read twice.
 
     Raises:
         UsageError: The path does not exist, or is a folder, a pipe or a device.

@@ -339,7 +339,7 @@ class _Run:
         self._live.end_input()
 
     def _has_drained(self, now: float, before: Ends, ends: Ends, has_caught_up: bool) -> bool:
-        """Return true if the drain is over: all records are read, a query has tripped, or `run.drain` has passed.
+        """Return true if all records are read, the breaker has stopped a query, or `run.drain` has passed.
 
         Args:
             now: Monotonic time, in seconds.

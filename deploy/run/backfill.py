@@ -1,4 +1,4 @@
-"""Runs `kiln backfill run` in a Spark session of its own, so that Kiln may be running, and formats its output."""
+"""Runs `kiln backfill run` in a Spark session of its own, even while Kiln runs, and formats its output."""
 
 from __future__ import annotations
 

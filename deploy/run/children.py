@@ -29,7 +29,7 @@ _PATIENCE = 5.0  # s until a child that does not end is killed
 
 
 class PeriodicProcess(ABC):
-    """Runs a child process periodically, with a pause after each. Call `check` often, and `stop` at the end."""
+    """Runs a child process periodically, with a pause before each start. Call `check` often, and `stop` at the end."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class PeriodicProcess(ABC):
             self._start()
 
     def stop(self) -> None:
-        """End the running child, if any. A later child completes the work."""
+        """End the running child, if any. The children of a later run do its work."""
         process, self._process = self._process, None
         if process is not None:
             terminate_process(process, _PATIENCE)

@@ -14,8 +14,8 @@ from kiln.deploy.stack.child_process import BridgeProcess
 _LAST_TRAFFIC = 1.0  # longest time in seconds that a message takes from the demo network to the bridge
 
 Source = Literal["demo", "network", "none"]
-"""Source of frames: a demo network on this machine; the network of `bridge.bootstrap`; or none, only records that are
-in Kafka."""
+"""Source of frames: a demo network on this machine; the network of `bridge.bootstrap`; or none, if the run
+reads only records that are in Kafka."""
 
 
 class LiveNetwork:

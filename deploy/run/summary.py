@@ -87,7 +87,7 @@ def render_summary(
         outcome: Outcome of the run.
         before: Result of `read_row_counts` at the start of the run.
         command: `kiln sql` with options.
-        is_ceramic: False on a network other than Ceramic, which has no batches.
+        is_ceramic: False on other networks, which have no batches.
 
     Raises:
         SqlError: A query fails.

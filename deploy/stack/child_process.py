@@ -1,4 +1,4 @@
-"""Child processes with their environment and logs, which end with their parent, even if the parent is killed.
+"""Child processes, with their environment and logs. On Linux, they end with their parent, even if it is killed.
 
 `BridgeProcess` runs the bridge as such a process, and reads its status file.
 """

@@ -2,8 +2,8 @@
 
 Layout under the state folder: `broker/data` (the log), `broker/password` (for clients, 0600),
 `broker/server.properties` (written at each start, 0600), `broker/lock` (locked by the broker's process while it lives),
-`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the Kiln process that owns the
-broker, and at its own end stops it); `logs/broker.log` and `logs/broker.out` (output of the JVM). Paths in the
+`broker/address.json`, `broker/tmp` (emptied at each start); `locks/broker` (locked by the broker's owner, the Kiln
+process whose end stops the broker); `logs/broker.log` and `logs/broker.out` (output of the JVM). Paths in the
 broker's settings are relative, so that the state folder can be moved.
 """
 

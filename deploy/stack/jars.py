@@ -273,9 +273,9 @@ def explain_ivy_failure(output: list[str], status: int) -> str:
     ):
         cause = (
             "cannot download the jars: the repository does not answer. Check the network and run this again: it "
-            "continues where it stopped.\nBehind a proxy: JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
-            f"-Dhttps.proxyPort=…'. With a mirror: an Ivy settings file at {find_ivy_settings()}. "
-            "Without a network: copy the folder .jars of another checkout."
+            "continues where it stopped.\nBehind a proxy, set JAVA_TOOL_OPTIONS='-Dhttps.proxyHost=… "
+            f"-Dhttps.proxyPort=…'. To use a mirror, write Ivy's settings to {find_ivy_settings()}. "
+            "Without a network, copy the folder .jars of another checkout."
         )
     elif "UNRESOLVED DEPENDENCIES" in text or "FAILED DOWNLOADS" in text:
         cause = (

@@ -178,7 +178,7 @@ def ensure_topics(
             missing_rights = [line for topic in descriptions.values() for line in find_missing_rights(topic)]
             if missing_rights:
                 user = options.get("sasl_plain_username", "")
-                head = f"{bootstrap}: kafka.sasl_username ({user}) lacks rights:"
+                head = f"{bootstrap}: kafka.sasl_username ({user}) lacks these rights. Grant them:"
                 raise TopicsError("\n".join([head, *missing_rights]))
             resources = admin.describe_configs(
                 [ConfigResource(ConfigResourceType.TOPIC, topic) for topic in names], config_filter="all"
@@ -242,7 +242,7 @@ _RETRY_EVERY = 2.0
 
 
 class LaunchedBroker:
-    """A broker in use, which may still be starting. This class is for your own Kafka, which Kiln does not start."""
+    """A broker that may not answer yet. This base class is for your own Kafka, which Kiln does not start."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -265,7 +265,7 @@ class LaunchedBroker:
     def check_topics(self) -> None:
         """Check an embedded broker that this process has started: no topic may end before the offset in a checkpoint.
 
-        Call this before anything is written to the topics, because new records would hide the loss.
+        Call this before anything is written to the topics, because new records would hide that the topic is too short.
 
         Raises:
             TruncatedTopicError: A topic ends before the offset in a checkpoint.
@@ -405,7 +405,7 @@ def start_broker(settings: Settings, say: Say, *, check_topics: bool = True) -> 
 
     Args:
         say: Called with progress messages.
-        check_topics: Check the topics as `LaunchedBroker.check_topics`.
+        check_topics: True to call `LaunchedBroker.check_topics`.
 
     Yields:
         The address of the broker, `host:port,…`.

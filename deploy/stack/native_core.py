@@ -45,7 +45,9 @@ def install_rustc() -> None:
     subprocess.run([apt, "update", "-q"], env=environ, stdin=subprocess.DEVNULL, check=False)
     command = [apt, "install", "-y", "-q", "--no-install-recommends", "rustc"]
     if subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, check=False).returncode != 0:
-        raise PrerequisiteError(f"apt-get cannot install rustc; see its output above. Then run {BUILD_COMMAND}")
+        raise PrerequisiteError(
+            f"apt-get cannot install rustc; see its output above. Install rustc yourself, and run {BUILD_COMMAND}"
+        )
 
 
 _PURE: Final = "py3-none-any"

@@ -195,7 +195,8 @@ _LOCK: Final = "lock"
 the folders has the same name, and is held while a folder is created."""
 
 _locks: list[IO[str]] = []
-"""Locks of this process's scratch folders. They are held to its end, because a JVM always uses its first folder."""
+"""Locks of this process's scratch folders, held until the process ends, because a JVM always uses the folder of its
+first session."""
 
 
 def create_scratch_folder(state: Path) -> Path:

@@ -32,7 +32,7 @@ def test_the_tables_of_a_refused_folder_are_rebuilt_from_its_frames(
     with tarfile.open(PACKED) as packed:
         packed.extractall(tmp_path, filter="data")
     old, new = (tmp_path / "state").rename(tmp_path / "old"), tmp_path / "new"
-    remedy = f"kiln backfill run --source frames with the table {old}/lake/frames"
+    remedy = f"copy the table {old}/lake/frames into its lake and run kiln backfill run --source frames"
     with pytest.raises(StateVersionError, match=remedy):
         check_state_version(old)
 

@@ -134,7 +134,7 @@ def test_missing_rights_are_listed(broker: SecuredBroker) -> None:
     poor = Kafka.model_validate(settings(broker, sasl_username="poor", sasl_password_file=str(broker.folder / "poor")))
     with pytest.raises(TopicsError) as refused:
         make_topics(poor, poor.servers)
-    assert "kafka.sasl_username (poor) lacks rights:" in str(refused.value)
+    assert "kafka.sasl_username (poor) lacks these rights. Grant them:" in str(refused.value)
     assert "kiln.frames: WRITE" in str(refused.value)
     consumer = KafkaConsumer(**poor.client_options(), group_id="kiln.publisher.x", enable_auto_commit=False)
     with pytest.raises(Exception, match="GroupAuthorizationFailed") as group:

@@ -24,9 +24,8 @@ from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 OLDER = (
     rf"^the state folder {{state}} has {{what}}, and this Kiln reads version {STATE_VERSION}\. "
     r"Keep it for the older Kiln that wrote it, and pass another folder with --state\. To process old frames again "
-    r"in the new folder, read those still in Kafka, replay captures, or run kiln backfill run --source frames with "
-    r"the table "
-    r"{state}/lake/frames \(docs/RUNBOOK.md, Versions\)$"
+    r"in the new folder, read those still in Kafka, replay captures, or copy the table {state}/lake/frames into "
+    r"its lake and run kiln backfill run --source frames \(docs/RUNBOOK.md, Versions\)$"
 )
 NEWER = (
     rf"^the state folder {{state}} has version {STATE_VERSION + 1}, and this Kiln reads version {STATE_VERSION}\. "
