@@ -34,8 +34,8 @@ class CeramicTopics:
         """Select the topics to join.
 
         Args:
-            seen: Topics that peers subscribe to. Selected are those of a separator that an interest covers, and the
-                network's topic in the form of CIP-120.
+            seen: Topics that peers subscribe to. A topic is selected if an interest covers its separator, or if it is
+                the network's topic in the form of CIP-120.
         """
         name, cip120_name = network_topics(self.network)
         seen = set(seen)

@@ -117,8 +117,8 @@ def _errors(parts: BridgeComponents, settings: Settings, view: NodeView) -> Iter
     yield from describe_bootstrap(view, settings.bridge.bootstrap)
     if refused := parts.topic_selector.refused:
         yield (
-            f"{refused} topics of the interests are not joined, because of the limits bridge.max_topics and "
-            "bridge.max_topics_per_peer. Raise them, or narrow the interests."
+            f"{refused} topics of the interests are not joined. If this remains, raise bridge.max_topics or "
+            "bridge.max_topics_per_peer, or narrow the interests."
         )
     if parts.publisher is not None:
         topics = (peer.topics for peer in parts.node.router.peers.values())

@@ -30,7 +30,7 @@ class TopicSelector:
     of topics has little weight. A peer with a score below 0 adds nothing.
 
     The caller calls `select` about once a second. The number of changes per call is limited, because peers disconnect a
-    node that changes many. A call first joins the most useful topics, then leaves topics that are no longer chosen.
+    node that changes many. A call first adds the most useful topics, then drops joined ones that are no longer chosen.
     """
 
     def __init__(self, max_topics: int, max_topics_per_peer: int, shares: TopicShares) -> None:

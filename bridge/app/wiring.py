@@ -91,7 +91,7 @@ class BridgeComponents:
         bitswaps = settings.speaks_bitswap
         self.exchange = _create_exchange(settings, node, folder, discovery) if bitswaps else None
         self.kubo = _open_kubo(settings, folder) if settings.uses_kubo else None
-        """`blocks` if it is a Kubo, which can also connect to given peers; otherwise `None`"""
+        """block store of the Kubo, which can also connect to given peers; `None` if no Kubo is used"""
         self.blocks: BlockStore = self.kubo or folder
         if self.exchange is not None:
             self.blocks = _create_bitswap_store(node, folder, self.exchange, discovery, token)

@@ -42,8 +42,8 @@ PORTION: Final = 256 * 1024
 """Bytes of frames that are sent together at first. Kafka must acknowledge them within `spool_after`, even over a slow
 link."""
 MAX_PORTION: Final = 8 * PORTION
-"""Bytes of frames that are sent together at most, if more wait and Kafka acknowledges quickly. Smaller portions would
-limit the rate to one portion in a round trip, and peers that send more would delay the frames of all others."""
+"""Bytes of frames that are sent together at most, if more wait and Kafka acknowledges quickly. Each portion takes a
+round trip, so smaller ones would limit the rate, and peers that send much would delay the frames of all others."""
 MAX_FRAME: Final = MAX_RECORD - 64 * 1024
 """Maximum size of a frame in bytes. A request to Kafka has room for this, the key and the headers."""
 
@@ -207,8 +207,8 @@ class FrameSink:
     def _send(self, producer: Producer) -> None:
         """Send the next frames if none are in flight, and wait up to TICK for the acknowledgement.
 
-        More are sent only after the acknowledgement, because the thread of librdkafka polls without a pause while
-        further records wait for the response to a request.
+        Further frames are sent only after the acknowledgement, because librdkafka's thread polls without a pause while
+        records are queued behind a request that has no response yet.
         """
         try:
             if not self._in_flight:

@@ -194,8 +194,8 @@ class Spool:
         if not self._is_short:
             return None
         return (
-            f"the disk of {self._folder} has {self.free_bytes} bytes free, less than {self._floor} "
-            "(bridge.min_free_bytes). Free some space."
+            f"the disk of {self._folder} has {self.free_bytes} bytes free, and needs {self._floor + self._floor // 4} "
+            "(1.25 times bridge.min_free_bytes). Free some space."
         )
 
     def describe_error(self, error: OSError | sqlite3.Error) -> str:

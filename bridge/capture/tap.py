@@ -30,8 +30,8 @@ class Sink(Protocol):
 class ConnectionTap:
     """Makes the Frames of one connection to a peer (a pair of pubsub streams), and numbers them in each direction.
 
-    The first RPC of a direction, its hello, may contain a topic table. The tap adds the table to the Frame of the hello
-    and to all later Frames of both directions, because their RPCs cannot be read without it. Not thread-safe.
+    The first RPC of a direction may contain a hello, a list of topic bundles. The tap adds the hello to the Frame of
+    this RPC and to all later Frames of both directions, because their topic indices need it. Not thread-safe.
     """
 
     def __init__(

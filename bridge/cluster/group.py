@@ -13,7 +13,7 @@ from hashlib import blake2b
 import msgspec
 
 PROTOCOL = "kiln-bridges"
-"""Name of the group protocol. An incompatible layout needs another name, so that the broker keeps the bridges apart."""
+"""Name of the group protocol. An incompatible layout needs another name, so that its bridges cannot join this group."""
 
 
 class Member(msgspec.Struct, frozen=True):

@@ -46,7 +46,7 @@ class SeenSet:
         return None if entry is None else (entry >> _VERDICT_BITS, entry & _VERDICT_MASK)
 
     def add(self, key: bytes, copy: int, verdict: int, now: float) -> bool:
-        """Add an id, and return true if it is new. If it is known, the time and the copy that it has are kept.
+        """Add an id, and return true if it is new. A known id keeps its time and its copy.
 
         Args:
             copy: Hash of the bytes of the message.

@@ -240,8 +240,8 @@ class Router:
     def publish(self, message: Message, now: float) -> list[Send]:
         """Publish a message of the node, which the caller has signed if the topic requires it. Return one RPC per peer.
 
-        The message goes to all subscribers of the topic, joined or not, whose score is at least `publish_threshold`
-        (flood publishing, gossipsub-v1.1.md). So there is no fanout.
+        The message goes to all subscribers of the topic whose score is at least `publish_threshold` (flood publishing,
+        gossipsub-v1.1.md), even if the node has not joined the topic. So there is no fanout.
 
         Raises:
             MessageTooLargeError: The message is too large for an RPC within `rpc_limits`.
@@ -268,7 +268,7 @@ class Router:
         return [Send(to.peer, encode(to.table, rpc) if to.table.table else rpc, True, verdicts) for to in targets]
 
     def receive(self, peer: PeerID, rpc: RPC, now: float) -> tuple[list[Send], list[Deliver], bytes]:
-        """Process an RPC of a peer. If it cannot be parsed, pass an empty one: it may be the first RPC of the stream.
+        """Process an RPC of a peer. If it cannot be parsed, pass an empty one, which can count as the stream's first.
 
         Returns RPCs to send, messages to deliver, and the `Verdict` of each message up to `max_messages_per_rpc`.
         """

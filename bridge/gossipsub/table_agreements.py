@@ -205,5 +205,5 @@ class TableAgreements:
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Number of events by kind: hellos accepted, ignored, refused by reason; indices read, written, unresolved."""
+        """Number of events by kind, such as accepted hellos, refused hellos by reason, and indices read or written."""
         return MappingProxyType(self._counters)

@@ -42,7 +42,7 @@ class QuarantineWriter(SessionThread):
             retry_after: seconds between attempts after an error.
         """
         self._topic = f"{kafka.prefix}quarantine"
-        super().__init__("quarantine writer", f"rejected inputs wait for {self._topic}", kafka, retry_after)
+        super().__init__("quarantine writer", f"no rejected input is written to {self._topic}", kafka, retry_after)
         self._connect = connect or (lambda: open_producer(kafka.client_options, (self._topic,)))
         self._queue: deque[_QueuedRecord] = deque()
         self._wake = threading.Event()

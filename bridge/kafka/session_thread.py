@@ -119,7 +119,7 @@ class SessionThread(ABC):
 
     @abstractmethod
     def _run_session(self) -> None:
-        """Run one session, until the thread is stopped or Kafka fails. Begin at the committed offsets."""
+        """Run one session, which ends at the latest when the thread is stopped. If Kafka fails, raise an error."""
 
     def _release_resources(self) -> None:  # noqa: B027 – most threads have none
         """Release resources; called when the thread ends."""

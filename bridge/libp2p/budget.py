@@ -33,7 +33,8 @@ class CaptureBudget:
     Nothing is dropped: `spend` returns how long a peer must wait, and until then the caller does not read from the peer
     (or write to it). While all peers together exceed the total, they share its rate with max-min fairness. A peer that
     uses less than its share does not wait, however much other peers send, and the others get the unused part. A new
-    peer has saved nothing, so an attacker gains nothing by new keys. A peer that reconnects keeps its balance.
+    peer has no saved share, so an attacker gains no share by a change of its key. A peer that reconnects keeps its
+    balance.
 
     Args:
         per_peer: Amount that one peer may use in a period, even all at once.
@@ -110,7 +111,7 @@ _Peer = TypeVar("_Peer", bound=Hashable)
 class UnfinishedRpcs(Generic[_Peer]):
     """Size of the incomplete RPCs that are buffered, with a limit in bytes for all peers together.
 
-    Otherwise hundreds of peers could fill the memory, each with a large RPC that it never completes.
+    Without it, hundreds of peers could fill the memory, each with a large RPC that it never completes.
     """
 
     def __init__(self, limit: int) -> None:

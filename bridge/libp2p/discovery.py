@@ -5,8 +5,9 @@ and dials some of them. It also announces the blocks that it serves, and connect
 fetches. Lookups start at the bootstrap peers. Without a bootstrap peer, the node only answers the queries of others.
 
 Discovered peers are not trusted. The node dials a few of them at a time, with a growing back-off after failures. It
-ignores addresses that the reporting peer cannot know, such as private ones. It disconnects a peer that does not
-subscribe to the topic. Discovered peers are at most half of a mesh, and at most half of the peers that a topic needs.
+ignores addresses that the reporting peer cannot know, such as private ones from a public peer. It disconnects a peer
+that does not subscribe to the topic. Discovered peers are at most half of a mesh, and at most half of the peers that a
+topic needs.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class DialBackoff:
         return len(self._failed) + len(self._dialled)
 
     def in_backoff(self, peer: bytes, address: TcpAddress | None, now: float) -> bool:
-        """Return true if a peer is in back-off at an address or, if `address` is `None`, as a whole."""
+        """Return true if a peer may not be dialled now at an address or, if `address` is `None`, at any address."""
         if now < self._failed.get((peer, address), (0, 0.0))[1]:
             return True
         if address is None:
@@ -168,7 +169,7 @@ class Discovery:
     """
 
     def __init__(self, node: Node, options: DiscoveryOptions, rng: Random, mesh: int = 6) -> None:
-        """Create the discovery, and register the DHT protocol of the node if it is a server.
+        """Create the discovery. If the node listens and `options.serve` is true, let the node serve the DHT.
 
         Args:
             mesh: Number of peers that a topic needs: gossipsub's D.
@@ -779,7 +780,7 @@ def _parse_announced(text: str, own: bytes) -> TcpAddress:
 
 
 def _local_address(remote: tuple[str, int] | None) -> str | None:
-    """Return the address of this machine from which another one is reached, by the routing table. Send nothing."""
+    """Return the local address that the routing table selects for packets to `remote`. Nothing is sent."""
     if remote is None:
         return None
     family = socket.AF_INET6 if ":" in remote[0] else socket.AF_INET

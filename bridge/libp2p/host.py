@@ -89,7 +89,7 @@ class Node:
         Args:
             on_message: Called for the first valid copy of each message on a joined topic.
             router: Replaces the router that the options describe.
-            authors: Number of keys that sign the node's own messages. `publish` selects one of them.
+            authors: Number of keys that sign the node's own messages. The caller of `publish` selects one.
 
         Raises:
             NodeError: An address in the options is invalid.
@@ -169,7 +169,7 @@ class Node:
             raise NodeError(f"cannot listen on {', '.join(missing)}. Set bridge.listen to a free port of this machine.")
 
     async def _shut_down(self) -> None:
-        """Disconnect all peers, and stop listening, which the end of py-libp2p's own services would not do."""
+        """Disconnect all peers, and close the listeners, which stay open when py-libp2p's services end."""
         self._closing = True
         with shielded(2):
             async with trio.open_nursery() as nursery:
@@ -179,7 +179,7 @@ class Node:
                     nursery.start_soon(close_connection, conn)
 
     def close(self) -> None:
-        """End `run`, which returns within about 2 s. It puts the closing frames of all sessions into the sink."""
+        """End `run`: it puts the closing frames of all sessions into the sink, and returns within about 2 s."""
         self._scope.cancel()
 
     # ------------------------------------------------------------------ topics and messages
@@ -289,7 +289,7 @@ class Node:
             self._remove_link(peer)
 
     async def stream_to(self, peer: bytes, *protocols: str) -> NetStream:
-        """Open a stream to a connected peer, with the first protocol that it supports; raises `BROKEN` on failure."""
+        """Open a stream to a connected peer, with the first protocol that it supports. Errors are those of `BROKEN`."""
         connections = self._open_connections(ID(peer))
         if not connections:
             raise trio.ClosedResourceError("no connection with the peer")

@@ -1,7 +1,7 @@
 """A fast path for received yamux data frames, from TCP to the buffers of streams.
 
 py-libp2p passes each frame through twenty coroutines, four locks and four formatted debug lines (docs/performance.md
-gives the CPU of a frame). Frames of other types, or with flags, still take this path.
+gives the CPU of a frame). Frames of other types, or with flags, still take py-libp2p's path.
 """
 
 from __future__ import annotations

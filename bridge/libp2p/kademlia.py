@@ -213,8 +213,8 @@ class DhtLimits:
 
 
 class ProviderRecords:
-    """Provider records of other peers: which peer provides which key. At a limit, the one renewed longest ago is
-    dropped."""
+    """Provider records of other peers: which peer provides which key. At a limit, the record renewed longest ago
+    is dropped."""
 
     def __init__(self, limits: DhtLimits) -> None:
         self._limits = limits

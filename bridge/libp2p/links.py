@@ -21,7 +21,7 @@ _CHECK_EVERY: Final = 1.0  # s between two checks whether a peer is still over i
 
 
 class QueuedRpc(NamedTuple):
-    """A serialized RPC to send. `verdicts` has a `Verdict` byte for each message of the node's own, for the capture."""
+    """An RPC to send, serialized. For the capture, `verdicts` has a `Verdict` byte for each of our own messages."""
 
     payload: bytes
     verdicts: bytes

@@ -114,8 +114,8 @@ async def _update_from_identify(peerstore: IPeerStore, peer_id: ID, message: Ide
     """Store the identify message of a peer in the peerstore.
 
     py-libp2p drops the agent version, and accepts any number of addresses and protocols of any length. Here the agent
-    version is stored, and these are limited. The key and the signed peer record are ignored: the noise handshake has
-    proved the key, and `listen_addrs` has the addresses.
+    version is stored, and addresses and protocols are limited. The key and the signed peer record are ignored: the
+    noise handshake has proved the key, and `listen_addrs` has the addresses.
     """
     message.ClearField("public_key")
     message.ClearField("signedPeerRecord")

@@ -1,7 +1,7 @@
 """Sequence numbers of the node's own messages. They increase even over crashes and after the clock is set back.
 
 Some peers store the highest sequence number of each author, and drop messages that do not exceed it (Kubo 0.40's
-BasicSeqnoValidator). After a step back, these peers would ignore the node.
+BasicSeqnoValidator). If the numbers fell, these peers would ignore the node.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_while_the_broker_is_away_they_wait() -> None:
         assert quarantine.error is None
     assert broker.records == EXPECTED
     assert broker.open == 0
-    assert any(error and "rejected inputs wait for kiln.quarantine" in error for error in broker.errors)
+    assert any(error and "no rejected input is written to kiln.quarantine" in error for error in broker.errors)
 
 
 def test_one_that_is_stopped_has_not_written_what_waits() -> None:

@@ -352,7 +352,7 @@ def test_below_the_floor_of_free_space_it_is_full_and_goes_on_by_itself(
     assert (sink.full, error_of(sink)) == (False, "")
     free[0] = 999
     assert awaited(lambda: sink.full)
-    assert "has 999 bytes free, less than 1000 (bridge.min_free_bytes)" in error_of(sink)
+    assert "has 999 bytes free, and needs 1250 (1.25 times bridge.min_free_bytes)" in error_of(sink)
     assert sink.status().free_bytes == 999
     put(sink, frames(5, start=5))  # what is under way
     assert awaited(lambda: all_there(sink))
