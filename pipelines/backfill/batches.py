@@ -52,7 +52,7 @@ def select_batchable(updates: DataFrame, update_filter: UpdateFilter) -> DataFra
 def mark_live_batches(batches: DataFrame) -> DataFrame:
     """Convert rows of the live table `batches` to the columns of `select_batchable`.
 
-    The column `at` gets opened_at, `offset` emitted_at, `observed_at` closed_at, and `tip` the CID of the batch.
+    `opened_at` is renamed to `at`, `emitted_at` to `offset`, `closed_at` to `observed_at`, and `batch_cid` to `tip`.
     """
     return batches.select(
         *_SEPARATOR_COLUMNS,

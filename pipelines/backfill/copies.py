@@ -57,7 +57,7 @@ COPIES = 5
 `note` is UPDATE or 0. Time and position are those of the first copy."""
 
 UPDATE, REPLAY = 1, 2
-"""Values of `note`: for copies, the message is an UPDATE; for a known update, its origin is REPLAY."""
+"""Values of `note`: UPDATE for copies of an UPDATE message; REPLAY for a known update with the origin REPLAY."""
 
 
 class CopyColumns(NamedTuple):
@@ -74,7 +74,7 @@ class CopyColumns(NamedTuple):
 
 
 class EqualCopies(msgspec.Struct, frozen=True, array_like=True):
-    """Copies of a message with equal content, decoded by one task, so that Spark shuffles the content only once."""
+    """Copies of a message that one task decoded and that have equal content, which Spark shuffles only once."""
 
     row: msgspec.Raw
     """packed row of `messages` of one of the copies"""

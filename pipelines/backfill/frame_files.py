@@ -34,7 +34,7 @@ class _FileSlice(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameTasks:
-    """For each task, the slices of files that it reads; and which of their rows it takes."""
+    """The slices of files that each task reads, and the time range and network of the rows that it returns."""
 
     tasks: Sequence[Sequence[_FileSlice]]
     span: TimeRange

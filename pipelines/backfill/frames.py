@@ -74,7 +74,7 @@ def read_kafka_frames(
     """Read the frames in offset ranges of `kiln.frames`, one task for each, for the shuffle (MERGED_ROWS).
 
     Records that are no valid Frame go to the run's table `quarantine`. A task fails if Kafka has removed a record of
-    its range, or cannot decode one.
+    its range, or librdkafka cannot decode one.
     """
 
     def rows(batches: _Batches) -> _Batches:

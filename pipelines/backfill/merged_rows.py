@@ -1,4 +1,4 @@
-"""Rows of several kinds that a backfill run shuffles together: new rows, and rows of its own and the live tables.
+"""Rows of several kinds that a backfill run shuffles together: new rows, and rows of its own tables and the live ones.
 
 The shuffle brings the rows of a group, such as all copies of a message, into one task in order. The task reads one
 group after another, so it keeps few rows in memory.

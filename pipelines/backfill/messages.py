@@ -64,7 +64,7 @@ RUN_UPDATE = 3
 """Rank of a row of `updates` that the run has written in an earlier chunk. `partition` and `offset` are those of the
 topic `kiln.updates`, and `data` is the log time as text."""
 LIVE_UPDATE = 4
-"""Rank of a row of the live table `updates`, with the same columns."""
+"""Rank of a row of the live table `updates`. The columns are those of RUN_UPDATE."""
 CANDIDATE = 5
 """Rank of an UPDATE message that may become a row of `updates`: `at` is the event time, `data` a packed
 `UpdateMessage`. It comes after the known updates of its stream."""

@@ -177,7 +177,7 @@ def run(terms: RunTerms, resources: RunResources, inputs: Callable[[], RunInputs
         inputs: Reads the inputs. It is called only if the run has not begun yet.
 
     Raises:
-        RunError: There is a run of this name with other terms, or another version of Kiln began it.
+        RunError: The run of this name has other terms or is being dropped, or this version of Kiln cannot continue it.
         StoppedError: A signal stopped the run.
     """
     lake = resources.lake

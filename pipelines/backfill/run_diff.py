@@ -24,7 +24,7 @@ _MAX_ROWS_PER_KEY = 50
 
 
 class DiffGroup(NamedTuple):
-    """Numbers of rows of a table for one day and separator, if the live table and the run differ there."""
+    """Numbers of equal and different rows of a table for one day and one separator."""
 
     day: date | None
     separator: str | None
@@ -45,7 +45,7 @@ class RowDifference:
     live: dict[str, object] | None
     """compared columns of the live row, without the key; `None` if there is no live row"""
     run: dict[str, object] | None
-    """the same for the run's row"""
+    """compared columns of the run's row, without the key; `None` if there is no such row"""
 
     @property
     def columns(self) -> list[str]:

@@ -216,7 +216,7 @@ def append_event(
     """Append an event to the table `backfill_runs`, and sync it to disk. Times are µs.
 
     Args:
-        claim: If the event claims the right to swap, the table at a version at which no other process had that right.
+        claim: For an event that claims the right to swap: the table at a version in which nobody else has the right.
 
     Raises:
         CommitFailedError: Another process has claimed the right to swap since that version.
@@ -240,7 +240,7 @@ def claim_swap(
     """Claim the right to swap a backfill run into the live tables. Of two concurrent claims, only one succeeds.
 
     Args:
-        by: Machine and state folder. A lock in the state folder excludes other processes that use it.
+        by: Machine and state folder. A lock in that folder excludes other processes that use the folder.
         happened_at: Time of the claim, µs.
         versions: Current versions of the live tables, by table.
         take_over: True to claim even if another machine has begun a swap that has not ended.

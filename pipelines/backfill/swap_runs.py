@@ -88,7 +88,7 @@ def swap_run(
 
 
 def add_frames(lake: Lake, run: BackfillRun, file_swap: FileSwap, say: Callable[[str], None]) -> bool:
-    """Add the frames of a backfill run to the live table `frames`, unless it has them, and change no other table.
+    """Add the frames of a backfill run that the live table `frames` lacks, and change no other table.
 
     Returns:
         False if the live table already contains all these frames.

@@ -30,8 +30,8 @@ class LogTimeFile:
     def __init__(self, path: Location, read_initial: Callable[[], dict[int, int]] = dict) -> None:
         """Read the file, which is in the folder of the query's checkpoint.
 
-        `read_initial`: returns the log time by partition if there is no file; none by default, as before the query has
-        read any records.
+        `read_initial`: called if there is no file; returns log time by partition. The default returns no log time, as
+        for a query that has read no records.
         """
         self._path = path
         self._saved = (
@@ -43,8 +43,8 @@ class LogTimeFile:
         return self._saved.before if self._saved.batch_id == batch_id else self._saved.after
 
     def advance(self, batch_id: int, stamps: LogTimes) -> None:
-        """Save log time after a micro-batch, which never goes back. `stamps`: greatest timestamp of the micro-batch's
-        records by partition, µs."""
+        """Save log time after a micro-batch. Log time never goes back. `stamps`: greatest timestamp of the new records
+        by partition, µs."""
         before = dict(self.read_start(batch_id))
         after = before | {partition: max(at, before.get(partition, 0)) for partition, at in stamps.items()}
         self._saved = _SavedTimes(batch_id, before, after)

@@ -48,7 +48,7 @@ class WindowKey(NamedTuple):
 
 
 class UpdateFilter(NamedTuple):
-    """Selection of the updates that go into batches. Like a tick, another update only advances log time."""
+    """Selection of the updates that go into batches. Like a tick, any other update only advances log time."""
 
     authors: frozenset[str] | None = None
     """peer ids of the authors whose updates are batched; None for all authors"""

@@ -27,7 +27,7 @@ the topic, the digests of the messages in the writer's newest epoch. An epoch is
 or what the bridge's fetcher writes between two commits of its offsets. With these digests the operator drops an update
 that a writer wrote twice after a crash (`EpochGuard`).
 
-The effects of a micro-batch, in order.
+A micro-batch has these effects, in this order.
 
 1. Spark's offset log: which records the micro-batch has.
 2. Batches and quarantine records, by Spark's Kafka sink; and the new state. A crash may leave a part of the records,

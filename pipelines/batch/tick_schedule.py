@@ -28,12 +28,12 @@ class _WindowEnd(NamedTuple):
 class TickSchedule:
     """Schedule that decides when one partition needs a tick.
 
-    A tick is needed after records of other writers, because it shows log time; `span` (T + G) later, when the windows
-    that these records opened end; and once more `rest` after the records.
+    A tick is needed after records of other writers, because its timestamp shows log time; `span` (T + G) later, when
+    the windows that these records opened end; and once more `rest` after the records.
 
     The schedule waits by the caller's clock, but windows end by the broker's. So ticks are repeated until the broker's
-    timestamps have reached the end of the windows. The next tick is due when they should reach it. While the broker's
-    clock is behind by more than `_MAX_WAIT`, it is due after `_MAX_WAIT`.
+    timestamps have reached the end of the windows. Each repeat is due when the broker's clock should reach that end,
+    but at most `_MAX_WAIT` after the previous tick.
 
     `rest` must be well over `span`, so that windows that were opened with a greater T have also ended by then.
     """

@@ -3,7 +3,7 @@
 Plain objects: no Spark, no clock, no I/O. The same records in the same order give the same windows, whatever the
 micro-batches, restarts or speed at which they are read.
 
-Log time C is the greatest broker stamp so far. The event time h of an update is never later than C. A separator's
+Log time C is the greatest broker timestamp so far. The event time h of an update is never later than C. A separator's
 window opens at the h of its first update (t0), when log time is c0. An update of the separator belongs to the window if
 h < t0 + T and C < c0 + T + G; otherwise it opens the next window. A window is emitted at the first record that ends it:
 an update of the separator with h >= t0 + T, or any record with C >= c0 + T + G.
@@ -38,7 +38,7 @@ class Window(msgspec.Struct, gc=False):
     due: int = 0
     """c0 + T + G: log time at which the window ends"""
     accepts_until: int = 0
-    """the window accepts updates with an earlier event time: `closes_at`; after its end, a time before all updates"""
+    """the window accepts updates before this event time: `closes_at`; for an ended window, a time before all updates"""
 
 
 class _SavedWindow(msgspec.Struct, array_like=True, gc=False):

@@ -297,7 +297,7 @@ def replace_files(
         removes_rows: True if the new files lack rows of the old files. The commit then has `dataChange` set.
 
     Returns:
-        False if another writer removed one of the files or changed the table. This call then changes nothing.
+        False if another writer removed one of the files, or changed the table's metadata. Nothing is committed then.
 
     Raises:
         LakeError: Other writers commit without pause.

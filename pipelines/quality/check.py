@@ -75,7 +75,7 @@ def check_lake(
     Args:
         every: Checks of all suites.
         tables: Names of tables, to run only the checks of these tables.
-        since: Check only the rows from this long before `now`, independently of earlier check runs.
+        since: Maximum age of the rows to check. If set, earlier check runs do not matter.
         recent: First compare new rows only with the rows of the last day, which is faster. Compare them with all rows
             only if that finds faults.
 

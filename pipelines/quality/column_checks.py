@@ -1,6 +1,6 @@
 """Checks of the columns and of single rows of a table.
 
-Great Expectations gets the new rows in chunks, as pandas frames: rows or, for checks of a single column, each distinct
+Great Expectations gets the new rows in chunks, as pandas frames. Checks of single values of a column get each distinct
 value once. DuckDB evaluates conditions that are written in SQL.
 """
 
@@ -196,7 +196,7 @@ class _RowTotals:
             self.keys.append((key_json, str(value)[:200]))
 
     def build_result(self, check: SuiteCheck) -> CheckResult:
-        """Build the result of the check. Its argument `mostly` is the share of rows that must not fail."""
+        """Build the result of the check. Its argument `mostly` is the minimum share of rows that pass."""
         mostly = check.arguments.get("mostly")
         if isinstance(mostly, int | float):
             self.success = self.failed <= self.rows * (1 - mostly)

@@ -32,7 +32,7 @@ class CheckResult:
     keys: Sequence[Key] = ()
     """keys (values by column) of the first `SHOWN` faults"""
     words: Sequence[str] = ()
-    """description of each of these faults"""
+    """description of each fault in `keys`"""
     pending: int = 0
     """number of new rows that are not checked yet, because rows that belong to them may still arrive"""
     span: tuple[datetime | None, datetime | None] = (None, None)

@@ -27,8 +27,8 @@ already have these rows; the comparison then sees them twice, which changes noth
 is Kiln's own, which a peer sent back, and its tips are dropped. If `streams` has another separator for the stream, the
 tip becomes a row of `quarantine`. Every other tip becomes a row of `tips`.
 
-The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
-after 4, and tasks and commits sync their files. So a power cut has the same effects as a crash.
+A micro-batch has these effects, in this order. With `durability = "power"`, `write_in_order` syncs the checkpoint
+after 1 and after 4, and tasks and commits sync their files. So a power cut has the same effects as a crash.
 
 1. Spark's offset log: which records the micro-batch has.
 2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.

@@ -125,8 +125,8 @@ class QuarantineRow(NamedTuple):
 
 
 class ReceivedTip(NamedTuple):
-    """A tip in the batch of another node. It becomes a row of a table only after the separator that the batch was
-    announced under was compared with the verified one."""
+    """A tip in the batch of another node. It becomes a row of a table only after the separator in the batch's
+    announcement was compared with the stream's verified separator."""
 
     network: str
     stream: str

@@ -23,8 +23,8 @@ Both ways select the same updates, because both take a stream's copies in the or
 one time, which the driver's clock gives at its start and which never goes back. Digests expire by this time, after at
 least `dedupe.signed_ttl` and at most twice that.
 
-The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
-after 4, and Kafka must sync its own log. A power cut then has the same effects as a crash.
+A micro-batch has these effects, in this order. With `durability = "power"`, `write_in_order` syncs the checkpoint
+after 1 and after 4, and Kafka must sync its own log. A power cut then has the same effects as a crash.
 
 1. Spark's offset log: which records the micro-batch has.
 2. The digests, in the file or in Spark's state.

@@ -63,8 +63,8 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnnouncementCopy(Protocol):
-    """A copy of a row, of which only one is emitted. `identity`: digest of a row that is no announcement; `position`:
-    unique for each copy."""
+    """A copy of a row. Of all copies, only one is emitted. `identity`: digest of a row that is no announcement;
+    `position`: unique for each copy."""
 
     @property
     def identity(self) -> bytes: ...

@@ -138,10 +138,10 @@ for the quarantine record about a claim that contradicts the genesis or the topi
 
 
 class StreamStates(KnownSeparators, Protocol):
-    """Separators, and tips that waited, of streams whose geneses were verified."""
+    """Separators of streams whose geneses were verified, and the tips that waited for these geneses."""
 
     def has_waited(self, stream: tuple[str, str], tip: WaitedTip, /) -> bool:
-        """Return true if an update of the stream waited for its genesis, and was then written to `kiln.updates`.
+        """Return true if an update to this tip waited for the genesis, and was then written to `kiln.updates`.
         `stream`: network and StreamID."""
         ...
 
@@ -235,8 +235,8 @@ class RowBuilder:
     def _build_misplaced_batch(self, item: DecodedMessage) -> Iterator[UpdateRow]:
         """Build the quarantine row of a BATCH_UPDATE that was received on the topic of another separator.
 
-        CIP-123 requires the topic of its own separator. The block is fetched nevertheless, because the geneses of the
-        streams in it decide.
+        CIP-123 requires that a batch is announced on the topic of its own separator. The block is fetched nevertheless:
+        the geneses of its streams decide which of its tips are accepted.
         """
         content, topic = item.content, item.separator
         if topic is None or content.sep is None or parse_separator(content.sep) == topic:

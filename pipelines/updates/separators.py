@@ -218,7 +218,7 @@ def _digest_tip(stream: tuple[str, str], tip: WaitedTip) -> bytes:
 
 
 class StreamsLog(Protocol):
-    """Reader of the records of the topic."""
+    """Reader of the topic with the verified separators."""
 
     def read_ends(self) -> dict[int, int]:
         """Return the offset after the last record, by partition."""
