@@ -47,7 +47,7 @@ class FirstCopySelector(Generic[T]):
         self._fallbacks: dict[int, T] = {}
 
     def add_known(self, at: int) -> None:
-        """Add the time of a copy outside the chunk that is kept already."""
+        """Add the time of a copy that is kept already and is not in the chunk."""
         insort(self._kept, at)
 
     def add_live_choice(self, at: int, position: FramePosition) -> None:

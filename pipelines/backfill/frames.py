@@ -116,7 +116,7 @@ def _read_records(batches: _Batches, wanted: FrameFilter, target: RunTarget) -> 
         columns = batch.select(["partition", "offset", "stamp", "value"]).columns
         for partition, offset, stamp, value in zip(*(column.to_pylist() for column in columns), strict=True):
             if stamp == MIN_MICROS:  # it may be a frame that the live tables have
-                raise LostRecordsError(f"cannot read the offset {offset:,} of partition {partition}: {value.decode()}")
+                raise LostRecordsError(f"cannot read offset {offset:,} of kiln.frames-{partition}: {value.decode()}")
             frames += 1
             frame = read_frame(value)
             if isinstance(frame, Rejected):

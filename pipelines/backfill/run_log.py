@@ -216,7 +216,7 @@ def append_event(
     """Append an event to the table `backfill_runs`, and sync it to disk. Times are µs.
 
     Args:
-        claim: For an event that claims the right to swap: the table at a version in which nobody else has the right.
+        claim: For an event that claims the right to swap: the table at a version in which no process has the right.
 
     Raises:
         CommitFailedError: Another process has claimed the right to swap since that version.
@@ -246,7 +246,7 @@ def claim_swap(
         take_over: True to claim even if another machine has begun a swap that has not ended.
 
     Raises:
-        SwapClaimedError: Another machine is swapping a run of this lake.
+        SwapClaimedError: Another process is swapping a run of this lake.
     """
     table = lake.open("backfill_runs")
     swapping = [other for other in group_events(_read_events(table)) if other.is_swapping and not other.had("dropped")]

@@ -252,7 +252,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _list_files(path: Path) -> Iterator[Path]:
-    """List the files in a folder and its subfolders, sorted by name, without hidden ones; or the file itself."""
+    """List the visible files in a folder and its subfolders, sorted by name. If `path` is a file, list only this file."""
     if not path.is_dir():
         yield path
         return

@@ -64,7 +64,7 @@ def swap_run(
         The version of each live table after the swap, or `None` if the run was swapped before.
 
     Raises:
-        SwapClaimedError: Another machine is swapping a run of this lake.
+        SwapClaimedError: Another process is swapping a run of this lake.
         SwapError: The run is not done, the live tables contain messages that the run lacks, a table is older than the
             run, or other writers prevented a commit.
     """

@@ -27,7 +27,7 @@ class TableExtent:
     times: tuple[str, ...]
     """time columns. The earliest of them is the row's event time, which must be in the run's time range"""
     key: tuple[str, ...]
-    """columns of the key. A live row and a run's row with equal keys and different content count as one difference"""
+    """columns of the key, by which live rows are paired with the run's rows"""
     content: tuple[str, ...] = ()
     """other columns that are compared"""
     separator: str = "NULL::VARCHAR"

@@ -59,7 +59,7 @@ class RunTerms:
     """network of the frames to process, or `None` for all. If the source is files, network of messages whose topic does
     not name a network"""
     as_of: int | None = None
-    """time as of which separators count as verified, or `None` for the start of the run"""
+    """time after which a verification of a separator is ignored, or `None` for the start of the run"""
     fetch: bool = False
     """true if the bridge can fetch blocks, as in `SeparatorConfig`"""
     signed_horizon: int = 86_400_000_000
@@ -74,7 +74,7 @@ class RunTerms:
 
     @property
     def read_span(self) -> TimeRange:
-        """Time range of the frames that the run reads: `span`, and a margin on both sides."""
+        """Time range of the frames that the run reads: `span`, and some time before and after it."""
         # If the source is the table `frames`, earlier messages are in the live tables.
         before = self.margin if self.source == "frames" else self.margin + self.signed_horizon
         return TimeRange(self.span.low - before, self.span.high + self.margin)

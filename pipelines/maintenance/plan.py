@@ -67,7 +67,7 @@ class TableFile:
     """oldest time in the column by which rows expire, or `None` if it is not known; `modified` if there is no such
     column"""
     greatest: int | None = None
-    """newest time in that column, or `None` if it is not known; `modified` if there is no such column"""
+    """newest time in the column by which rows expire; `None` or `modified` as for `least`"""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class RemovedFiles:
     before_start: frozenset[str] = frozenset()
     """files removed up to the version at which the trimmed log will begin; no readable version needs them"""
     after_start: frozenset[str] = frozenset()
-    """files removed later, which readable versions still need"""
+    """files removed after the start of the trimmed log, which readable versions still need"""
 
 
 @dataclass(frozen=True)
