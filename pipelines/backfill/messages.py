@@ -254,7 +254,7 @@ class _MessageGroup:
         return selector
 
     def list_candidates(self, span: TimeRange) -> Iterator[UpdateMessage]:
-        """Yield a candidate for each origin (LIVE, REPLAY) for which the run has no update. Call `select_rows` first."""
+        """Yield a candidate for each origin (LIVE, REPLAY) of which the run has no update. Call `select_rows` first."""
         first_copies: dict[int, _Copy] = {}
         for copy in sorted(self._updates, key=_get_order):
             first_copies.setdefault(copy.origin, copy)

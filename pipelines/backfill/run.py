@@ -281,8 +281,8 @@ class _ChunkRunner:
         return [(self._resources.lake, version) for name, version in self._inputs.live.items() if name == table]
 
     def _find_own(self, table: str, step: str) -> list[_TableVersion]:
-        """Return the versions, after the newest chunk of a step, of the run's table and of the table with the rows outside
-        its time range."""
+        """Return the versions, after the newest chunk of a step, of the run's table and of the table with the rows
+        outside its time range."""
         done = [number for name, number in self._done if name == step]
         versions = self._done[step, max(done)].details["versions"] if done else {}
         assert isinstance(versions, dict)

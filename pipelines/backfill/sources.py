@@ -252,7 +252,7 @@ def _is_stream(path: Path) -> bool:
 
 
 def _list_files(path: Path) -> Iterator[Path]:
-    """List the visible files in a folder and its subfolders, sorted by name. If `path` is a file, list only this file."""
+    """List the visible files in a folder and its subfolders, sorted by name. If `path` is a file, list only it."""
     if not path.is_dir():
         yield path
         return

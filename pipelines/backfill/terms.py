@@ -59,7 +59,7 @@ class RunTerms:
     """network of the frames to process, or `None` for all. If the source is files, network of messages whose topic does
     not name a network"""
     as_of: int | None = None
-    """time after which a verification of a separator is ignored, or `None` for the start of the run"""
+    """only separators that were verified by this time count as verified; `None` for the start of the run"""
     fetch: bool = False
     """true if the bridge can fetch blocks, as in `SeparatorConfig`"""
     signed_horizon: int = 86_400_000_000

@@ -112,7 +112,7 @@ def test_frames_of_other_networks_are_left_out_where_one_is_asked_for(where: Run
 
 def test_a_run_fails_where_kafka_cannot_decode_a_record_that_live_may_have_read(where: RunTarget) -> None:
     damaged = records(b"no record can be decoded here: Bad message", stamp=MIN_MICROS)
-    with pytest.raises(LostRecordsError, match="cannot read offset 0 of kiln.frames-1: no record can be decoded"):
+    with pytest.raises(LostRecordsError, match=r"cannot read offset 0 of kiln\.frames-1: no record can be decoded"):
         list(_read_records(damaged, WHOLE, where))
 
 
