@@ -30,8 +30,8 @@ A bridge that was killed may send a frame again. `FrameDedup` recognises it by i
 number, and drops its rows of all tables except `messages`, where the digests suffice. The ranges of stored sequence
 numbers are in a temporary SQLite database, which is filled from `frames` at the first micro-batch after a start.
 
-The effects of a micro-batch, in order. With `durability = "power"`, `write_in_order` syncs the checkpoint after 1 and
-after 4, and tasks and commits sync their files. So a power cut has the same effects as a crash.
+A micro-batch has these effects, in this order. With `durability = "power"`, `write_in_order` syncs the checkpoint after
+1 and after 4, and tasks and commits sync their files. So a power cut has the same effects as a crash.
 
 1. Spark's offset log: which records the micro-batch has.
 2. The tasks store the digests, in the file or in Spark's state, and write files of rows, which no table names yet.

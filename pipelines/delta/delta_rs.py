@@ -127,8 +127,8 @@ def commit_replacement(
         properties: Properties of the commit, with `max_commit_retries` 0.
 
     Returns:
-        False if another writer removed one of the files, changed the table, or committed the same transaction. The
-        table is then unchanged.
+        False if another writer removed one of the files, changed the table's metadata or protocol, or committed the
+        same transaction. The table is then unchanged.
 
     Raises:
         LakeError: Other writers commit without pause.
