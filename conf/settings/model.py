@@ -618,7 +618,7 @@ class Transition(Section):
             except ValueError:
                 known = False
             if not known:
-                raise ValueError('expected a time with its zone, in the form of RFC 3339, such as "2027-01-31T12:00:00Z"')
+                raise ValueError('expected a time with its zone in RFC 3339, such as "2027-01-31T12:00:00Z"')
         return value
 
     @field_validator("rpc_url")

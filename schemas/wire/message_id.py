@@ -116,8 +116,8 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
     match = _RULE.fullmatch(text)
     if match is None:
         raise MessageIdRuleError(
-            f'expected "{AUTHOR_SEQNO}", "sha256_data", "sha256_topic_data", "blake2b_data" or "blake2b_topic_data", the '
-            'last four optionally with a suffix such as ":hex", ":20" or ":hex20"'
+            f'expected "{AUTHOR_SEQNO}", "sha256_data", "sha256_topic_data", "blake2b_data" or "blake2b_topic_data", '
+            'the last four optionally with a suffix such as ":hex", ":20" or ":hex20"'
         )
     algorithm, with_topic, as_hex, number = match.groups()
     full = _DIGEST_BYTES * 2 if as_hex else _DIGEST_BYTES
