@@ -16,7 +16,7 @@ _UNUSABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|?\x00-\x1f\x7f]")
 _MAX_PORT: Final = 65535
 
 MAX_TOPIC_BYTES: Final = 1024
-"""Longest topic name that the router reads (`RouterOptions.max_topic_length`)."""
+"""Maximum size of a topic name. The router reads as many characters (`RouterOptions.max_topic_length`)."""
 
 
 def check_servers(text: str) -> None:

@@ -515,7 +515,7 @@ class Run(Section):
 
 
 class Breaker(Section):
-    """Thresholds of the decoding breaker (decision 6)."""
+    """Thresholds of the circuit breaker for decoding (decision 6)."""
 
     min_authors: int = Field(default=3, ge=1, le=1_000_000)
     consecutive_failures: int = Field(default=100, ge=1, le=1_000_000)
