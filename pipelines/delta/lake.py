@@ -242,8 +242,8 @@ def _describe_log_fault(table: Location) -> str:
     version = hint.get("version") if isinstance(hint, dict) else None
     if version is None or version in checkpoints:
         return ""
-    file = f"the file {LAST_CHECKPOINT}"
-    remedy = f"Remove {file}" if table.folder is None else f"Run kiln recover --yes, which moves {file} away"
+    pointer = f"the file {LAST_CHECKPOINT}"
+    remedy = f"Remove {pointer}" if table.folder is None else f"Run kiln recover --yes, which moves {pointer} away"
     return f"{log / LAST_CHECKPOINT} names a checkpoint of version {version}, which does not exist. {remedy}"
 
 
