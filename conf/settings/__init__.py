@@ -1,1 +1,1 @@
-"""The settings: model, reading, checks and output as TOML. Only entry points import this package."""
+"""The settings: model, reading, checks and output as TOML. docs/design/overview.md lists its users."""

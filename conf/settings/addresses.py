@@ -16,7 +16,7 @@ _UNUSABLE: Final = re.compile(r"%[0-9A-Fa-f]{2}|[\\\[\]^|?\x00-\x1f\x7f]")
 _MAX_PORT: Final = 65535
 
 MAX_TOPIC_BYTES: Final = 1024
-"""Longest topic name that the router reads (`RouterOptions.max_topic_length`)."""
+"""Maximum size of a topic name. The router reads as many characters (`RouterOptions.max_topic_length`)."""
 
 
 def check_servers(text: str) -> None:
@@ -57,12 +57,12 @@ def check_file_name(text: str) -> None:
 def check_listener(text: str) -> None:
     """Check the port of `host:port` to listen on. Port 0 selects a free one."""
     if int(text.rpartition(":")[2]) > _MAX_PORT:
-        raise ValueError(f"a port of at most {_MAX_PORT}")
+        raise ValueError(f"expected a port of at most {_MAX_PORT}")
 
 
 def check_url(text: str) -> None:
     """Check a URL for an HTTP client."""
-    expected = "a URL that begins with http:// or https://"
+    expected = "expected a URL that begins with http:// or https://"
     if not text.startswith(("http://", "https://")):
         raise ValueError(expected)
     try:
@@ -154,14 +154,14 @@ def check_protocol(text: str) -> None:
 
 
 def _protocols(text: str, expected: str) -> list[str]:
-    """Parse the names of a multiaddr's protocols with py-multiaddr, as `multiformats` lacks p2p and dns."""
+    """Parse the names of a multiaddr's protocols with py-multiaddr, because `multiformats` lacks p2p and dns."""
     from multiaddr import Multiaddr
     from multiaddr.exceptions import ParseError, ProtocolLookupError
 
     from kiln.schemas.wire.identity import PeerIdError, peer_bytes
 
     if not text:
-        raise ValueError(f"expected {expected}: it is empty")
+        raise ValueError(f"expected {expected}: the value is empty")
     if "/ipfs/" in text:
         address = text.replace("/ipfs/", "/p2p/")
         raise ValueError(f'expected {expected}: /ipfs/ is the old name of /p2p/. Write "{address}"')

@@ -36,7 +36,7 @@ def parse_duration(text: object) -> timedelta:
 
 
 def duration_text(value: timedelta) -> str:
-    """Format a duration as the shortest text for `parse_duration`."""
+    """Format a duration as text for `parse_duration`, such as `1h30m`."""
     rest, parts = value, []
     for unit in ("d", "h", "m", "s", "ms", "us"):
         count, rest = divmod(rest, _UNITS[unit])
@@ -46,7 +46,7 @@ def duration_text(value: timedelta) -> str:
 
 
 def micros(value: timedelta) -> int:
-    """Convert a duration to whole microseconds, the unit of all times in Kiln's code."""
+    """Convert a duration to whole microseconds."""
     return value // timedelta(microseconds=1)
 
 

@@ -14,7 +14,7 @@ from kiln.conf.settings.model import Settings
 ENV_PREFIX = "KILN_"
 CONFIG_VARIABLE = "KILN_CONFIG"
 NETWORK_VARIABLE = "KILN_NETWORK"
-"""The short variable of `network.name`, like the option `--network`."""
+"""Environment variable that sets `network.name`, with a short name like the option `--network`."""
 NETWORK_NAME = ("network", "name")
 
 Keys = tuple[str, ...]

@@ -88,7 +88,7 @@ class Section(BaseModel):
 
     @classmethod
     def _check_each(cls, value: tuple[str, ...], info: ValidationInfo, check: Callable[[str], object]) -> None:
-        """Check each item of a list, and name an invalid one. `check` raises ValueError.
+        """Check each item of a list with `check`, which raises ValueError. The error names the first invalid item.
 
         The default is not checked: most checks import modules that would slow down every start.
         """
@@ -289,10 +289,8 @@ class Kafka(Section):
         except FileNotFoundError:
             password = ""
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "no UTF-8"
-            raise SettingsError(
-                [f"kafka.sasl_password_file: cannot read {self.sasl_password_file}: {why}. Make it readable"]
-            ) from None
+            why = f"{error.strerror}. Make it readable" if isinstance(error, OSError) else "not UTF-8. Save it as UTF-8"
+            raise SettingsError([f"kafka.sasl_password_file: cannot read {self.sasl_password_file}: {why}"]) from None
         if not password:
             none = (
                 "the embedded broker has not run yet. Start it with kiln run"
@@ -517,7 +515,7 @@ class Run(Section):
 
 
 class Breaker(Section):
-    """Thresholds of the decoding breaker (decision 6)."""
+    """Thresholds of the circuit breaker for decoding (decision 6)."""
 
     min_authors: int = Field(default=3, ge=1, le=1_000_000)
     consecutive_failures: int = Field(default=100, ge=1, le=1_000_000)
@@ -620,7 +618,7 @@ class Transition(Section):
             except ValueError:
                 known = False
             if not known:
-                raise ValueError('a time with its zone as RFC 3339 writes it, such as "2027-01-31T12:00:00Z"')
+                raise ValueError('expected a time with its zone in RFC 3339, such as "2027-01-31T12:00:00Z"')
         return value
 
     @field_validator("rpc_url")
@@ -679,9 +677,9 @@ class Ipfs(Section):
     @classmethod
     def _known(cls, value: str) -> str:
         if value not in ("", "self") and not value.startswith(("http://", "https://")):
-            raise ValueError('"self", "", or the URL of Kubo\'s RPC, such as "http://127.0.0.1:5001"')
+            raise ValueError('expected "self", "", or the URL of Kubo\'s RPC, such as "http://127.0.0.1:5001"')
         if "@" in value:  # it is shown in the status
-            raise ValueError("a URL without user and password. Set them in ipfs.api_auth")
+            raise ValueError("expected a URL without user and password. Set them in ipfs.api_auth")
         if value not in ("", "self"):
             check_url(value)
         return value
@@ -690,7 +688,7 @@ class Ipfs(Section):
     @classmethod
     def _as_kubo_writes_it(cls, value: SecretStr) -> SecretStr:
         if not re.fullmatch(r"(bearer:.+|basic:[^:]+:.+)?", value.get_secret_value()):
-            raise ValueError('"bearer:TOKEN" or "basic:USER:PASSWORD"')
+            raise ValueError('expected "bearer:TOKEN" or "basic:USER:PASSWORD"')
         return value
 
 
@@ -718,7 +716,7 @@ class Bep50(Section):
         if info.field_name == "listen":
             families = {DhtAddress.from_text(text).family for text in value}
             if not value or len(families) < len(value):
-                raise ValueError("an IPv4 address, an IPv6 address, or one of each, with their ports")
+                raise ValueError("expected an IPv4 address, an IPv6 address, or one of each, with their ports")
         return value
 
 

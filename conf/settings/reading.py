@@ -77,7 +77,7 @@ def _nameless(environ: Mapping[str, str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class ValueSources:
-    """Sources of values, for messages."""
+    """Sources of the settings' values, which error messages name."""
 
     path: Path
     """path of the settings file"""
@@ -151,7 +151,10 @@ def _nearest_key(keys: Keys, known: Iterable[Keys]) -> str:
 
 
 def line_of(text: str, keys: Keys) -> int:
-    """Find the line, from 1, that sets a key, or else begins its section. Return 0 if there is no such line."""
+    """Find the number of the line that sets a key, or else of the line that begins the key's section.
+
+    Lines count from 1. Return 0 if there is no such line.
+    """
     table: Keys = ()
     best = 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -242,8 +245,8 @@ def load(config: Path | None = None, *, state: Path | None = None, network: str 
 def read_variables(environ: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
     """Read the settings in environment variables.
 
-    The value of a section's variable is a JSON object, and so is that of a free table, in which users choose the keys.
-    Variables of single keys are merged into the object. In a free table, the variable of a key may have a JSON value,
+    A variable of a section, or of a free table, in which users choose the keys, contains a JSON object. Variables of
+    single keys are merged into the object. In a free table, the variable of a key may have a JSON value,
     and the key becomes lower case. The case of variable names does not matter.
 
     Returns:

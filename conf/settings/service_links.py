@@ -20,7 +20,7 @@ _OF_PORT: Final = r"_PORT_[0-9]{1,5}_(TCP|UDP|SCTP)"
 def is_service_link(name: str, value: str) -> bool:
     """Return true if both the name and the value of a variable are those of a service link.
 
-    The value tells a service link from a misspelt setting, such as `KILN_KAFKA_EMBEDDED_PORT=29092`.
+    The value distinguishes a service link from a misspelt setting, such as `KILN_KAFKA_EMBEDDED_PORT=29092`.
     """
     return any(re.fullmatch(f"[A-Z][A-Z0-9_]*{ending}", name) and fits(value) for ending, fits in _FORMS.items())
 

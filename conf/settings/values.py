@@ -127,4 +127,4 @@ StorageUri = Annotated[
 """Folder on this machine or in an object store."""
 
 Switch = Annotated[bool | Literal["auto"], WrapValidator(_switch)]
-"""True, false, or "auto": derived from other settings."""
+"""True, false, or "auto". conf/kiln.toml describes when "auto" is true."""

@@ -49,8 +49,8 @@ class WriteId:
     name: str = "append"
 
     def app_id(self, table: str) -> str:
-        """Return the application id of Delta's transaction identifier (PROTOCOL.md, Transaction Identifiers). Its
-        version is the number of the micro-batch."""
+        """Return the application id of Delta's transaction identifier (PROTOCOL.md, Transaction Identifiers). The
+        identifier's version is the number of the micro-batch."""
         return f"{self.query_id}:{table}:{self.name}"
 
 

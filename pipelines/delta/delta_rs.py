@@ -19,7 +19,7 @@ from kiln.pipelines.delta.table_history import read_commit
 
 AFTER_COMMIT = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
 """Steps after a commit: a checkpoint, but no removal of old log entries. By default, delta-rs searches the whole log
-for these after each commit, which costs more than the commit. Here table maintenance removes them."""
+for old entries after each commit, which costs more than the commit. Here table maintenance removes them."""
 
 
 class DeltaRsCommits:
@@ -122,7 +122,7 @@ def commit_replacement(
     this function checks the new commits before it tries again.
 
     Args:
-        opened: The table, at a version with the files to remove; afterwards at the version of the new commit.
+        opened: The table at a version that has the files to remove. It is updated to the version of the new commit.
         actions: The files to add and to remove.
         properties: Properties of the commit, with `max_commit_retries` 0.
 
@@ -174,8 +174,8 @@ _Commit = Sequence[Mapping[str, Mapping[str, object]]]
 
 
 def _conflicts(commit: _Commit, removed: set[str], marks: set[str]) -> bool:
-    """Return true if another writer's commit prevents ours: the commit cannot be read, it removes one of our files, has
-    one of our transactions (`marks`), or changes the schema or the features of the table."""
+    """Return true if another writer's commit prevents ours: the commit cannot be read, it removes one of the
+    files in `removed`, has a transaction id in `marks`, or changes the schema or the features of the table."""
     changes_table = any("metaData" in action or "protocol" in action for action in commit)
     is_same = any(action["txn"]["appId"] in marks for action in commit if "txn" in action)
     return not commit or changes_table or is_same or bool(removed & _list_paths(commit, "remove"))

@@ -3,7 +3,7 @@
 delta-rs lists the files, and DuckDB reads them. Only some tables are read with a pyarrow dataset, which costs more than
 a second of imports, and 1.5 ms per file. These are tables with partition columns, with types that `to_duckdb_type` does
 not convert, with Delta features beyond reader version 1, or with paths that DuckDB would read as patterns. A table that
-Kiln wrote is among them only because of its path.
+Kiln wrote is among them only if DuckDB would read its path as a pattern.
 """
 
 from __future__ import annotations

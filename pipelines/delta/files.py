@@ -167,9 +167,9 @@ def _build_stats(footer: pq.FileMetaData, columns: Sequence[str]) -> str:
     """Build the statistics of a file for Delta's log (PROTOCOL.md, Per-file Statistics), from those of its row groups.
 
     A column has no bound if all its values are null, or if the bound is a time that no reader could parse, because its
-    year does not have four digits. Readers then assume that the file may have any value. Parquet has no bounds of more
-    than 4 KiB. For these, the widest possible bounds are used, because delta-rs finds no row of a text column without
-    bounds.
+    year does not have four digits. Readers then assume that the file may have any value. Parquet stores no bound of
+    more than 4 KiB. In its place, the widest possible bound is used, because delta-rs finds no row of a text column
+    without bounds.
     """
     least: dict[str, object] = {}
     greatest: dict[str, object] = {}

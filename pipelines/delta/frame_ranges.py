@@ -147,7 +147,7 @@ def read_frame_ranges(lake: Lake, excluded: Iterable[Span] = ()) -> StoredFrameR
     """Read the ranges of the frames in the table `frames`.
 
     Args:
-        excluded: Kafka records whose frames are left out.
+        excluded: Offset ranges of the Kafka records whose frames are left out.
 
     Raises:
         LakeError: The table cannot be read, or the disk is full.

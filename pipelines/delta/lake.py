@@ -126,7 +126,7 @@ class Lake:
     def create(self, names: Iterable[str]) -> None:
         """Create the tables that are missing, and add missing columns to existing tables.
 
-        delta-rs creates a table in milliseconds, Spark in a second. Both write the base reader and writer protocol.
+        delta-rs creates the tables, because it takes milliseconds for each, and Spark a second.
 
         Args:
             names: Names of Kiln's tables (`kiln.schemas.delta.tables`).
@@ -162,8 +162,8 @@ class Lake:
                 folder.sync()
 
     def _add_columns(self, name: str) -> None:
-        """Add the columns that an existing table lacks. They are nullable, because a change that adds other columns
-        raises the version of the tables."""
+        """Add the columns that an existing table lacks. All of them are nullable: a change that adds another
+        column raises TABLES_VERSION, and `open` refuses the table."""
         from deltalake.exceptions import CommitFailedError
 
         for _ in range(_COMMIT_ATTEMPTS):
@@ -242,7 +242,8 @@ def _describe_log_fault(table: Location) -> str:
     version = hint.get("version") if isinstance(hint, dict) else None
     if version is None or version in checkpoints:
         return ""
-    remedy = "Remove that file" if table.folder is None else "Run kiln recover --yes, which moves that file away"
+    pointer = f"the file {LAST_CHECKPOINT}"
+    remedy = f"Remove {pointer}" if table.folder is None else f"Run kiln recover --yes, which moves {pointer} away"
     return f"{log / LAST_CHECKPOINT} names a checkpoint of version {version}, which does not exist. {remedy}"
 
 

@@ -35,7 +35,7 @@ def find_commit_at(table: Location, at: int) -> CommitTime | None:
 
 
 def find_first_commit(table: Location) -> CommitTime | None:
-    """Find the oldest commit that states its time in the log of a table. Maintenance may have removed older commits.
+    """Find, in the log of a table, the oldest commit that states its time. Maintenance may have removed older commits.
 
     Returns:
         None if no commit states its time.

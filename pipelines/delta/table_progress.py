@@ -65,7 +65,7 @@ class _History:
 def find_restore_point(lake: Lake, tables: Sequence[str]) -> RestorePoint | None:
     """Find the newest micro-batch that all tables of a query have. It can be called again after an interrupted restore.
 
-    The logs of the tables must have no torn commit. Returns None if the tables have no rows of the query.
+    The logs of the tables must have no damaged commit. Returns None if the tables have no rows of the query.
 
     Raises:
         RestoreError: The logs do not go back far enough, files are missing, or another writer has changed a table.

@@ -87,7 +87,7 @@ def list_plain_files(
 
     Returns:
         None if the files alone do not give the rows, because the table has deletion vectors or column mapping, or if a
-        path has characters that the log escapes.
+        path has characters that the log escapes, or that Spark reads as a pattern.
     """
     opened = lake.open(table, version)
     files = _list_files(opened, times)

@@ -1,4 +1,4 @@
-"""Ranges of times, by which a reader skips the files of a table. No Spark and no Java."""
+"""Ranges of times, by which a reader skips the files of a table. This module uses neither Spark nor Java."""
 
 from __future__ import annotations
 

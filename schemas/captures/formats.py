@@ -78,7 +78,7 @@ READABLE: Final = (
 """Description of all files that Kiln reads, for the error about another file."""
 
 _ARRAY: Final = re.compile(rb"(?:\xef\xbb\xbf)?\s*\[\s*\{")
-"""Start of a JSON array of objects, which Kiln does not read: its objects need not be in a line each."""
+"""Start of a JSON array of objects, which Kiln does not read: its objects may span several lines, or share a line."""
 
 
 def detect_format(file: BinaryIO) -> CaptureFormat | None:
@@ -119,7 +119,10 @@ def describe_file(file: BinaryIO) -> str:
 
 
 def _name_archive(first: bytes) -> str:
-    """Return the kind of an archive by its first bytes, or "" if it is none. The lines in a tar look like a log's."""
+    """Return the kind of an archive by its first bytes, or "" if it is none.
+
+    Without this check, a tar of logs would be read as a log.
+    """
     if first.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return "zip"
     return "tar" if first[257:262] == b"ustar" else ""
@@ -129,7 +132,7 @@ def _read_first(file: BinaryIO) -> tuple[bytes, str]:
     """Read the first SNIFF_BYTES uncompressed bytes of a file.
 
     Returns:
-        The bytes, and a description of the damage of the compressed data that ends them, or "".
+        The bytes, and a description of the damage in the compressed data after them; "" if there is none.
     """
     first = b""
     try:

@@ -96,7 +96,7 @@ def write_capture(stream: BinaryIO, records: Iterable[CaptureRecord]) -> int:
         if max(map(len, strings)) > 0xFFFF:
             raise CaptureError(f"record {number}: a peer id or protocol is longer than 65535 bytes")
         if not 0 <= record.observed_at <= _MAX_TIME:
-            raise CaptureError(f"record {number}: time {record.observed_at} does not fit unix nanoseconds")
+            raise CaptureError(f"record {number}: time {record.observed_at} is not in 0…2^63-1 ns")
         parts = [_HEAD.pack(VERSION, record.direction.encode(), record.observed_at)]
         for string in strings:
             parts += (_SHORT.pack(len(string)), string)
@@ -218,7 +218,7 @@ class _StreamPosition(NamedTuple):
 
 
 class _Lanes:
-    """Numbers the streams of each lane (peers and direction) by their hellos, in the same way in both passes."""
+    """Numbering of the streams of each lane (peers and direction) by their hellos, the same in both passes."""
 
     def __init__(self) -> None:
         self._subscribed: dict[_Lane, set[int]] = {}

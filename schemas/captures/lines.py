@@ -72,7 +72,7 @@ class UnwrappedLine(NamedTuple):
 
     content: bytes
     time: str = ""
-    """time that was put before the line, as text; the outermost of several, or empty"""
+    """time that was put before the line, as text: the outermost if there are several; empty if there is none"""
     stream: str = ""
     """stdout or stderr, if the container runtime has recorded it; otherwise empty"""
     is_piece: bool = False
@@ -148,7 +148,7 @@ def parse_time(text: str) -> int | None:
 MAX_LINE: Final = 16 * 1024 * 1024
 """Maximum length in bytes of a line that is read. An RPC of 4 MiB takes 5.3 MiB in base64."""
 QUARANTINED_LINE_BYTES: Final = 64 * 1024
-"""Number of bytes of a longer line that go to quarantine."""
+"""Number of bytes that go to quarantine from a line longer than MAX_LINE."""
 
 _BLOCK: Final = 1024 * 1024
 _BEGIN: Final = 64 * 1024
@@ -283,7 +283,7 @@ class _PiecedLine:
 def read_log(name: str, parse: ParseLine, file: BinaryIO, source: FileSource, part: FileRange) -> Iterator[Item]:
     """Read the items of a log with at most one message per line. Empty lines are skipped.
 
-    Lines are unwrapped first (`unwrap`). If a line itself has no time, its message gets the time before the line.
+    Lines are unwrapped first (`unwrap`). If a message has no time, it gets the time that was put before its line.
 
     Raises:
         DamagedError: The compressed data is damaged after the last line.

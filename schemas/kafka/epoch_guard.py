@@ -36,7 +36,7 @@ class EpochGuard:
         Args:
             writer: Id of the streaming query, or name of the bridge's fetcher. A new query id is a new writer.
             number: Number of the epoch, which rises with each epoch of the writer.
-            message: Network, origin and message id, in a line each.
+            message: Network, origin and message id, each on its own line.
         """
         digests, digest = self.load_epoch(writer, number), compute_message_digest(message)
         if digests is None or digest in digests:
@@ -70,6 +70,6 @@ def compute_message_digest(message: str) -> bytes:
     """Compute the digest by which an epoch recognizes a message.
 
     Args:
-        message: Network, origin and message id, in a line each.
+        message: Network, origin and message id, each on its own line.
     """
     return blake2b(message.encode(), digest_size=16).digest()

@@ -142,7 +142,7 @@ class StreamRecord(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuarantineRecord(Struct, frozen=True, forbid_unknown_fields=True):
-    """Record of `kiln.quarantine`: rejected bytes, and the reason. The key has the origin of the bytes."""
+    """Record of `kiln.quarantine`: rejected bytes, and the reason. The record's key states the bytes' source."""
 
     stage: Code
     reason: Code
@@ -175,7 +175,7 @@ class WantedRecord(Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         cid: CID of the block.
         reason: `batch`: the block of a batch that another node announced. `genesis`: the genesis of a stream whose
-            separator is not known; `update` waits for it in this record. `claim`: the genesis of a stream, to verify
+            separator is not known; the update in this record waits for it. `claim`: the genesis of a stream, to verify
             the separator that `update` claims; the update is in `kiln.updates` already (decision 20).
         separator: Separator of the announced batch; only for `batch`.
         message_id: Id of the message that announced the batch or the update.
@@ -272,7 +272,7 @@ def build_quarantine_key(partition: int, offset: int, message_index: int | None 
     """Build the key of a `kiln.quarantine` record for a message or a frame: "PARTITION/OFFSET/INDEX", without index if
     the record is about a whole frame.
 
-    For bytes of a block, the key is the text of its CID.
+    Bytes of a block have another key: the text of the block's CID.
     """
     return (f"{partition}/{offset}" if message_index is None else f"{partition}/{offset}/{message_index}").encode()
 

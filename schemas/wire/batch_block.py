@@ -200,7 +200,7 @@ _FRAME_SIZE: Final = len(_encode({})) - 1
 
 
 def read_block(data: bytes) -> dict[str, list[str]]:
-    """Read a block of Kiln's own strictly.
+    """Read a block that Kiln wrote. A fault in any part makes the whole block invalid.
 
     Return CIDs of tips by StreamID, both as canonical text in the block's order.
 

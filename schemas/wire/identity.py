@@ -1,6 +1,6 @@
 """Authorship of gossipsub messages: peer ids, message ids and signatures.
 
-The functions never raise, whatever the bytes of a message. Where the specifications leave room, this module follows
+No bytes of a message make a function here raise. Where the specifications leave room, this module follows
 go-libp2p, which most peers run.
 
 Sources: libp2p specs, pubsub/README.md (Message signing, Signature policy options) and peer-ids/peer-ids.md (Keys,

@@ -89,7 +89,7 @@ class MessageIdRule:
         return self.format(self.compute(message, topic)) if self.algorithm else message_id(message)
 
     def format(self, raw: bytes) -> str:
-        """Convert an id in a control message to the form of the column `message_id`: hex if it breaks the rule."""
+        """Convert an id in a control message to the form of the column `message_id`, or hex if it breaks the rule."""
         if not self.algorithm:
             return format_gossip_id(raw)
         if len(raw) == self.length:
@@ -116,14 +116,14 @@ def parse_message_id_rule(text: str) -> MessageIdRule:
     match = _RULE.fullmatch(text)
     if match is None:
         raise MessageIdRuleError(
-            f'"{AUTHOR_SEQNO}", "sha256_data", "sha256_topic_data", "blake2b_data" or "blake2b_topic_data", the last '
-            'four optionally with a suffix such as ":hex", ":20" or ":hex20"'
+            f'expected "{AUTHOR_SEQNO}", "sha256_data", "sha256_topic_data", "blake2b_data" or "blake2b_topic_data", '
+            'the last four optionally with a suffix such as ":hex", ":20" or ":hex20"'
         )
     algorithm, with_topic, as_hex, number = match.groups()
     full = _DIGEST_BYTES * 2 if as_hex else _DIGEST_BYTES
     length = int(number) if number else full
     if not _MIN_LENGTH <= length <= full:
-        raise MessageIdRuleError(f"an id of {_MIN_LENGTH} to {full} {'hex digits' if as_hex else 'bytes'}")
+        raise MessageIdRuleError(f"expected an id of {_MIN_LENGTH} to {full} {'hex digits' if as_hex else 'bytes'}")
     return MessageIdRule(text, algorithm, bool(with_topic), bool(as_hex), length)
 
 

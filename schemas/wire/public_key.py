@@ -65,7 +65,7 @@ def read_public_key(kind: int, data: bytes) -> PublicKey | Rejected:
 
     Returns:
         The key, or a rejection: key_algorithm if the bytes name an algorithm other than that of the type, or a curve
-        that libp2p does not have, which no honest program does; bad_key for any other error.
+        that libp2p does not have (no honest program makes such a key); bad_key for any other error.
     """
     try:
         if kind == rpc_pb2.PublicKey.Ed25519:

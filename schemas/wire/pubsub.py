@@ -353,7 +353,7 @@ def write_update(stream: str, tip: str, model: str | None = None, era: Era = "st
         ValueError: UPDATEs of the era have no ``model``.
     """
     if model is not None and era in ("2020", "doc"):
-        raise ValueError(f"an UPDATE of era {era!r} has no model")
+        raise ValueError(f"an UPDATE of era {era!r} has no field for a model: omit model")
     if era == "2020":
         fields = {"typ": UPDATE, "id": _format_document_2020(stream), "cid": tip, "doctype": _get_doctype(stream)}
     elif era == "doc":

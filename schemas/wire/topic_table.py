@@ -218,7 +218,7 @@ def find_hello(rpc: RPC) -> bytes:
     """Return the topic table in the first RPC of a direction, as bytes for Frame.hello_in and Frame.hello_out.
 
     The bytes are empty if the RPC has no topic table, or an invalid one. Unknown fields are left out, because each
-    frame of the connection repeats the bytes. Live and captured frames must have the same bytes.
+    frame of the connection repeats the bytes. The bridge and the reader of captures both use this function.
     """
     if not rpc.HasField("control") or not rpc.control.HasField("extensions"):
         return b""

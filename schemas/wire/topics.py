@@ -3,7 +3,7 @@
 Names::
 
     /ceramic/<network>                      the network topic. CIP-120 adds a slash at its end, which no known node
-                                            does. Kiln also uses the name with the slash while a peer is on it
+                                            does. Kiln also uses the name with the slash while a peer does
     /ceramic/<network>/sep/<key>/<value>    the topic of a separator. The value is base36 multibase text, "k…". Values
                                             without the prefix "k", as in CIP-120, are read but never written
 
@@ -55,7 +55,7 @@ class Topic(NamedTuple):
 def parse_topic(name: str) -> Topic | None:
     """Parse a topic name. Return `None` if it does not begin with ``/ceramic/<network>``.
 
-    Any other name below ``/ceramic/<network>`` that is not a valid separator topic counts as the network topic, so that
+    A name below ``/ceramic/<network>`` that is not a valid separator topic counts as the network topic, so that
     its messages are not lost. Examples are the ``/ceramic/<network>/<sep>`` of CIP-120's first draft, a value that is
     not lower-case base36, and a key longer than MAX_KEY. For the bare ``/ceramic`` of 2020 the result is `None`,
     and the caller takes the network of the frame (docs/design/contracts.md).

@@ -51,7 +51,7 @@ def test_what_is_right(check: Check, text: str) -> None:
     ("check", "text", "says"),
     [
         (check_tcp, "localhost:4811", "a multiaddr of TCP"),
-        *((each, "", "it is empty") for each in (check_tcp, check_tcp_at_ip, check_tcp_of_peer, check_peer)),
+        *((each, "", "the value is empty") for each in (check_tcp, check_tcp_at_ip, check_tcp_of_peer, check_peer)),
         (check_tcp, "/ip4/300.0.0.1/tcp/1", "300.0.0.1"),
         (check_tcp, "/ip4/127.0.0.1/tcp/70000", "65536"),
         (check_tcp, "/ip4/127.0.0.1/tcp", "missing value for protocol: tcp"),
