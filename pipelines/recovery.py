@@ -1,6 +1,6 @@
 """Detection and repair of damage by power loss, of checkpoints older than their tables, and of re-created topics.
 
-No repair loses or duplicates rows (decision 19):
+No repair duplicates rows, or loses rows that the tables or Kafka still have (decision 19):
 
 - `repair` moves damaged files of the newest micro-batches away. It runs at each start of the queries.
 - `recover_tables` restores the tables of `archive` or `sink` to the newest micro-batch that all of them have. The query
@@ -508,7 +508,10 @@ _UNQUERIED_TABLES = tuple(TABLES.keys() - {table for query in QUERIES.values() f
 
 
 def _examine_log_of(lake: Lake, table: str) -> Damage | None:
-    """Examine a table that no query writes. A damaged newest commit can go: its writer has not reported success yet."""
+    """Examine a table that no query writes.
+
+    A damaged newest commit can be moved away, because its writer has not reported success yet.
+    """
     location = locate_log(lake.folder(table))
     if not location.exists():
         return None

@@ -394,7 +394,7 @@ class Supervisor:
 
     @property
     def restarts(self) -> dict[str, int]:
-        """Number of failures since the last finished micro-batch, by query name."""
+        """Number of failures in a row, counted at the last failure, by query name; 0 if there was none."""
         return {name: run.failures for name, run in self._runs.items()}
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
@@ -410,7 +410,7 @@ class Supervisor:
 
     @property
     def leaves_windows_open(self) -> bool:
-        """True if windows are longer than a minute. `kiln run --catch-up` ends without waiting for their end."""
+        """True if windows take over a minute to close (T + G). `kiln run --catch-up` then does not wait for them."""
         batch = self._settings.batch
         return "batch" in self._names and batch.window + batch.grace > _WINDOW_PATIENCE
 

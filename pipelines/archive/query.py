@@ -1,5 +1,5 @@
-"""Query `archive`: from Kafka's topic `kiln.frames` to Delta. Rejected messages and frames go to the topic
-`kiln.quarantine` (in the following: rejections).
+"""Query `archive`: from Kafka's topic `kiln.frames` to Delta. Rejected messages and frames (in the following:
+rejections) go to the topic `kiln.quarantine`.
 
 Each frame becomes a row of `frames` with its exact bytes. Each copy of a message in it becomes a row of `copies`, each
 subscription a row of `subscriptions`, and each control entry a row of `controls`. One valid copy of each message
@@ -20,11 +20,11 @@ micro-batch has at most `max_offsets_per_trigger` records. The query stops with 
 that the query has not read. A micro-batch starts every 10 s (`jobs.archive.trigger`), or as soon as the previous one
 ends if that one takes longer.
 
-A message is accepted unless a message with the same digest was accepted within `dedupe.signed_ttl`. On one machine, a
-file next to the checkpoint stores the digests, each with the position of the accepted copy (partition, offset, index in
-the frame). On a cluster, Spark's state stores the digests. A micro-batch has one time, which the driver's clock gives
-at its start and which never goes back. Digests expire by this time, after at least `dedupe.signed_ttl` and at most
-twice that. A copy that comes later is accepted again.
+A message is accepted unless a message with the same digest was accepted before, and this digest is still stored. On
+one machine, a file next to the checkpoint stores the digests, each with the position of the accepted copy (partition,
+offset, index in the frame). On a cluster, Spark's state stores the digests. All tasks of a micro-batch use one time,
+which the driver's clock gives when the micro-batch starts, and which never goes back. By this time, digests expire
+after at least `dedupe.signed_ttl` and at most twice that. A copy that comes later is accepted again.
 
 A bridge that was killed may send a frame again. `FrameDedup` recognises it by its connection, direction and sequence
 number, and drops its rows of all tables except `messages`, where the digests suffice. The ranges of stored sequence
@@ -171,8 +171,8 @@ _Files = tuple[list[DataFile], list[DataFile]]
 class FrameDedup:
     """Record of the frames that the lake has, by which repeated frames are dropped (docs/design/09).
 
-    The tasks of a micro-batch write every frame into files. A file is rewritten without a frame that the lake or an
-    earlier task already has. This is rare.
+    The tasks of a micro-batch write every frame into files. If the lake or an earlier task already has some of the
+    frames in a file, the file is rewritten without these frames. This is rare.
     """
 
     def __init__(self, lake: Lake) -> None:

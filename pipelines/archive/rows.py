@@ -347,7 +347,7 @@ def reject_message(item: DecodedMessage, error: Exception) -> RejectedMessage:
 def reject_row(table: str, row: Sequence[object], error: Exception) -> RejectedMessage:
     """Reject a row that its table cannot store.
 
-    The result has the payload of a row of `frames`, the data of a row of `messages`, and no data of other rows.
+    The bytes of the result are the payload of a row of `frames`, the data of a row of `messages`, or else empty.
     """
     values = {column.name: value for column, value in zip(TABLES[table].columns, row, strict=True)}
     partition, offset, index = (values.get(name) for name in ("kafka_partition", "kafka_offset", "message_index"))

@@ -1,5 +1,5 @@
-"""Stages of the query `archive`, between which deduplication selects the first copy of each message (decisions 5, 10
-and 18).
+"""Stages of the query `archive`, between which deduplication selects one copy of each message (decisions 5, 10 and
+18).
 
 The first stage, `decode_records`, decodes frames, and writes the files of `frames` and of the tables in PARTS. The
 second stage, `OutputWriter`, writes the files of `messages`. Both pass on the rejected messages for quarantine.
@@ -83,8 +83,8 @@ def build_stages(config: DecodeConfig, lake: Lake) -> UniqueStages:
     The output has the quarantine records; for each task of the first stage, a `DecodeResult` with the files of `frames`
     and its parts; and for each task of the second stage, an `ArchiveOutput` with the files of `messages`.
 
-    A frame that comes twice in one task is written once. The driver drops repeats of frames in earlier
-    micro-batches. The native core is used only where both stages run in one task.
+    A frame that comes twice in one task is written once. The driver drops frames that an earlier task or micro-batch
+    has written. The native core is used only where both stages run in one task.
     """
 
     def decode(batches: _Batches) -> Iterator[UniqueRow[object]]:

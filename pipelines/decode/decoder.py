@@ -78,7 +78,7 @@ class MessageRef(NamedTuple):
 
 
 class MessageCopy(NamedTuple):
-    """Columns of `copies` for a copy of a gossip message, valid or not. `verdict`: the bridge's, by name."""
+    """Columns of `copies` for a copy of a gossip message, valid or not. `verdict`: name of the bridge's verdict."""
 
     network: str
     message_id: str
@@ -146,7 +146,7 @@ class DecodeConfig:
         return match_policy(topic, self.topic_policies) or self.policies.get(network, self.default_policy)
 
     def find_network(self, topic: str | None, network: str) -> str:
-        """Return the network in the name of a Ceramic topic. For any other topic, return `network`, the frame's."""
+        """Return the network in the name of a Ceramic topic. For any other topic, return the frame's `network`."""
         parsed = parse_topic(topic) if self.ceramic and topic is not None else None
         return network if parsed is None else parsed.network
 

@@ -20,7 +20,7 @@ from kiln.schemas.wire.message_id import AUTHOR_SEQNO
 from kiln.schemas.wire.topic_table import negotiate_table
 
 MIN_RECORDS: Final = 100
-"""Number of records from which the native core is faster for a task. It costs about 3 ms more per task than Python."""
+"""Number of records in a task from which the native core is faster. The core has a fixed cost of some 3 ms a task."""
 
 SAMPLE_ONE_IN = 1_000
 """One record in this many is also decoded in Python, to compare the results."""

@@ -37,10 +37,10 @@ own Kafka source (KafkaSourceInitialOffsetWriter)."""
 _FIRST_OFFSETS_HEAD = "\0v1\n"
 
 REPLACED_EPOCH_FILE = "replaced-epoch"
-"""Kiln's JSON file in a checkpoint that `kiln recover` made, with the value of `Checkpoint.replaced_epoch`"""
+"""Kiln's JSON file in a checkpoint that `recovery.advance_query` made, with `Checkpoint.replaced_epoch`"""
 
 GENERATION_FILE = "generation"
-"""Kiln's file in a checkpoint: how often `kiln recover` has replaced the checkpoint of the query"""
+"""Kiln's file in a checkpoint: how often `recovery.recover_tables` has replaced the checkpoint of the query"""
 
 
 class CheckpointError(ValueError):
@@ -175,13 +175,13 @@ class Checkpoint:
 
     @property
     def generation(self) -> int:
-        """Number of times that `kiln recover` has replaced the query's checkpoint."""
+        """Number of times that `recovery.recover_tables` has replaced the query's checkpoint."""
         path = self.path / GENERATION_FILE
         return int(path.read()) if path.exists() else 0
 
     @property
     def replaced_epoch(self) -> Epoch | None:
-        """Query id and micro-batch of the lost checkpoint's last output, if `kiln recover` made this checkpoint.
+        """Query id and micro-batch of the lost checkpoint's last output, if `recovery.advance_query` made this one.
 
         The first micro-batch of this checkpoint reads old records again, only to fill the deduplication state. It
         writes nothing, because their output was written under the lost checkpoint (decision 19).
@@ -277,7 +277,7 @@ def find_sound_end(checkpoint: Path) -> LastIntactMicroBatch | None:
     """Find the newest micro-batch of a checkpoint whose files are intact: it is finished, or Spark can repeat it.
 
     Returns:
-        None if no micro-batch is intact. If there are none, the result has the number -1.
+        None if there are micro-batches, but none is intact. Without micro-batches, the result has the number -1.
     """
     batches = sorted(_list_numbers(checkpoint / "offsets"), reverse=True)
     for batch_id in batches:
@@ -386,7 +386,7 @@ class DurableCheckpoint:
         """folders whose entries in their parents are on disk"""
 
     def sync(self) -> None:
-        """Sync every new file of the checkpoint to disk, and its folder."""
+        """Sync every new file of the checkpoint, and the folder of each, to disk."""
         if not self._synced:  # sync the folders above, once
             for folder in (self._path.parent.parent, self._path.parent):
                 to_disk(folder)

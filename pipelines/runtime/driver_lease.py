@@ -36,7 +36,7 @@ class SecondDriverError(KilnError):
 
 
 class _PauseAtOnce(ConsumerRebalanceListener):  # type: ignore[misc]  # kafka-python has no types
-    """Listener that pauses assigned partitions at once: the lease needs no records, and some make kafka-python fail."""
+    """Listener that pauses assigned partitions at once: no records are needed, and some make kafka-python fail."""
 
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._consumer = consumer
@@ -77,7 +77,7 @@ class DriverLease:
         """Wait until this process holds the lease, for up to `patience` seconds.
 
         Raises:
-            SecondDriverError: Another driver still holds it.
+            SecondDriverError: Another driver still holds the lease, or joining the consumer group timed out.
         """
         until = self._now() + patience
         while (holder := self._find_holder(until)) is not None and not _has_ended(holder):

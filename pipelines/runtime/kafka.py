@@ -132,7 +132,7 @@ def pack_task(task: ArrowTask) -> bytes:
 
 
 def load_first_offsets(checkpoint: Checkpoint, source: KafkaSource) -> Offsets:
-    """Load, from its checkpoint, the offsets at which a query's first micro-batch begins.
+    """Load from a query's checkpoint the offsets at which its first micro-batch begins.
 
     At the query's first start, they are the oldest offsets in Kafka, and are saved in the checkpoint: retention may
     have changed the oldest offsets when Spark repeats the first micro-batch.

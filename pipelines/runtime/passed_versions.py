@@ -8,7 +8,7 @@ from it. The checkpoints show this, because they have the offsets of micro-batch
   its topics to the end, it has certainly read all records written before its predecessor was planned.
 - At the end of a run no further micro-batch is planned. The run saves in a file that all queries have read everything.
 
-If this is not certain for a row, the row is checked later. Source: docs/design, decision 29.
+A row that some query may not have processed yet is checked later. Source: docs/design, decision 29.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _find_written(batches: list[PlannedBatch], at: int) -> PlannedBatch:
 
 
 def _find_begun(batches: list[PlannedBatch], batch: PlannedBatch) -> PlannedBatch:
-    """Find the newest of `batches` whose output `batch` of another query may have read: it was planned earlier."""
+    """Find the newest of another query's `batches` that was planned no later than `batch`, which may have read it."""
     return max((earlier for earlier in batches if earlier.planned_at <= batch.planned_at), default=_NOTHING)
 
 

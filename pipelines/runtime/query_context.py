@@ -27,7 +27,7 @@ from kiln.pipelines.runtime.table_ages import TABLES_FILE, read_table_writes
 from kiln.schemas.queries import QUERIES
 
 _NEWEST: Final = 2
-"""micro-batches saved per write: two, because Spark has not recorded the newest one as done when the file is written"""
+"""number of micro-batches that `TABLES_FILE` has for each write: two, because Spark may yet repeat the newest one"""
 
 
 class TableOutput(NamedTuple):

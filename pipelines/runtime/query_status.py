@@ -46,7 +46,7 @@ class QueryState:
     state_rows: int = 0
     state_bytes: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
-    """durations of the phases of that micro-batch, in ms, by Spark's names"""
+    """durations of the phases of the last micro-batch that read records, in ms, by Spark's names"""
 
 
 class QueryBacklog:

@@ -80,7 +80,7 @@ def find_older_table(lake: Lake, query: str, checkpoint: Checkpoint, done: int, 
             end = "has no micro-batch of this query" if newest is None else f"ends with micro-batch {newest}"
             return (
                 f"the table {table} in {lake.path} is older than the checkpoint of {query} in {checkpoint.path}: the "
-                f"table {end}, and {query} has written micro-batch {batch_id} to it. The rows in between would stay "
+                f"table {end}, but {query} had written micro-batch {batch_id} to it. The rows in between would stay "
                 "missing"
             )
     return ""

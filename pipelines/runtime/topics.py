@@ -138,9 +138,9 @@ def find_mismatches(
         states: States of the topics that the query reads, by name.
 
     Returns:
-        The mismatches by topic name, with the offsets at which the query can continue. In a topic that was created
-            again, this is the oldest record. In a topic that has lost its newest records, for example with a broker's
-            disk, it is the end of the topic, or the oldest record if the topic's id is not known.
+        The mismatches by topic name, with the offsets at which the query can continue. A topic that was created again
+            is read from its oldest record. A topic that has lost its newest records, for example with a broker's disk,
+            is read from its end, or from its oldest record if the topic's id is not known.
     """
     mismatches: dict[str, OffsetMismatch] = {}
     for topic, state in states.items():
@@ -231,7 +231,8 @@ class ProgressMarker:
     """Progress of a query, committed as the offsets of a consumer group. For one thread at a time.
 
     A query without tables needs it to detect that its checkpoint comes from an old backup. For other queries, a newer
-    micro-batch in a table reveals this (decision 19). Tools for consumer groups then also show the query's lag.
+    micro-batch in a table reveals this (decision 19). From the committed offsets, tools for consumer groups also show
+    the query's lag.
     """
 
     def __init__(self, client_options: Mapping[str, object], group: str) -> None:

@@ -210,7 +210,7 @@ def test_a_table_that_is_older_than_the_checkpoint_is_refused(tmp_path: Path, si
     state.begin(4)
     put_back(older, table)
     end = f"ends with micro-batch {since - 1}" if since else "has no micro-batch of this query"
-    words = rf"the table tips in .* is older than the checkpoint of sink in .*: the table {end}, and sink has written "
+    words = rf"the table tips in .* is older than the checkpoint of sink in .*: the table {end}, but sink had written "
     words += "micro-batch 3"
     with pytest.raises(DamageError, match=f"^sink cannot start: {words}"):
         repair(state.place, ["sink"])
