@@ -390,11 +390,10 @@ def _examine_progress(location: DamageLocation, name: str, progress: ProgressRep
     if progress is not None and checkpoint.exists and progress.query_id != checkpoint.query_id:
         progress = None
     if progress is not None and progress.batch_id > checkpoint.planned:
-        end = f"ends with micro-batch {checkpoint.planned}" if checkpoint.exists else "does not exist"
+        older = f"is older than the query's output in Kafka: the checkpoint ends with micro-batch {checkpoint.planned}"
         problem = (
-            f"the checkpoint of {name} in {checkpoint.path} is older than the query's output in Kafka: the checkpoint "
-            f"{end}, and {name} has written micro-batch {progress.batch_id}. The query would repeat the output in "
-            "between"
+            f"the checkpoint of {name} in {checkpoint.path} {older if checkpoint.exists else 'does not exist'}, but "
+            f"{name} has written micro-batch {progress.batch_id}. The query would repeat the output in between"
         )
     else:
         lost = _describe_lost_state(location, name, checkpoint)
@@ -423,7 +422,7 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
             return str(error)
         if marked.batch < done:
             return (
-                f"the deduplication file {path} ends with micro-batch {marked.batch}, but the checkpoint with "
+                f"the deduplication file {path} ends with micro-batch {marked.batch}, but the checkpoint ends with "
                 f"micro-batch {done}"
             )
         return find_missing_digests(folder)

@@ -122,7 +122,7 @@ def run(
     try:
         kind, paths = parse_source(texts)
     except ValueError as error:
-        raise UsageError(f"--source {' '.join(texts)}: expected {error}") from None
+        raise UsageError(f"--source {' '.join(texts)}: {error}") from None
     for path in paths:
         if str(path) != "-" and not path.exists():
             raise UsageError(f"{path}: no such file or folder{suggest_key(str(path), ('frames', 'kafka'))}")

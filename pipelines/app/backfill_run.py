@@ -270,7 +270,7 @@ def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:
     if list(texts) == ["kafka"]:
         return "kafka", ()
     if {"frames", "kafka"} & set(texts):
-        raise ValueError("one kind of --source: frames, kafka, or files")
+        raise ValueError("frames, kafka and files cannot be combined. Pass one of these")
     return "files", tuple(map(Path, texts))
 
 
@@ -383,4 +383,4 @@ def _describe_lost_range(start: int, oldest: int | None, span: TimeRange) -> str
     if oldest * 1000 <= span.low:
         return ""
     at = datetime.fromtimestamp(oldest / 1000, UTC)
-    return f"Kafka has removed {start:,} records from before {at:%Y-%m-%d %H:%M:%S} UTC"
+    return f"Kafka has removed {start:,} records older than {at:%Y-%m-%d %H:%M:%S} UTC"

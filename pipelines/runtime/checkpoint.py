@@ -383,7 +383,7 @@ class DurableCheckpoint:
         self._path = path
         self._synced: set[_FileVersion] = set()
         self._folders: set[str] = set()
-        """folders whose entries in their parents are on disk"""
+        """folders whose parents are synced, so that the folders survive a power cut"""
 
     def sync(self) -> None:
         """Sync every new file of the checkpoint, and the folder of each, to disk."""

@@ -1,6 +1,7 @@
 """The clock by which a query expires its deduplication state (decision 10), and detection of a clock that is behind.
 
-The driver passes its time to the tasks of each micro-batch. This time differs from the machine's clock in two ways:
+The driver passes the time of this clock to the tasks of each micro-batch. This time differs from the machine's clock in
+two ways:
 
 - It never goes back. Otherwise, after a correction of a clock that was ahead, Spark's deduplication would silently drop
   every row as late.
@@ -77,7 +78,7 @@ def get_task_property(name: str, meaning: str) -> str:
 
 
 def with_dedup_watermark(rows: DataFrame, retention: int) -> DataFrame:
-    """Set the watermark of the column `seen_at`, so that Spark's deduplication expires rows after `retention` µs."""
+    """Set the watermark of the column `seen_at`, so that Spark expires digests after twice `retention` (µs)."""
     return rows.withWatermark("seen_at", f"{retention // 1000} milliseconds")
 
 

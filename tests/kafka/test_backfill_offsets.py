@@ -50,7 +50,7 @@ def test_a_run_says_which_frames_of_its_range_kafka_has_let_go(
     let_go(4, 0)
     offsets, (words,) = asked(1)
     assert offsets == {"0": (4, 10), "1": (0, 10)}
-    assert words.startswith(f"{topic}, partition 0: Kafka has removed 4 records from before 20")
+    assert words.startswith(f"{topic}, partition 0: Kafka has removed 4 records older than 20")
     assert asked(end - 1) == ({"0": (4, 10), "1": (0, 10)}, [])  # they came before the range
     let_go(10, 0, 1)
     with pytest.raises(InputError, match=r"partition 0: Kafka has removed all 10 records; parti.*"):

@@ -25,7 +25,7 @@ RANGE = ("--from", "2026-11-01", "--to", "2026-11-03")
         ((*RANGE, "--source", "kafak"), "kafak: no such file or folder; did you mean kafka?"),
         (
             (*RANGE, "--source", "kafka", "a.log"),
-            "--source kafka a.log: expected one kind of --source: frames, kafka, or files",
+            "--source kafka a.log: frames, kafka and files cannot be combined",
         ),
         ((*RANGE, "--source", "nothing.log"), "nothing.log: no such file or folder"),
         ((*RANGE, "--window", "0s"), "--window 0s: the duration must be greater than zero"),

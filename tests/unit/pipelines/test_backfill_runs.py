@@ -155,7 +155,7 @@ def test_times_and_sources_of_a_command_line() -> None:
     assert parse_source(()) == ("frames", ())
     assert parse_source(["kafka"]) == ("kafka", ())
     assert parse_source(["a", "b"]) == ("files", (Path("a"), Path("b")))
-    with pytest.raises(ValueError, match="one kind of --source"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         parse_source(["frames", "a"])
 
 

@@ -473,7 +473,7 @@ def tear(path: Path) -> None:
         ),
         (
             change("UPDATE progress SET query_id = '', batch_id = -1"),
-            "ends with micro-batch -1, but the checkpoint with micro-batch 2",
+            "ends with micro-batch -1, but the checkpoint ends with micro-batch 2",
         ),
         (tear, FILE_NAME),
         (lambda path: path.write_bytes(b""), "no such table"),
