@@ -143,7 +143,7 @@ class SnapshotBuilder:
             now,
             ends,
             queries.progress.get(name),
-            restarts=queries.restarts.get(name, 0),
+            restarts=queries.restarts[name],
             error=queries.errors.get(name, ""),
             tripped=name in queries.held_queries,
         )

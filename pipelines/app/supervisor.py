@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -139,6 +140,8 @@ class Supervisor:
         )
         self._synced_at = 0.0
         self._runs: dict[JobName, _QueryRun] = {}
+        self.restarts: Counter[str] = Counter()
+        """number of restarts after a failure, by query name"""
         self._listener = ProgressListener(lambda name: read_dedup_state((settings.checkpoints_root / name).folder))
         kafka = settings.broker
         # The embedded broker is in the state folder, whose locks suffice.
@@ -315,6 +318,7 @@ class Supervisor:
             why=run.error,
             in_a_row=run.failures,
         )
+        self.restarts[name] += 1
         run.restart_at = self._now() + pause_after(run.failures, _SHORTEST_PAUSE, _LONGEST_PAUSE)
 
     def _trip(self, name: JobName, error: str) -> None:
@@ -391,11 +395,6 @@ class Supervisor:
         if self.ticker is not None and self.ticker.clock_error:
             errors["log time"] = self.ticker.clock_error
         return errors
-
-    @property
-    def restarts(self) -> dict[str, int]:
-        """Number of failures in a row, counted at the last failure, by query name; 0 if there was none."""
-        return {name: run.failures for name, run in self._runs.items()}
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
         """Return true if all queries have read the records before `ends`, and no window waits to be closed.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -48,7 +49,7 @@ class World:
         # as the supervisor, the watch and the monitor have them
         self.held_queries: set[str] = set()
         self.errors: Mapping[str, str] = {}
-        self.restarts: Mapping[str, int] = {}
+        self.restarts: Counter[str] = Counter()
         self.progress: Mapping[str, QueryProgress] = {}
         self.counts = TopicCounts()
         self.open_windows: tuple[()] = ()
