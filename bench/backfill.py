@@ -86,7 +86,10 @@ def _run(ground: Ground, settings: Settings, terms: RunTerms) -> tuple[float, Ru
 
 
 def _write(lake: Lake, count: int, extent: Extent) -> TimeRange:
-    """Write generated frames, one repeat of them after another, and return the range of their capture times."""
+    """Write `count` frames to the table `frames`, and return the range of their capture times.
+
+    A part of the frames is generated. The others are repeats of this part, each with later times.
+    """
     lake.create(("frames",))
     commits, files = DeltaRsCommits(lake), TableFiles(lake, "frames")
     some = generated(min(count, extent.of(GENERATED)), live_options())

@@ -94,8 +94,8 @@ class Ground:
     def fresh(self, settings: Settings, *topics: str) -> Iterator[Settings]:
         """Yield settings with a new lake and new checkpoints. At the end, delete both, and all records of the topics.
 
-        No folder is used twice, because a state store may still write after its query has stopped. The offsets of the
-        topics go on.
+        No folder is used twice, because a state store may still write after its query has stopped. The offsets of new
+        records follow those of the deleted records.
         """
         settings.state.mkdir(parents=True, exist_ok=True)
         state = Path(tempfile.mkdtemp(dir=settings.state))
@@ -104,7 +104,7 @@ class Ground:
         self.empty(settings, *topics)
 
     def empty(self, settings: Settings, *topics: str) -> None:
-        """Delete all records of topics. The offsets of new records go on after the deleted ones."""
+        """Delete all records of topics. The offsets of new records follow those of the deleted records."""
         upto = {
             TopicPartition(settings.kafka.topic(topic), partition): end
             for topic in topics

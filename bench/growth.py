@@ -14,7 +14,7 @@ from kiln.conf.settings.model import JobName, Settings
 
 SIZES = (100_000, 1_000_000, 5_000_000)
 MICRO_BATCH = 100_000
-"""records of a micro-batch, the same for all sizes, so that each commit is for as many frames"""
+"""records of a micro-batch, the same for all sizes, so that each commit has equally many frames"""
 QUERIES: tuple[JobName, ...] = ("archive", "updates")
 AIM = Aim(least=0.85, most=1.15)
 

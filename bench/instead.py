@@ -57,7 +57,7 @@ class _Field:
 def measure(ground: Ground, extent: Extent) -> Finding:
     """Measure `archive` and three other programs in turn, each with a lake of its own.
 
-    Another program that fails or takes too long is left out, and its error is a note.
+    If one of the other programs fails or takes too long, only its error is in the finding, as a note.
 
     Raises:
         BenchError: `archive` failed.

@@ -113,7 +113,8 @@ NODE: Final[Mapping[str, tuple[bool, type[Router], bool]]] = {
     "nor routed": (True, _Mute, False),
     "nor parsed and framed": (False, _Mute, False),
 }
-"""Variants of the node: true if it parses and frames RPCs; its router; true if it verifies signatures."""
+"""Variants of the node by name. In each tuple, the first item is true if the node parses and frames RPCs, the second
+is its router, and the third is true if it verifies signatures."""
 
 
 def measure(extent: Extent, say: Say) -> Finding:

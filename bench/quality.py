@@ -34,7 +34,7 @@ _NEXT = 1 / 24
 """five minutes, as a share of two hours"""
 _LOOK_EVERY = 0.05  # s
 _MET = (0, 1)
-"""exit codes of a finished check: 1, because the lake has a few gaps"""
+"""exit codes of a finished check; 1 if an expectation failed, because the lake has a few gaps"""
 
 
 def measure(extent: Extent, say: Say) -> Finding:

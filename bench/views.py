@@ -405,8 +405,8 @@ def _windows(separator: _Ints, times: _Ints) -> tuple[_Ints, _Ints, _Ints, _Ints
     """Assign updates to windows.
 
     Returns:
-        The number of its window for each update; then the opening time, the separator and the number of updates for
-        each window.
+        For each update, the number of the update's window. For each window, the opening time, the separator and the
+        number of updates.
     """
     current = [-1] * _SEPARATORS
     ends = [0] * _SEPARATORS

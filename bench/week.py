@@ -125,7 +125,8 @@ class _Arm:
         self.maintenance_times.append(_since(started))
 
     def _since(self, commits: int) -> int:
-        """Return how long the last `commits` commits took, in µs. If there were fewer, return the Unix time."""
+        """Return the age of the oldest of the last `commits` commits, in µs. If there were fewer commits, return the
+        Unix time, so that nothing is old enough."""
         now = time.time_ns() // 1_000
         return now - self._at[-commits] if commits <= len(self._at) else now
 

@@ -64,7 +64,7 @@ class EventCounts:
     fetched: Counter[str] = field(default_factory=Counter)
     """blocks of batches that the node has fetched"""
     failed: int = 0
-    """messages of all nodes that reached no peer"""
+    """messages of all nodes that had no peer or that Kubo rejected"""
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=_ERRORS))
 
     def error(self, text: str) -> None:

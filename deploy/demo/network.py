@@ -14,7 +14,7 @@ network. Events are lines of JSON on stdout:
     {"event": "ready", "addresses": [MULTIADDR with /p2p/], "peers": {NODE: PEER ID},
      "overlay": {"contacts": [HOST:PORT], "follow": [SOURCE]}}                            once, when all nodes listen
     {"event": "status", "published": {NODE: COUNT}, "failed": COUNT, "heard_batches": {NODE: COUNT},
-     "fetched": {NODE: COUNT}, "errors": [TEXT], "overlay": {NODE: ITEMS HEARD}}
+     "fetched": {NODE: COUNT}, "errors": [TEXT], "overlay": {NODE: RECEIVED ITEMS}}
     {"event": "batch", "node": "kubo", "topic", "from": PEER ID, "cid", "data": BASE64}
 
 NODE is kubo, one or two. A status is sent every second. `failed` counts messages that had no peer or that Kubo

@@ -281,7 +281,7 @@ def check_checkpoints(queries: Sequence[QueryStatus]) -> DoctorCheck:
     advice = (
         "run kiln recover, which lists the possible repairs"
         if with_other_topics
-        else "run kiln recover. If another version of Spark wrote them, use the versions in requirements.lock"
+        else "run kiln recover. If another version of Spark wrote the checkpoint, use the version in requirements.lock"
     )
     fine = ", ".join(query.name for query in queries if query.batch is not None) or "none yet"
     return judge("checkpoints", problem, advice, fine)

@@ -100,7 +100,7 @@ def main() -> int:
     """Maintain all tables once, and print a line of JSON for each. The environment names the settings.
 
     Returns:
-        The exit code: 0, or 1 if the maintenance of a table failed. Then the last line is the error.
+        The exit code: 0, or 1 if maintenance failed. If it is 1, the last line is the error.
     """
     os.nice(_LOWEST_PRIORITY)
     pa.set_cpu_count(1)

@@ -72,7 +72,7 @@ FULL_SPOOL: Final = (
     "the bridge's spool is full, so the bridge does not read from peers. Start the broker, or free disk space"
 )
 _AGENTS: Final = 10
-"""Number of agent names that get a label of their own, those with most peers."""
+"""Number of agent names with a label of their own: those with the most peers."""
 _LONGEST: Final = 40
 _OTHER: Final = "other"
 _MESH_SIZES: Final = ((0, "0"), (3, "1-3"), (5, "4-5"), (12, "6-12"))

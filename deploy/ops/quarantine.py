@@ -337,7 +337,7 @@ _TRIES: Final = 20
 _RECORD: Final = "quarantine_dropped"
 _KEPT: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "detail")
 _SAME: Final = ("kafka_partition", "kafka_offset", "message_index", "cid", "stage", "reason", "sha256", "observed_at")
-"""Columns whose equality identifies the record of a row in `quarantine_dropped`."""
+"""Columns by which a row of `quarantine` is found in `quarantine_dropped`."""
 
 
 class DropResult(NamedTuple):
@@ -391,8 +391,8 @@ def drop_rows(lake: Lake, wanted: QuarantineFilter, why: str, drop_id: str, now:
 def _record_rows(
     lake: Lake, files: Sequence[TableFile], places: Mapping[str, Sequence[int]], drop: dict[str, object]
 ) -> int:
-    """Append rows to `quarantine_dropped`, with the columns of `drop`. Rows that an interrupted drop has recorded are
-    skipped; return their number."""
+    """Append rows to `quarantine_dropped`, with the columns of `drop`. Skip rows that an interrupted drop has already
+    recorded, and return the number of skipped rows."""
     lake.create([_RECORD])
     schema = build_arrow_schema(TABLES[_RECORD].columns, strict=True)
     rows = [

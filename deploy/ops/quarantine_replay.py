@@ -43,7 +43,7 @@ _NOT_REPLAYED = ("frame", "updates")
 
 @dataclass
 class ReplayCandidates:
-    """Numbers of quarantined messages by what a replay does with them."""
+    """Numbers of quarantined messages that a replay sends or skips, and of frames that it cannot find."""
 
     back: int = 0
     """messages that are sent to Kafka"""
@@ -56,7 +56,7 @@ class ReplayCandidates:
 
 
 def describe_candidates(found: ReplayCandidates) -> str:
-    """Describe what a replay did with each quarantined message."""
+    """Describe how many quarantined messages a replay has sent, and how many it has skipped and why."""
     parts = [f"{found.back:,} messages sent to Kafka again" if found.back else "nothing to replay"]
     if found.present:
         parts.append(f"{found.present:,} messages skipped, because the tables have them or they are copies")
@@ -181,7 +181,7 @@ class QuarantineReplay:
 
 
 RETRY: Final = "retry"
-"""Name of the writer in the epoch of a repeated request."""
+"""Value of `Epoch.query` in the updates of a repeated request."""
 
 
 class UnfetchedBlocks(NamedTuple):

@@ -193,7 +193,7 @@ class RunHistory:
         self._points: deque[HistoryPoint] = deque(maxlen=_POINTS)
 
     def see(self, snapshot: Snapshot, now: float) -> None:
-        """Add the values of a snapshot, unless the last ones are less than five seconds old (`now`: monotonic time)."""
+        """Add the values of a snapshot if the last values are at least five seconds old. `now` is monotonic time."""
         if self._points and now - self._points[-1].at < _EVERY:
             return
         lags = [line.lag_seconds for line in snapshot.queries if line.lag_seconds is not None]

@@ -17,7 +17,7 @@ CONTROL_KINDS: Final = ("IHAVE", "IWANT", "IDONTWANT", "GRAFT", "PRUNE")
 """Kinds of gossipsub control entries whose rates are shown."""
 
 QUALITY_RESULTS: Final = ("passed", "warn", "error")
-"""Results of a quality expectation: `passed`, or its level if it failed."""
+"""Results of a quality expectation: `passed`, or the level of a failed expectation."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class BatchLine:
 
 @dataclass(frozen=True)
 class BridgeInRun:
-    """The bridge of a run, and the batches that nodes of the demo network have from it."""
+    """Status of a run's bridge, and counts of its batches that nodes of the demo network have received."""
 
     status: BridgeStatus | None = None
     """newest status of the bridge; `None` if it does not report one"""

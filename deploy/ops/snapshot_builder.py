@@ -257,7 +257,7 @@ class OpenWindows:
 class TopicWatch:
     """Counts the records that a run writes to `updates`, `batches` and `quarantine`.
 
-    A thread reads the topics from the end offsets at the start of the run, and retries while the broker is down.
+    A thread reads the records that are written after `start`. While the broker is down, the thread retries.
     """
 
     def __init__(self, client_options: Mapping[str, object], prefix: str, window: float) -> None:

@@ -131,8 +131,8 @@ def _check_target(target: Path) -> None:
     except duckdb.Error as error:
         reason = str(error).split("\n")[0]
         raise ExportError(
-            f"cannot replace {target}: {reason}. Close the program that has it open for writing (one that has it open "
-            "read-only may stay), or pass another path"
+            f"cannot replace {target}: {reason}. Close the program that has it open for writing, or pass another path. "
+            "Programs that have it open read-only may keep it open"
         ) from error
     if not known:
         raise ExportError(refusal)

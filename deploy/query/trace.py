@@ -330,7 +330,8 @@ def _batch(cid: str) -> TraceStep:
 
 
 def _sent(publications: Sequence[Row]) -> TraceStep:
-    """Build the step for the newest published batch only, because searching frames is slow."""
+    """Build the step for the outgoing frames of the newest published batch. Older batches would take too long,
+    because searching frames is slow."""
     left = "false"
     if newest := _texts(publications[-1:], "batch_cid"):
         of_it = [row for row in publications if row["batch_cid"] in newest]

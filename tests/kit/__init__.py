@@ -1,1 +1,1 @@
-"""What tests share: nodes, processes and programs to test against, and ways to await them."""
+"""Helpers that tests share: nodes, processes and programs to test against, and ways to wait for them."""

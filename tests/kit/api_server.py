@@ -1,8 +1,8 @@
-"""Kubernetes without a machine under it: a real API server with etcd, controllers and scheduler, and a node that kwok
-makes up, whose pods are ready at once.
+"""A Kubernetes control plane without real nodes: API server, etcd, controllers and scheduler, and a node that kwok
+simulates. Pods of this node are ready at once.
 
 `make tools ARGS=api-server` builds the programs with Go, which takes ten minutes or more, and keeps them for all
-checkouts. Tests that need the programs skip until then.
+checkouts. Tests that need the programs are skipped until they are built.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _VERSION = "k8s.io/component-base/version.git"
 _TOLD = " ".join(
     f"-X {_VERSION}{part}={value}" for part, value in {"Version": f"v{VERSION}", "Major": "1", "Minor": "34"}.items()
 )
-"""What the server says of itself: without it, helm takes the server for an old one."""
+"""Linker flags that set the server's version. Without them, helm takes the server for an old one."""
 
 _PROGRAMS = {
     "kwok": f"{_KWOK}/cmd/kwok",
@@ -52,13 +52,13 @@ _DEFINITIONS = {
         ["monitoring.coreos.com_prometheusrules", "monitoring.coreos.com_servicemonitors"],
     ),
 }
-"""By module of Go: the folder and the names of the kinds that operators bring."""
+"""Folder and file names of the operators' CustomResourceDefinitions, by Go module."""
 
 Document = Mapping[str, object]
 
 
 def built() -> bool:
-    """Whether all programs are there."""
+    """Return true if all programs are built."""
     return all((FOLDER / name).exists() for name in _PROGRAMS)
 
 
@@ -85,25 +85,25 @@ def build() -> None:
 
 
 def definitions() -> Iterator[Path]:
-    """Files with the CustomResourceDefinitions of the operators whose kinds the chart uses."""
+    """Yield the files with the CustomResourceDefinitions of the operators whose kinds the chart uses."""
     for module, (folder, names) in _DEFINITIONS.items():
         yield from (_module(module) / folder / f"{name}.yaml" for name in names)
 
 
 def _stages() -> list[Path]:
-    """What kwok makes of nodes and pods: ready at once."""
+    """List kwok's stage files, which make nodes and pods ready at once."""
     return sorted((_module(f"{_KWOK}@{_KWOK_VERSION}") / "kustomize" / "stage").glob("*/fast/*-*.yaml"))
 
 
 def _module(name: str) -> Path:
-    """The folder of a module of Go."""
+    """Download a Go module, and return its folder."""
     told = subprocess.run(["go", "mod", "download", "-json", name], capture_output=True, text=True, check=True)
     return Path(json.loads(told.stdout)["Dir"])
 
 
 @dataclass(frozen=True)
 class ApiServer:
-    """A running API server. `kubeconfig`: a file by which helm and others reach the server, with all rights."""
+    """A running API server. With the file `kubeconfig`, helm and other clients reach the server with all rights."""
 
     address: str
     token: str
@@ -111,7 +111,7 @@ class ApiServer:
     kubeconfig: Path
 
     def ask(self, method: str, path: str, body: Document | None = None) -> tuple[int, dict[str, object]]:
-        """Status and answer."""
+        """Send a request, and return the HTTP status and the response."""
         request = urllib.request.Request(
             f"{self.address}{path}",
             method=method,
@@ -128,16 +128,16 @@ class ApiServer:
                 return error.code, json.loads(said) if said.startswith(b"{") else {"message": said.decode()}
 
     def knows(self, path: str) -> bool:
-        """Whether there is such an object, or such a kind."""
+        """Return true if the server has an object, or serves a kind, at this path."""
         return self.ask("GET", path)[0] == 200
 
     def make(self, path: str, body: Document) -> None:
-        """Makes an object."""
+        """Create an object."""
         status, answer = self.ask("POST", path, body)
         assert status == 201, answer
 
     def items(self, path: str) -> list[dict[str, Any]]:
-        """The objects of a kind."""
+        """List the objects of a kind."""
         status, answer = self.ask("GET", path)
         found = answer.get("items")
         assert status == 200, answer
@@ -147,7 +147,7 @@ class ApiServer:
 
 @contextmanager
 def running(folder: Path) -> Iterator[ApiServer]:
-    """A server with one node, for as long as this lasts. `folder`: where the parts keep what they keep."""
+    """Run a server with one node for the duration of the context. All programs keep their files in `folder`."""
     etcd, peers, secure = free_ports(3)
     token = secrets.token_hex(16)
     key = rsa.generate_private_key(public_exponent=65_537, key_size=2_048)

@@ -1,6 +1,6 @@
-"""Waiting for what tells no event: another process, a thread of its own, a library. So it is asked again and again.
+"""Waiting by polling, for conditions that have no event to wait for, such as the state of another process.
 
-Where there is an event, await that.
+If there is an event, wait for the event instead.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable
 import trio
 
 PATIENCE = 60.0
-"""s: what is awaited takes less, but the machine may be busy"""
+"""default timeout in s, long enough for a busy machine"""
 
 
 def awaited(true: Callable[[], bool], seconds: float = PATIENCE) -> bool:
-    """Whether something became true in time."""
+    """Poll a condition, and return true if it becomes true within `seconds`."""
     began = time.monotonic()
     while not true():
         waited = time.monotonic() - began
@@ -26,13 +26,14 @@ def awaited(true: Callable[[], bool], seconds: float = PATIENCE) -> bool:
 
 
 def wait_until(true: Callable[[], bool], what: str | Callable[[], str], seconds: float = PATIENCE) -> None:
-    """Waits until something is true; else AssertionError with `what` never came. What finds the words is asked then."""
+    """Wait until a condition is true. If it is not true in time, raise AssertionError with `what`, or with the text
+    that `what` returns."""
     if not awaited(true, seconds):
         raise _never(what, seconds)
 
 
 async def until(true: Callable[[], bool], what: str | Callable[[], str], seconds: float = PATIENCE) -> None:
-    """`wait_until` in trio: the other tasks go on meanwhile."""
+    """Wait like `wait_until`, but without blocking other trio tasks."""
     began = trio.current_time()
     with trio.move_on_after(seconds):
         while not true():
@@ -42,7 +43,7 @@ async def until(true: Callable[[], bool], what: str | Callable[[], str], seconds
 
 
 def _pause(waited: float) -> float:
-    """Often at first, then more seldom: a look may be dear, and who waited long waits a twentieth longer."""
+    """Return the pause before the next poll: a twentieth of the time waited so far, because a poll may be expensive."""
     return min(max(waited / 20, 0.002), 0.25)
 
 

@@ -59,9 +59,10 @@ BAD_KINDS: Final[tuple[BadKind, ...]] = get_args(BadKind)
 
 
 class BadInputs:
-    """The frames of one kind of bad input, to be iterated once; the ledger is complete when they have ended.
+    """Frames of one kind of bad input, to be iterated once. The ledger is complete at the end of the iteration.
 
-    All that is signed is so by two spammers, and the true messages of "forged_first" by the authors of the world.
+    Two spammers sign all bad messages that are signed. The population's authors sign the true messages of
+    "forged_first".
     """
 
     def __init__(
@@ -224,9 +225,12 @@ def generate_bad_inputs(
     start_ns: int = 1_700_000_000_000_000_000,
     spacing_ns: int = 100_000,
 ) -> BadInputs:
-    """`number` items of one kind, `spacing_ns` apart. The same arguments give the same bytes.
+    """Generate `number` bad inputs of one kind, `spacing_ns` apart. The same arguments give the same bytes.
 
-    `options` are those of the world that it is mixed with: its network, origin, authors and streams. ValueError for a
-    number that cannot be, for kinds that its network has not, and for more messages than an RPC of 4 MiB holds.
+    Pass the `options` of the valid traffic with which you mix these inputs.
+
+    Raises:
+        ValueError: `number` is less than 1, the network cannot have this kind, or an RPC of 4 MiB cannot hold so many
+            messages.
     """
     return BadInputs(kind, number, seed, options or TrafficOptions(), start_ns, spacing_ns)

@@ -48,7 +48,7 @@ def topic_of(record: BatchRecord) -> str:
 
 
 class Node:
-    """A node with so many peers on each topic; remembers what it was given."""
+    """A node with `peers` peers on each topic, which records the messages that it publishes."""
 
     def __init__(self, peers: int = 3) -> None:
         self.peers: dict[str, int] = {}
@@ -78,7 +78,7 @@ class Node:
 
 
 class Ipfs(FolderBlockStore):
-    """Blocks that are kept; `error` is raised instead where it is set."""
+    """A block store in memory. If `error` is set, `put` raises `error`."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))
@@ -94,7 +94,7 @@ class Ipfs(FolderBlockStore):
 
 
 class Run:
-    """The pending batches of one partition, begun at offset 0."""
+    """Pending batches of one partition, from offset 0 on."""
 
     def __init__(
         self,

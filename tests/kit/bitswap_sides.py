@@ -30,7 +30,7 @@ class Block(NamedTuple):
 
 
 def make_blocks(count: int, seed: str, codecs: Sequence[int] = CODECS) -> list[Block]:
-    """Blocks of 100 B to 13 kB, at full size to 410 kB, of several codecs. Of several, one in 50 has 2 MiB."""
+    """Make blocks of 100 B to 13 kB (in full tests 410 kB), of several codecs. One block in 50 has 2 MiB."""
     random = Random(seed)
     blocks = []
     for number in range(count):
@@ -43,7 +43,7 @@ def make_blocks(count: int, seed: str, codecs: Sequence[int] = CODECS) -> list[B
 
 @dataclass
 class Side:
-    """A node that runs, with bitswap and, if it has one, the DHT."""
+    """A running node with bitswap, and optionally with a DHT."""
 
     running: Running
     exchange: BlockExchange
@@ -67,7 +67,7 @@ class Side:
         return await self.exchange.fetch(cid, seconds)
 
     async def until_wanted(self, blocks: Collection[Block], at_once: int) -> None:
-        """Until peers that fetch `at_once` blocks at a time want these, which this node does not have."""
+        """Wait until peers want these blocks, which this node does not have. Peers fetch `at_once` blocks at a time."""
         awaited = {cid_bytes(block.cid) for block in blocks}
         peers = self.exchange._engine._peers
         await until(
@@ -76,7 +76,7 @@ class Side:
         )
 
     def counts(self) -> dict[str, int]:
-        """The counters of bitswap that are not 0."""
+        """Return the bitswap counters that are not 0."""
         return {name: count for name, count in self.node.counters.items() if name.startswith("bitswap_") and count}
 
 
@@ -88,7 +88,7 @@ async def open_side(
     dht: DiscoveryOptions | None = None,
     listen: Sequence[str] = OPTIONS.listen,
 ) -> Side:
-    """A node of ours with its blocks in a folder of this name."""
+    """Start one of Kiln's nodes, with its blocks in a folder of this name."""
     folder = FolderBlockStore(town.folder / name / "blocks")
     made: list[tuple[BlockExchange, Discovery | None]] = []
 
@@ -106,6 +106,6 @@ async def open_side(
 
 
 def batches_of(blocks: Sequence[Block], size: int) -> Iterator[Sequence[Block]]:
-    """The blocks in groups of a size."""
+    """Yield the blocks in groups of at most `size`."""
     for start in range(0, len(blocks), size):
         yield blocks[start : start + size]

@@ -1,4 +1,4 @@
-"""A bridge as a process of its own with no broker: what it captures is in its spool, where a test can read it."""
+"""A bridge in its own process, without a broker. Captured frames stay in the spool, where a test can read them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ from kiln.schemas.wire.identity import message_id
 from kit.awaiting import PATIENCE, wait_until
 
 NOWHERE = "127.0.0.1:9"
-"""A broker that is away."""
+"""Address at which no broker listens."""
 
 
 def memory_of(pid: int, of: str = "VmHWM") -> int:
-    """Bytes that a process takes, or took at most."""
+    """Return the memory of a process in bytes, by default its peak. `of` is a field of /proc/PID/status."""
     text = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith(of)) << 10
 
 
 class BridgeAlone:
-    """A bridge on the network `local-test`. `settings`: KILN_…; `before`: a command line that runs another."""
+    """A bridge on the network `local-test`.
+
+    Args:
+        before: Words before the bridge's command line, such as a program that starts the bridge.
+        settings: Environment variables (KILN_…).
+    """
 
     def __init__(self, state: Path, before: Sequence[str] = (), command: Sequence[str] = (), **settings: str) -> None:
         self.state = state
@@ -50,16 +55,20 @@ class BridgeAlone:
 
     @property
     def files(self) -> Path:
-        """The bridge's folder as the bridge itself sees it, in a mount namespace of its own."""
+        """The bridge's folder as the bridge sees it, which may run in another mount namespace."""
         return Path(f"/proc/{self.process.pid}/root{self.state}/bridge")
 
     def status(self) -> BridgeStatus | None:
-        """What the bridge says of itself. AssertionError: it has ended."""
+        """Read the bridge's status.
+
+        Raises:
+            AssertionError: The bridge has ended.
+        """
         assert self.process.poll() is None, self.process.communicate()[1]
         return read_status(self.files / "status.json")
 
     def until(self, true: Callable[[BridgeStatus], bool], what: str, seconds: float = PATIENCE) -> BridgeStatus:
-        """The first status of which something is true."""
+        """Wait for a status that meets a condition, and return the status."""
         found: list[BridgeStatus] = []
 
         def holds() -> bool:
@@ -72,29 +81,29 @@ class BridgeAlone:
         return found[0]
 
     def memory(self, of: str = "VmHWM") -> int:
-        """Bytes that the process takes, or took at most."""
+        """Return the memory of the process as `memory_of` does."""
         return memory_of(self.process.pid, of)
 
     def stop(self) -> tuple[int, str]:
-        """Ends the bridge: its exit status and what it said."""
+        """Stop the bridge, and return its exit status and its output on stderr."""
         self.process.send_signal(signal.SIGTERM)
         said = self.process.communicate(timeout=PATIENCE)[1]
         return self.process.returncode, said
 
     def kill(self) -> None:
-        """SIGKILL, if it runs."""
+        """Send SIGKILL to the bridge if it runs."""
         if self.process.returncode is None:
             self.process.kill()
             self.process.communicate()
 
     def frames(self) -> Iterator[Frame]:
-        """All frames in the spool, of a bridge that has ended, in their order."""
+        """Yield the frames in the spool in their order. The bridge must have ended."""
         with closing(sqlite3.connect(self.state / "bridge" / "spool" / FILE_NAME)) as spool:
             for (frame,) in spool.execute("SELECT frame FROM frames ORDER BY id"):
                 yield Frame.FromString(frame)
 
     def received_ids(self) -> Iterator[tuple[bytes, str]]:
-        """The remote peer and the id of each received message in the spool, of a bridge that has ended."""
+        """Yield the remote peer and the id of each received message in the spool. The bridge must have ended."""
         for frame in self.frames():
             if frame.direction == Frame.IN:
                 for message in RPC.FromString(frame.payload).publish:

@@ -1,7 +1,7 @@
-"""Functions and files of the bridge through which a frame goes to Kafka, and a batch to a peer; run this file to print
+"""Functions and files of the bridge through which a frame goes to Kafka, and a batch to a peer. Run this file to print
 them.
 
-A function counts as in `record_walks`. Kafka and its clients stand outside, and objects of this file take their place.
+Functions count as in `record_walks`. Objects of this file replace Kafka and its clients, whose functions do not count.
 
 *Frame.* A peer in another thread sends one signed message to a node. The walk ends in the producer of Kafka.
 
@@ -52,7 +52,7 @@ _WAITS_S = 60  # for what needs milliseconds
 
 
 class _Acknowledging:
-    """A producer of Kafka that notices the record with TIP, where the walk of a frame ends."""
+    """A Kafka producer that detects the record with TIP. The walk of a frame ends there."""
 
     def __init__(self) -> None:
         self.has_tip = threading.Event()
@@ -83,7 +83,7 @@ class _Acknowledging:
 
 
 def walk_capture() -> Walk:
-    """From the bytes that a peer sends to a record of `kiln.frames`."""
+    """Record the walk from the bytes that a peer sends to a record of `kiln.frames`."""
     payload = _sign_message(TOPIC)
     sent, producer = trio.Event(), _Acknowledging()
 
@@ -159,7 +159,7 @@ class _OneRecord:
 
 
 class _Outbox:
-    """Notices when the batch is in a peer's outbox. The walk ends there."""
+    """Detects when the batch is in a peer's outbox. The walk ends there."""
 
     def __init__(self) -> None:
         self.has_batch = threading.Event()
@@ -203,7 +203,7 @@ class _Outbox:
 
 
 def walk_batch() -> Walk:
-    """From a record of `kiln.batches` to the outbox of a peer."""
+    """Record the walk from a record of `kiln.batches` to the outbox of a peer."""
     outbox, stop, value = _Outbox(), threading.Event(), encode(BATCH)
 
     async def publish(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a test's own Kafka client talks to an embedded broker: by its address, with the password in the state folder."""
+"""Options and settings of clients of an embedded broker, with the password from the broker's state folder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from kiln.deploy.stack.ports import find_port_holder
 
 
 def client(address: str) -> dict[str, str | list[str]]:
-    """Keyword arguments of any kafka-python client, for the embedded broker that runs at `host:port`."""
+    """Return keyword arguments of kafka-python clients for the embedded broker that runs at `host:port`."""
     return {"bootstrap_servers": [address], **security(address)}
 
 
 def security(address: str) -> dict[str, str]:
-    """As `client`, without the address: what Kiln's own classes take as `client_options`."""
+    """Return the arguments of `client` without the address, which Kiln's classes take as `client_options`."""
     return Kafka().of_state(_broker_dir(address)).security_options()
 
 
 def variables(address: str) -> dict[str, str]:
-    """The settings by which a Kiln uses the embedded broker of another state folder as a broker of the user's."""
+    """Return the settings with which a Kiln uses the embedded broker of another state folder as an external broker."""
     return {
         "KILN_KAFKA__BOOTSTRAP": address,
         "KILN_KAFKA__SECURITY_PROTOCOL": "SASL_PLAINTEXT",

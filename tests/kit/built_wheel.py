@@ -1,4 +1,4 @@
-"""The wheel of this checkout as `make wheel` builds it, in a copy: other tests read the checkout meanwhile."""
+"""The wheel as `make wheel` builds it. It is built in a copy of the checkout, because other tests read the checkout."""
 
 from __future__ import annotations
 

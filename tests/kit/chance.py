@@ -1,4 +1,4 @@
-"""Keys that are the same in every run of a test: conftest seeds `random` anew for each test."""
+"""Keys that are the same in every run of a test, because conftest seeds `random` before each test."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
 def new_key() -> Ed25519PrivateKey:
-    """Another key with each call."""
+    """Derive a key from `random`, another one with each call."""
     return Ed25519PrivateKey.from_private_bytes(random.randbytes(32))

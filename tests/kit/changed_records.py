@@ -1,5 +1,5 @@
 """Records of `kiln.frames` that are changed at random: fields, structures, JSON, ids, topic tables and bytes. Most are
-still Frames, which two decoders must read in the same way."""
+still Frames. Two decoders must read each of them in the same way."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ _TAILS = (
 
 
 class RecordChanger:
-    """Changes records, the same ones for the same seed."""
+    """Changes records at random. Equal seeds give equal changes."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
     def change(self, records: Sequence[bytes], count: int) -> list[bytes | None]:
-        """`count` of the records, most of them changed, and some twice."""
+        """Return `count` of the records in random order, most of them changed and some twice, and a `None`."""
         changed: list[bytes | None] = []
         for record in self._random.sample(records, count):
             value = self._change(record)
@@ -180,7 +180,7 @@ class RecordChanger:
         return message
 
     def _choose_tips(self) -> dict[str, object]:
-        """Tips, some streams of which have two spellings."""
+        """Choose tips by stream. Some streams occur in two spellings."""
         tips: dict[str, object] = {}
         for _ in range(self._random.randrange(3)):
             stream, tip = self._random.choice(_STREAM_TEXTS), self._random.choice(_CID_TEXTS)
@@ -210,7 +210,7 @@ class RecordChanger:
             message.ClearField("data")
 
     def _use_topic_table(self, frame: Frame, rpc: RPC) -> None:
-        """Replace the topics by indices that the hellos agree on."""
+        """Replace topic names by indices into the topic table on which the hellos agree."""
         frame.hello_in = frame.hello_out = write_hello(_HASHES)
         for message in rpc.publish:
             message.ClearField("topic")
@@ -246,7 +246,7 @@ class RecordChanger:
                 control.extensions.testExtension.SetInParent()
 
     def _pad_varints(self, raw: bytes, depth: int) -> bytes:
-        """The same fields, some with a varint that is longer than needed."""
+        """Encode the same fields, some with a varint that is longer than needed."""
         out, at = b"", 0
 
         def read() -> int:

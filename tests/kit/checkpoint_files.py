@@ -15,7 +15,7 @@ from kiln.schemas.delta.tables import TABLES
 
 
 def plan(checkpoints: Path, query: str, batch: int, planned_at: int, ends: Mapping[str, int]) -> None:
-    """A micro-batch that was planned at a time, ms, and is done. The name of the query is its id, too."""
+    """Write the checkpoint files of a finished micro-batch, planned at `planned_at` (ms). The query's id is its name."""
     folder = checkpoints / query
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,7 @@ def plan(checkpoints: Path, query: str, batch: int, planned_at: int, ends: Mappi
 
 
 def commit(lake: Lake, table: str, query: str, batch: int, rows: Sequence[Mapping[str, object]] = ()) -> int:
-    """The commit of a query's micro-batch, and the version that it makes."""
+    """Commit rows as a query's micro-batch does, and return the new version of the table."""
     schema = build_arrow_schema(TABLES[table].columns, strict=True)
     properties = CommitProperties(app_transactions=[Transaction(f"{query}:{table}:append", batch)])
     told = pa.Table.from_pylist([dict(row) for row in rows], schema=schema)

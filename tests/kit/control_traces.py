@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     kind: str
     topic: str | None
     content: tuple[str, ...] | bool
-    """message ids; of a subscription, whether it is a SUBSCRIBE"""
+    """message ids; for a subscription, true if it is a SUBSCRIBE"""
 
 
 class TracedEntry(NamedTuple):
@@ -31,9 +31,9 @@ class TracedEntry(NamedTuple):
 
 
 def read_trace(path: Path, bridge: bytes) -> Iterator[TracedEntry]:
-    """Yield the entries that went to the bridge of that peer id, or came from it.
+    """Yield the entries that the traced peer sent to the bridge or received from it. `bridge` is the bridge's peer id.
 
-    go's tracer has no RPC for what it sends first on a stream, its subscriptions.
+    go-libp2p-pubsub's tracer leaves out the first RPC of each stream, which has the peer's subscriptions.
     """
     text = path.read_text() if path.exists() else ""
     for line in text.splitlines(keepends=True):

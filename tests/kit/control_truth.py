@@ -57,8 +57,8 @@ def read_control_part(payload: bytes) -> ControlPart | Rejected:
 
 
 def check_control_part(payload: bytes, longest: int = 10_000) -> None:
-    """Compare the control part of any bytes with what protobuf reads of them: up to `longest` bytes entry by entry, and
-    beyond that in number and size alone. AssertionError: they differ.
+    """Assert that Kiln and protobuf read the same control part from any bytes. In payloads of up to `longest` bytes,
+    entries are compared one by one; in longer payloads, only their number and size.
     """
     part = read_control_part(payload)
     if has_too_many_entries(payload):

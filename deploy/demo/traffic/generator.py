@@ -506,7 +506,7 @@ def count_copies(ledger: Ledger, copies: list[SyntheticCopy], observed_at: int) 
 def build_fault(
     connection: SyntheticConnection, data: bytes, stage: str, reason: str, observed_at: int, sequence: int | None = None
 ) -> FrameEntry:
-    """Build the ledger entry of a bad IN frame: by default the connection's newest one, else that with `sequence`."""
+    """Build the ledger entry of a bad IN frame: the frame with number `sequence`, by default the newest."""
     number = connection.sequence["IN"] if sequence is None else sequence
     return FrameEntry(
         connection=connection.id.hex(),

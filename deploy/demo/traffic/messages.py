@@ -54,8 +54,7 @@ Tally = Literal["good_copies", "forged_copies", "bad_copies"]
 
 
 class MessageContent(NamedTuple):
-    """Data of a message, and its entry in the ledger, the list of rows that Kiln should make. The entry still lacks
-    message id, origin and author.
+    """Data of a message, and the message's entry in the ledger. The entry still lacks message id, origin and author.
 
     If the data cannot be decoded, the entry has the expected reason.
     """
