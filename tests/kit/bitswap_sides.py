@@ -30,7 +30,8 @@ class Block(NamedTuple):
 
 
 def make_blocks(count: int, seed: str, codecs: Sequence[int] = CODECS) -> list[Block]:
-    """Make blocks of 100 B to 13 kB (in full tests 410 kB), of several codecs. One block in 50 has 2 MiB."""
+    """Make blocks of 100 B to 13 kB (410 kB if FULL) in several codecs. Of more than three blocks, one in 50 has
+    2 MiB."""
     random = Random(seed)
     blocks = []
     for number in range(count):
@@ -67,7 +68,7 @@ class Side:
         return await self.exchange.fetch(cid, seconds)
 
     async def until_wanted(self, blocks: Collection[Block], at_once: int) -> None:
-        """Wait until peers want these blocks, which this node does not have. Peers fetch `at_once` blocks at a time."""
+        """Wait until peers want `at_once` of these blocks, or all if there are fewer. This node has none of them."""
         awaited = {cid_bytes(block.cid) for block in blocks}
         peers = self.exchange._engine._peers
         await until(

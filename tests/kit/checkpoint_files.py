@@ -15,7 +15,8 @@ from kiln.schemas.delta.tables import TABLES
 
 
 def plan(checkpoints: Path, query: str, batch: int, planned_at: int, ends: Mapping[str, int]) -> None:
-    """Write the checkpoint files of a finished micro-batch, planned at `planned_at` (ms). The query's id is its name."""
+    """Write the checkpoint files of a finished micro-batch that was planned at `planned_at` (ms). The query's name is
+    also its id."""
     folder = checkpoints / query
     for name in ("offsets", "commits"):
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The control part of an RPC as protobuf alone reads it, to compare the readers of `kiln.schemas.wire.control` with."""
+"""The control part of an RPC as protobuf alone reads it, for comparison with `kiln.schemas.wire.control`."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def expected_topic(entry: RPC.SubOpts | ControlIHave | ControlGraft | ControlPru
 
 
 def _expected_raw(entry: Entry, topic: TopicReference) -> bytes | None:
-    """Return the bytes of an entry without its ids, if the columns do not have all of it."""
+    """Return the bytes of an entry without its ids, or `None` if the columns contain the whole entry."""
     names = {field.name for field, _ in entry.ListFields()}
     known = type(entry).FromString(entry.SerializeToString())
     known.DiscardUnknownFields()

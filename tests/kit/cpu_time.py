@@ -12,13 +12,13 @@ from typing import Final
 
 _STEPS: Final = 50_000
 _SPEED: Final = float(os.environ.get("TEST_SPEED", "1"))
-"""times that the machine appears faster than it is, to every measurement that a test compares with a constant. The name
-has no KILN_, as Kiln refuses variables with it that are no settings."""
+"""Factor by which the machine appears faster in measurements that a test compares with a constant. The variable's name
+does not begin with KILN_, because Kiln rejects such variables if they are no settings."""
 
 
 @dataclass
 class CpuCost:
-    """CPU cost of a block, in steps of a plain Python loop. Set when the block ends."""
+    """CPU cost of a block of code, in steps of a plain Python loop. `steps` is set when the block ends."""
 
     steps: float = 0.0
 
@@ -30,10 +30,10 @@ def cpu_clock() -> float:
 
 @contextmanager
 def measure_cpu() -> Iterator[CpuCost]:
-    """Measure a block's CPU cost: the CPU time that it takes, over that of a step around it.
+    """Measure a block's CPU cost: its CPU time, divided by the CPU time of a step measured before and after the block.
 
-    A faster or busier machine changes both: CPU time grows with the load too, because cores share caches and virtual
-    ones share a core.
+    Another machine or load changes both times alike. Under load, CPU times grow, because cores share caches and
+    virtual cores share a core.
     """
     cost = CpuCost()
     before = measure_step()
@@ -46,7 +46,7 @@ def measure_cpu() -> Iterator[CpuCost]:
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """A collection would go through all objects of the tests before, in whichever block it happens to begin."""
+    """Turn garbage collection off, because a collection in the measured block would scan objects of earlier tests."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Packages with decoders of messages, as a user installs them: a module, and its entry points."""
+"""Packages with message decoders, as a user installs them: a module and its entry points."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ NAMES = ("parse", "fail", "fail_silently", "fail_strangely", "leave", "hang", "g
 
 
 def install_decoders(folder: Path, module: str = "some_decoders") -> None:
-    """Write the module, and the metadata of its package, into a folder that is to be on `sys.path`."""
+    """Write the module and the metadata of its package into a folder. Put the folder on `sys.path`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{module}.py").write_text(DECODERS, encoding="utf-8")
     metadata = folder / f"{module}-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""Counting the open descriptors of a process, and a broker that hangs up on every client."""
+"""A counter of a process's open file descriptors, and a broker that closes every connection."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def descriptors(pid: int | None = None) -> int:
-    """How many a process has open, by default this one."""
+    """Count the open file descriptors of a process, by default of this process."""
     return len(list(Path(f"/proc/{pid or os.getpid()}/fd").iterdir()))
 
 
 class HangingBroker:
-    """Accepts connections, sends `words`, and hangs up. `calls`: how many it has hung up on."""
+    """Accepts connections, sends `words` and closes them. `calls` counts the closed connections."""
 
     def __init__(self, words: bytes = b"") -> None:
         self.calls = 0
@@ -31,7 +31,7 @@ class HangingBroker:
         return f"127.0.0.1:{self._listener.getsockname()[1]}"
 
     def close(self) -> None:
-        """Returns once none of its own descriptors is open."""
+        """Stop the broker, and return when all its descriptors are closed."""
         self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
@@ -49,7 +49,7 @@ class HangingBroker:
 
 @contextmanager
 def hanging_broker(words: bytes = b"") -> Iterator[HangingBroker]:
-    """While it runs."""
+    """Run a broker for the duration of the context."""
     broker = HangingBroker(words)
     try:
         yield broker

@@ -1,4 +1,4 @@
-"""The commands of the documents: what stands in blocks of shell, and in the text between backticks."""
+"""The commands in the documents: in shell blocks, and between backticks in the text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 class DocCommand(NamedTuple):
-    """A command of a page: its words, without what the shell does with them."""
+    """A command of a page: its words after quotes are removed, without redirections."""
 
     page: Path
     words: tuple[str, ...]
@@ -27,14 +27,18 @@ class DocCommand(NamedTuple):
 
 
 def block_commands(page: Path) -> Iterator[DocCommand]:
-    """Each command in the blocks of shell of a page. ValueError: a shell would not take a block."""
+    """Yield the commands in the shell blocks of a page.
+
+    Raises:
+        ValueError: A block has an open quote.
+    """
     for block in _BLOCK.finditer(page.read_text(encoding="utf-8")):
         for words in commands_of(block[1]):
             yield DocCommand(page, words)
 
 
 def inline_commands(page: Path) -> Iterator[DocCommand]:
-    """Each `kiln …` and `make …` in the text of a page. These may have placeholders."""
+    """Yield each `kiln …` and `make …` in the text of a page. These may have placeholders."""
     text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
     for found in _INLINE.finditer(text):
         for words in commands_of(found[1].replace("\\|", "|")):
@@ -42,7 +46,11 @@ def inline_commands(page: Path) -> Iterator[DocCommand]:
 
 
 def commands_of(script: str) -> Iterator[tuple[str, ...]]:
-    """The commands of a script of shell, one for each part of a pipe or a list. ValueError: a quote is left open."""
+    """Yield the commands of a shell script, one for each part of a pipe or a list.
+
+    Raises:
+        ValueError: A quote is left open.
+    """
     lines = iter(script.replace("\\\n", " ").splitlines())
     for line in lines:
         statement = line

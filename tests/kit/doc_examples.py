@@ -1,6 +1,6 @@
-"""The examples of the documents: blocks of shell and of Python, each with the output that the page shows after it.
+"""The examples in the documents: blocks of shell and of Python, each with the output that the page shows after it.
 
-`PYTHONPATH=tests .venv/bin/python -m kit.doc_examples` runs those on the sample lake, and writes their outputs anew.
+`PYTHONPATH=tests .venv/bin/python -m kit.doc_examples` runs the examples on the sample lake, and updates their outputs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ OF_SPARK = ("Spark",)
 """Headings of the page of Python whose examples need Spark: tests/spark runs them."""
 
 _OF_A_RUN = ("kiln run", "kiln backfill run", "kiln backfill drop", "kiln quality")
-"""Commands of the tutorial that need Java or write: tests/network/test_default_run.py runs them with the rest."""
+"""Commands of the tutorial that need Java or write to tables. tests/network/test_default_run.py runs their examples."""
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _LEFT_OUT = "…\n"
-"""A line that stands for any lines of an output."""
+"""A line that stands for omitted lines of an output."""
 
 
 class Example(NamedTuple):
@@ -38,10 +38,10 @@ class Example(NamedTuple):
     language: str
     code: str
     output: str | None
-    """the output that the page shows; None: it shows none"""
+    """the output that the page shows; `None` if it shows none"""
 
     def run(self, folder: Path, environment: Mapping[str, str] | None = None) -> str:
-        """Run the block and return its output, in a folder, with `kiln` and the Python of the tests on the path."""
+        """Run the block in a folder, with `kiln` and the Python of the tests on the PATH, and return its output."""
         bin_ = Path(sys.executable).parent
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
         path = f"{bin_}{os.pathsep}{os.environ['PATH']}"
@@ -60,13 +60,13 @@ class Example(NamedTuple):
         return done.stdout
 
     def shows(self, printed: str) -> bool:
-        """Report if the page shows the printed output, apart from lines that it leaves out."""
+        """Return true if the page shows the printed output, apart from lines that the page leaves out."""
         parts = [re.escape(part) for part in (self.output or "").split(_LEFT_OUT)]
         return re.fullmatch(r"(?:.*\n)*?".join(parts), printed) is not None
 
 
 def examples(page: Path) -> Iterator[Example]:
-    """Each block of a page, in order."""
+    """Yield the blocks of a page in order."""
     text = page.read_text(encoding="utf-8")
     for block in _BLOCK.finditer(text):
         heading = _HEADING.findall(text[: block.start()])[-1]
@@ -74,7 +74,7 @@ def examples(page: Path) -> Iterator[Example]:
 
 
 def sample_examples() -> Iterator[Example]:
-    """The examples on the sample lake that do not need Spark."""
+    """Yield the examples on the sample lake that do not need Spark."""
     for each in examples(PYTHON_PAGE):
         if each.heading not in OF_SPARK:
             yield each
@@ -87,13 +87,13 @@ def sample_examples() -> Iterator[Example]:
 
 
 def prepare(folder: Path) -> None:
-    """Lets commands of the README find the environment that it makes, and those of the tutorial a recorded state."""
+    """Create the virtual environment and the state folder that commands of the README and of the tutorial use."""
     (folder / "env").symlink_to(sys.prefix)
     copy_sample(folder / "state")
 
 
 def write_outputs() -> None:
-    """Writes the outputs of the examples on the sample lake into their pages; what a page leaves out stays out."""
+    """Write the outputs of the examples on the sample lake into their pages. Omitted lines stay omitted."""
     with TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder)

@@ -17,7 +17,7 @@ _PAUSE = 0.05  # s between two bytes
 
 @dataclass
 class EndlessServer:
-    """The server's address, and what became of its last response."""
+    """The server's address, and the state of its last response."""
 
     url: str = ""
     sent: int = 0

@@ -1,4 +1,4 @@
-"""Tasks of the queries `archive` and `updates`, with the native core and in Python, and all that they write."""
+"""Tasks of the queries `archive` and `updates`, run with the native core and in Python to compare their output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SORT = ("kafka_partition", "kafka_offset", "message_index", "entry_index")
 
 
 def build_batches(values: Sequence[bytes | None], size: int = 500, partitions: int = 1) -> list[pa.RecordBatch]:
-    """RECORDS with these values, in record batches of one partition each, as the reader of Kafka makes them."""
+    """Build record batches in the schema RECORDS with these values, each from one partition, as Kiln's Kafka reader."""
     lanes: list[list[tuple[int, bytes | None]]] = [[] for _ in range(partitions)]
     for at, value in enumerate(values):
         lanes[zlib.crc32(value or b"") % partitions].append((at, value))
@@ -62,7 +62,7 @@ def build_batches(values: Sequence[bytes | None], size: int = 500, partitions: i
 
 
 def archive(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> dict[str, object]:
-    """All that a task of `archive` writes and returns, in a form that compares."""
+    """Run a task of `archive`, and return all that it writes and returns, in a form that can be compared."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="kiln-engines-")))
         stack.enter_context(patch.object(transform, "get_batch_time", lambda: NOW))
@@ -113,7 +113,7 @@ def _collect(rows: list[dict[str, object]], folder: Path) -> dict[str, object]:
 
 
 class _SomeStreams:
-    """Verified separators of some streams, of which some contradict a claim, and some tips that waited."""
+    """Verified separators of some streams, and tips that have waited. Some separators contradict a claim."""
 
     def refresh(self) -> None:
         """Do nothing."""
@@ -140,13 +140,13 @@ def update(
     separating: SeparatorConfig,
     count_difference: Callable[[int], None] = updates.ignore_difference,
 ) -> list[UpdateRow]:
-    """All rows of a task of `updates`."""
+    """Run a task of `updates`, and return all its rows."""
     with patch.object(updates, "open_known_streams", lambda topic: _SomeStreams()):
         return list(updates.build_copies(iter(batches), config, separating, EPOCH, count_difference))
 
 
 def find_differences(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> list[str]:
-    """Where the core and Python differ, in words. No sample is compared, so that all rows of the core are seen."""
+    """Describe the differences between the core's output and Python's. The core's own comparison of samples is off."""
     in_python = replace(config, native_core=False)
     with patch.object(core, "SAMPLE_ONE_IN", 1 << 60):
         return _compare(batches, config, in_python)
@@ -175,14 +175,14 @@ def is_equal(one: object, other: object) -> bool:
 
 
 def count_left(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> tuple[int, int]:
-    """The records that the core leaves to Python, by `archive` and by `updates`."""
+    """Count the records that the core leaves to Python, in `archive` and in `updates`."""
     decoder = core.Core(config)
     archived = sum(len(rows.left) for batch in batches for rows in decoder.archive(batch))
     return archived, sum(len(rows.left) for batch in batches for rows in decoder.updates(batch))
 
 
 def other_library(path: Path) -> ExitStack:
-    """Use another library, and the own one again afterwards."""
+    """Use another native library until the returned stack is closed."""
     stack = ExitStack()
     stack.enter_context(patch.object(library, "LIBRARY", path))
     stack.enter_context(patch.object(library, "_turned_off", []))
@@ -190,13 +190,15 @@ def other_library(path: Path) -> ExitStack:
 
 
 def core_is_missing() -> bool:
-    """True if this checkout has no library, or an old one."""
+    """Return true if this checkout has no native library, or an old one."""
     return not library.find_engine().is_native
 
 
 def check_records(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> None:
-    """Assert that the core decodes each record that it takes as Python does. Row tests call it for their records, so
-    that they hold for both engines; without a core it does nothing."""
+    """Assert that the core and Python decode these records alike, apart from records that the core leaves to Python.
+
+    Tests of rows call this for their records, so that they test both engines. Without a core, nothing is checked.
+    """
     with patch.object(core, "SAMPLE_ONE_IN", 1), patch.object(core, "MIN_RECORDS", 0):
         if not core.can_decode(config, 0):
             return

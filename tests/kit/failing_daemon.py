@@ -1,6 +1,6 @@
-"""Spark's daemon for Python workers, whose workers fail at marked records: for tests of what then becomes of the rest.
+"""Spark's daemon for Python workers, whose workers fail at marked records, to test that other records are processed.
 
-Spark starts the daemon where `spark.python.daemon.module` names this module. Each function fails in one stage.
+Spark starts this daemon if `spark.python.daemon.module` is set to this module.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from kiln.schemas.wire.streamid import StreamID
 
 STAGES: Final = ("decode", "archive", "updates", "batch", "sink")
 MARKED: Final = {stage: StreamID(3, compute_cid(b"fails in %b" % stage.encode())).text for stage in STAGES}
-"""By stage, the stream at which it fails."""
+"""Stream at which a stage fails, by stage."""
 
 
 class MarkedError(ArithmeticError):
-    """What Kiln would raise if it had a fault."""
+    """Stands for an error that a bug in Kiln would raise."""
 
 
 _P = ParamSpec("_P")
@@ -44,7 +44,7 @@ def _failing(stage: str, function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def put_in_faults() -> None:
-    """From here on the functions of this process fail."""
+    """Patch a function of each stage so that it fails at the stage's marked stream."""
     for stage, module, name in (
         ("decode", decode, "read_message"),
         ("archive", archive, "build_message_row"),

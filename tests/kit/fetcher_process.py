@@ -1,7 +1,7 @@
-"""A fetcher in a process of its own, which a test may kill.
+"""A fetcher in its own process, which a test can kill.
 
 `python -m kit.fetcher_process ADDRESS PREFIX INSTANCE BLOCKS [suspended]`: BLOCKS is a folder with blocks, named by
-their CIDs. Other blocks never come. Each answer takes up to 50 ms, so that records finish out of order. With
+their CIDs. Other blocks are never found. Each response takes up to 50 ms, so that records finish out of order. With
 `suspended`, the process stops itself (SIGSTOP) when it has committed the first updates, and has written none.
 """
 

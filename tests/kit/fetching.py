@@ -1,4 +1,4 @@
-"""The fetcher's `PendingFetches` without Kafka and IPFS: records that it takes, and a broker that takes everything."""
+"""The fetcher's `PendingFetches` without Kafka and IPFS, records for it, and a broker that accepts everything."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNAVAILABLE = FetchFailure("genesis_unavailable", "nobody gave it", final=False)
 
 
 def genesis_of(number: int, separator: SeparatorRecord | None = MODEL) -> bytes:
-    """The block of an unsigned init event."""
+    """Build the block of an unsigned init event, the genesis of a stream."""
     header: dict[str, object] = {"controllers": [f"did:key:z{number}"]}
     if separator is not None:
         header |= {"sep": "model", "model": b"\x01\x02"}
@@ -87,7 +87,7 @@ def wanted_batch(cid: str, separator: SeparatorRecord = MODEL, message: str = "m
 def claim(
     stream: int, message: int, topic: SeparatorRecord | None = OTHER, model: SeparatorRecord | None = None
 ) -> WantedRecord:
-    """An update that went on under the topic's separator, or the model's."""
+    """Build a request of kind `claim`, with an update that uses the separator of its topic, or else of its model."""
     waits = wanted_update(stream, message).update
     assert waits is not None
     update = structs.replace(waits, separator=topic or model, separator_source="topic" if topic else "model")
@@ -99,7 +99,7 @@ def disagreeing(stream: int, message: int) -> WantedRecord:
 
 
 class Run:
-    """Pending fetches of one partition, begun at offset 0, and a broker that takes everything at once."""
+    """Pending fetches of one partition, from offset 0 on, and a broker that accepts all writes at once."""
 
     def __init__(self, options: FetchingOptions = OPTIONS, memory: KnownAnswers | None = None) -> None:
         self.pending = PendingFetches(options, memory or KnownAnswers())
@@ -133,7 +133,7 @@ class Run:
         return self.round()
 
     def try_until(self, end: int, answer: Answer) -> list[FetchOutput]:
-        """Each try ends so, one second after it began, until `end` seconds from now."""
+        """Answer every fetch with `answer`, one second after its start, until `end` seconds have passed."""
         outputs: list[FetchOutput] = []
         until = self.now + end * S
         while self.now < until:

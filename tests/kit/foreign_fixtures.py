@@ -1,4 +1,4 @@
-"""Fixtures of foreign gossipsub peers; a test module takes them with `pytest_plugins = ["kit.foreign_fixtures"]`."""
+"""Fixtures of foreign gossipsub peers. A test module enables them with `pytest_plugins = ["kit.foreign_fixtures"]`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.foreign_peer import ForeignPeer, NewPeer
 
 @pytest.fixture(scope="session")
 def js_installed() -> Path:
-    """Where the js peer is, with its packages."""
+    """The folder of the js peer and its packages."""
     return foreign_peer.install_js()
 
 
@@ -28,7 +28,7 @@ def helia_installed() -> Path:
 
 @pytest.fixture(scope="session")
 def rust_built() -> Path:
-    """The rust peer's binary; skips without cargo."""
+    """The rust peer's binary. Skips the test if cargo is missing."""
     if shutil.which("cargo") is None:
         pytest.skip("no cargo to build the rust peer with")
     return foreign_peer.build_rust()
@@ -36,7 +36,7 @@ def rust_built() -> Path:
 
 @pytest.fixture(scope="session")
 def go_kad_built() -> Path:
-    """The go DHT node's binary; skips without go."""
+    """The go DHT node's binary. Skips the test if go is missing."""
     if shutil.which("go") is None:
         pytest.skip("no go toolchain to build the go DHT node with")
     return foreign_peer.build_go_kad()
@@ -44,7 +44,7 @@ def go_kad_built() -> Path:
 
 @pytest.fixture(scope="session")
 def go_pubsub_built() -> Path:
-    """The go pubsub peer's binary; skips without go."""
+    """The go pubsub peer's binary. Skips the test if go is missing."""
     if shutil.which("go") is None:
         pytest.skip("no go toolchain to build the go pubsub peer with")
     return foreign_peer.build_go_pubsub()
@@ -52,14 +52,14 @@ def go_pubsub_built() -> Path:
 
 @pytest.fixture
 def peers() -> Iterator[ExitStack]:
-    """Peers started in a test are ended with it."""
+    """A stack that stops the peers of a test when the test ends."""
     with ExitStack() as stack:
         yield stack
 
 
 @pytest.fixture
 def go_peer(peers: ExitStack, tmp_path: Path) -> NewPeer:
-    """`go_peer(port=…, folder=…)`: a running Kubo."""
+    """Function that starts a Kubo: `go_peer(port=…, folder=…)`."""
     numbers = count(1)
 
     def start(folder: Path | None = None, *, port: int = 0) -> ForeignPeer:
@@ -70,7 +70,7 @@ def go_peer(peers: ExitStack, tmp_path: Path) -> NewPeer:
 
 @pytest.fixture
 def js_peer(peers: ExitStack, tmp_path: Path, js_installed: Path) -> NewPeer:
-    """`js_peer(signing=…, protocol=…, …)`: a running peer in JavaScript."""
+    """Function that starts a peer in JavaScript: `js_peer(signing=…, protocol=…, …)`."""
     numbers = count(1)
 
     def start(*, port: int = 0, **options: str) -> ForeignPeer:
@@ -82,7 +82,7 @@ def js_peer(peers: ExitStack, tmp_path: Path, js_installed: Path) -> NewPeer:
 
 @pytest.fixture
 def helia_peer(peers: ExitStack, tmp_path: Path, helia_installed: Path) -> NewPeer:
-    """`helia_peer(folder=…, port=…)`: a running Helia."""
+    """Function that starts a Helia: `helia_peer(folder=…, port=…)`."""
     numbers = count(1)
 
     def start(folder: Path | None = None, *, port: int = 0) -> ForeignPeer:
@@ -94,7 +94,7 @@ def helia_peer(peers: ExitStack, tmp_path: Path, helia_installed: Path) -> NewPe
 
 @pytest.fixture
 def rust_peer(peers: ExitStack, tmp_path: Path, rust_built: Path) -> NewPeer:
-    """`rust_peer(signing=…, protocol=…, …)`: a running peer in Rust."""
+    """Function that starts a peer in Rust: `rust_peer(signing=…, protocol=…, …)`."""
     numbers = count(1)
 
     def start(*, port: int = 0, **options: str) -> ForeignPeer:
@@ -106,7 +106,7 @@ def rust_peer(peers: ExitStack, tmp_path: Path, rust_built: Path) -> NewPeer:
 
 @pytest.fixture
 def go_pubsub_peer(peers: ExitStack, tmp_path: Path, go_pubsub_built: Path) -> NewPeer:
-    """`go_pubsub_peer(network=…, trace=…, degree=…)`: a running peer of go-libp2p-pubsub."""
+    """Function that starts a peer of go-libp2p-pubsub: `go_pubsub_peer(network=…, trace=…, degree=…)`."""
     numbers = count(1)
 
     def start(*, port: int = 0, **options: str) -> ForeignPeer:
@@ -118,7 +118,7 @@ def go_pubsub_peer(peers: ExitStack, tmp_path: Path, go_pubsub_built: Path) -> N
 
 @pytest.fixture
 def go_kad_peer(peers: ExitStack, tmp_path: Path, go_kad_built: Path) -> NewPeer:
-    """`go_kad_peer(mode=…, prefix=…)`: a running node of go's DHT."""
+    """Function that starts a node of go's DHT: `go_kad_peer(mode=…, prefix=…)`."""
     numbers = count(1)
 
     def start(*, port: int = 0, **options: str) -> ForeignPeer:
