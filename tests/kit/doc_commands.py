@@ -15,7 +15,7 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 
 
 class DocCommand(NamedTuple):
-    """A command of a page: its words after quotes are removed, without redirections."""
+    """A command of a page. `words` are unquoted, without assignments and redirections."""
 
     page: Path
     words: tuple[str, ...]

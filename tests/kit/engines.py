@@ -39,7 +39,7 @@ _SORT = ("kafka_partition", "kafka_offset", "message_index", "entry_index")
 
 
 def build_batches(values: Sequence[bytes | None], size: int = 500, partitions: int = 1) -> list[pa.RecordBatch]:
-    """Build record batches in the schema RECORDS with these values, each from one partition, as Kiln's Kafka reader."""
+    """Build record batches with schema RECORDS from these values, each of one partition, as the Kafka reader does."""
     lanes: list[list[tuple[int, bytes | None]]] = [[] for _ in range(partitions)]
     for at, value in enumerate(values):
         lanes[zlib.crc32(value or b"") % partitions].append((at, value))

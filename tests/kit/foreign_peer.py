@@ -1,25 +1,29 @@
-"""Gossipsub peers that others wrote, each a process of its own on 127.0.0.1, for tests to talk to.
+"""Peers of other implementations of libp2p, each in its own process on 127.0.0.1.
 
-go: Kubo 0.22 (`tests/kit/go_peer.py`), gossipsub 1.1, RSA, strict signing only.
-js: @libp2p/gossipsub (`tests/network/js`), up to 1.2.  rust: libp2p-gossipsub (`tests/network/rust`), up to 1.3.
-go_pubsub: go-libp2p-pubsub (`tests/network/go_pubsub`), gossipsub up to 1.3; with `network` it is a node of Waku or
-Filecoin, and `scores` tells how it scores its peers.
-go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), which speaks no pubsub and has commands of its own.
-helia: Helia (`tests/network/helia`), an IPFS node with bitswap, which speaks no pubsub: `connect`, `put`, `fetch`.
+- go: Kubo 0.22 (`tests/kit/go_peer.py`), gossipsub 1.1, RSA, strict signing only.
+- js: @libp2p/gossipsub (`tests/network/js`), gossipsub up to 1.2.
+- rust: libp2p-gossipsub (`tests/network/rust`), gossipsub up to 1.3.
+- go_pubsub: go-libp2p-pubsub (`tests/network/go_pubsub`), gossipsub up to 1.3. With the option `network`, it is a node
+  of Waku or Filecoin, and its command `scores` returns the scores of its peers.
+- go_kad: go-libp2p-kad-dht (`tests/network/go_kad`), without pubsub, with commands of its own.
+- helia: Helia (`tests/network/helia`), an IPFS node with bitswap, without pubsub. Commands: `connect`, `put`, `fetch`.
 
-All three obey the commands that `tests/kit/go_peer.py` describes, one JSON object a line. js and rust tell more:
+go, js and rust accept the commands that `tests/kit/go_peer.py` describes, lines of JSON. js and rust also have:
 
-    {"cmd": "disconnect", "peer"}                    a command of theirs
-    {"event": "graft" | "prune", "topic", "peer"}    a peer came into their mesh of a topic, or left it
-    "ids" in a "published" event                     of the messages sent, as `kiln.schemas.wire.identity.message_id`
-    writes them "via" in a message                               the peer that handed it on
-    "from" and "seqno" in a message                  null where it is unsigned
+    {"cmd": "disconnect", "peer"}                    close the connections to a peer
+    {"event": "graft" | "prune", "topic", "peer"}    a peer joined or left this peer's mesh of a topic
+    "ids" in the event "published"                   ids of the messages (`kiln.schemas.wire.identity.message_id`)
+    "via" in a message                               the peer that sent the message to this peer
+    "from" and "seqno" in a message                  null if the message is unsigned
 
-What js and rust are started with: `signing` strict | none; `protocol`, the highest version they offer (js 1.2.0, 1.1.0,
-1.0.0; rust 1.3.0, 1.1.0, 1.0.0); `key` ed25519 | secp256k1 | rsa (rust: not rsa); `ids` common | own: own is what the
-implementation calls a message in IHAVE and IWANT unless told otherwise, common is Go's (author and seqno; the sha-256
-of the data where nobody signs). The three implementations differ, so that in a network of several only common ids mean
-anything. js also has `degree` and `trace`, as go_pubsub.
+Options of js and rust:
+
+- `signing`: strict or none.
+- `protocol`: the highest gossipsub version to offer (js: 1.2.0, 1.1.0, 1.0.0; rust: 1.3.0, 1.1.0, 1.0.0).
+- `key`: ed25519, secp256k1 or (js only) rsa.
+- `ids`: message ids in IHAVE and IWANT: `own` for the implementation's default, `common` for Go's (author and seqno;
+  the sha-256 of the data if messages are unsigned). The defaults differ, so peers of several kinds need `common`.
+- js also has `degree` and `trace`, as go_pubsub.
 """
 
 from __future__ import annotations
@@ -73,19 +77,19 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "tests" / "network"
 BUILT = ROOT / ".peers"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kiln-tests")
-"""Programs that take long to build or to fetch, for all checkouts of this user."""
+"""Folder of programs that take long to build or to fetch. All checkouts of this user share it."""
 
 # Nothing here takes a second; the machine may be busy with a JVM or two.
 PATIENCE = 60.0
 
 
 class ForeignPeerError(AssertionError):
-    """A peer refused a command, ended, or did not do in time what it was awaited to do."""
+    """A peer failed to execute a command, ended, or did not meet a condition in time."""
 
 
 @dataclass(frozen=True)
 class Received:
-    """A message that a peer took off a topic. `author`, `seqno`: None in an unsigned message."""
+    """A message that a peer received. `author` and `seqno` are `None` if the message is unsigned."""
 
     topic: str
     author: str | None
@@ -96,7 +100,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Published:
-    """What came of a publication. `ids` is empty where the peer does not know them; `text` is the last failure."""
+    """Result of a publication. `ids` is empty if the peer does not report ids. `text` is the last error."""
 
     sent: int
     failed: int
@@ -105,10 +109,10 @@ class Published:
 
 
 class ForeignPeer:
-    """One peer. A context manager: it runs from `with` on, and is ended with it.
+    """A peer of another implementation. As a context manager, it runs for the duration of the context.
 
-    A thread reads what it tells; `received`, `connected`, `subscribers` and `mesh` may be read at any time, and
-    `wait_for` wakes when something new was told.
+    A thread reads the peer's events. You can read `received`, `connected`, `subscribers` and `mesh` at any time.
+    `wait_for` checks its condition after each event.
     """
 
     def __init__(self, name: str, arguments: Sequence[str], folder: Path) -> None:
@@ -118,7 +122,7 @@ class ForeignPeer:
         self.addresses: list[str] = []
         self.received: list[Received] = []
         self.received_at: list[float] = []
-        """seconds of the monotonic clock at which each was told"""
+        """monotonic time at which each message was received, in seconds"""
         self.connected: set[str] = set()
         self.subscribers: set[tuple[str, str]] = set()  # (topic, peer)
         self.mesh: set[tuple[str, str]] = set()  # (topic, peer); js and rust only
@@ -142,7 +146,7 @@ class ForeignPeer:
         self.stop()
 
     def start(self) -> Self:
-        """Runs the process; returns once it listens."""
+        """Start the process, and wait until the peer listens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "stderr.log").open("w") as log:
             self._process = subprocess.Popen(
@@ -164,7 +168,7 @@ class ForeignPeer:
         return self
 
     def stop(self) -> None:
-        """Ends the process, politely at first."""
+        """Send the command `stop`, and SIGKILL if the process has not ended after 60 s."""
         process = self._process
         if process is None:
             return
@@ -184,7 +188,7 @@ class ForeignPeer:
         self._process = None
 
     def kill(self) -> None:
-        """Ends the process as a crash would: no goodbye to anybody."""
+        """Kill the process, so that it sends nothing to its peers, as in a crash."""
         if self._process is not None:
             self._process.kill()
         self.stop()
@@ -193,22 +197,26 @@ class ForeignPeer:
 
     @property
     def address(self) -> str:
-        """Its multiaddr, with /p2p/."""
+        """Multiaddr of the peer, with /p2p/."""
         return self.addresses[0]
 
     @property
     def pid(self) -> int:
-        """Of its process. ForeignPeerError if it does not run."""
+        """Process id of the peer.
+
+        Raises:
+            ForeignPeerError: The peer does not run.
+        """
         if self._process is None:
             raise ForeignPeerError(f"{self.name} does not run")
         return self._process.pid
 
     def connect(self, other: ForeignPeer | str) -> None:
-        """Dials another peer, or a multiaddr with /p2p/; returns once connected."""
+        """Dial another peer, or a multiaddr with /p2p/, and wait until connected."""
         self.command("connect", addr=other if isinstance(other, str) else other.address)
 
     def disconnect(self, peer: str) -> None:
-        """Closes the connections to a peer. go cannot."""
+        """Close the connections to a peer. The go peer does not support this."""
         self.command("disconnect", peer=peer)
 
     def subscribe(self, topic: str) -> None:
@@ -220,28 +228,36 @@ class ForeignPeer:
     def publish(
         self, topic: str, count: int = 1, *, rate: float = 0, size: int = 0, tag: str = "", timeout: float = PATIENCE
     ) -> Published:
-        """Publishes `payload(tag, number, size)` for each number below `count`; returns when all are out."""
+        """Publish the payload of tag, number and `size` for each number below `count`, and wait until all are sent."""
         return self.publishing(topic, count, rate=rate, size=size, tag=tag)(timeout)
 
     def publishing(
         self, topic: str, count: int, *, rate: float = 0, size: int = 0, tag: str = ""
     ) -> Callable[[float], Published]:
-        """As `publish`, but returns at once, with what waits for the outcome: `outcome(timeout)`."""
+        """Start to publish as `publish` does, and return at once.
+
+        Returns:
+            A function that waits up to a timeout in s for the result.
+        """
         number = self._tell("publish", topic=topic, count=count, rate=rate, size=size, tag=tag)
         return lambda timeout: _published(self._answer(number, "publish", timeout))
 
     def publish_raw(self, topic: str, data: bytes) -> Published:
-        """Publishes one message of just these bytes."""
+        """Publish a message with these bytes as data."""
         return _published(self.command("publish_raw", topic=topic, data=base64.b64encode(data).decode()))
 
     def lowest_scores(self) -> dict[str, float]:
-        """The lowest score that each peer had so far. go_pubsub with `network` only."""
+        """Return the lowest score so far of each peer. Only go_pubsub with `network` supports this."""
         lowest = self.command("scores")["lowest"]
         assert isinstance(lowest, dict)
         return lowest
 
     def command(self, name: str, timeout: float = PATIENCE, **fields: object) -> Mapping[str, object]:
-        """Sends any command and returns its answer. ForeignPeerError if that is an error, or does not come in time."""
+        """Send a command, and return the peer's answer.
+
+        Raises:
+            ForeignPeerError: The answer is an error, or there is no answer in time.
+        """
         return self._answer(self._tell(name, **fields), name, timeout)
 
     def _tell(self, name: str, **fields: object) -> int:
@@ -267,7 +283,11 @@ class ForeignPeer:
     # ---------------------------------------------------------------- waiting
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float = PATIENCE, what: str = "") -> None:
-        """Returns once the predicate holds; it is asked whenever the peer told something. ForeignPeerError if not."""
+        """Wait until the predicate is true. It is checked after each event of the peer.
+
+        Raises:
+            ForeignPeerError: The predicate is not true in time, or the peer has ended.
+        """
         with self._changed:
             holds = self._changed.wait_for(lambda: predicate() or self._ended, timeout)
             if holds and predicate():
@@ -280,17 +300,17 @@ class ForeignPeer:
         self.wait_for(lambda: peer in self.connected, timeout, f"a connection with {peer}")
 
     def wait_subscriber(self, topic: str, other: ForeignPeer | str, timeout: float = PATIENCE) -> None:
-        """Until the other's subscription to a topic is known here. go tells it of topics of its own only."""
+        """Wait until this peer knows that another is subscribed to a topic. go must be subscribed to the topic too."""
         peer = _id(other)
         self.wait_for(lambda: (topic, peer) in self.subscribers, timeout, f"{peer} subscribed to {topic}")
 
     def wait_mesh(self, topic: str, other: ForeignPeer | str, timeout: float = PATIENCE) -> None:
-        """Until the other is in this peer's mesh of a topic. js and rust only."""
+        """Wait until another peer is in this peer's mesh of a topic. Only js and rust support this."""
         peer = _id(other)
         self.wait_for(lambda: (topic, peer) in self.mesh, timeout, f"{peer} in the mesh of {topic}")
 
     def wait_received(self, count: int, topic: str | None = None, timeout: float = PATIENCE) -> list[Received]:
-        """The messages received so far, on one topic or all, once there are `count`."""
+        """Wait for `count` messages, on a topic or on all, and return the messages received so far."""
 
         def found() -> list[Received]:
             return [each for each in self.received if topic is None or each.topic == topic]
@@ -375,36 +395,36 @@ NewPeer = Callable[..., ForeignPeer]  # what the fixtures of `kit.foreign_fixtur
 
 
 def go_peer(folder: Path, *, port: int = 0) -> ForeignPeer:
-    """Kubo, with its repository in the folder: started there again, it is the same peer."""
+    """Build a Kubo peer with its repository in the folder. Another peer in this folder has the same identity."""
     arguments = [sys.executable, "-P", str(ROOT / "tests" / "kit" / "go_peer.py"), str(folder), "--port", str(port)]
     return ForeignPeer(f"go peer in {folder.name}", arguments, folder)
 
 
 def js_peer(installed: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
-    """A peer in JavaScript, from where `install_js` put it; options: see above."""
+    """Build a peer in JavaScript. `installed` is the result of `install_js`; the module describes the options."""
     node, script = Path(NODE, "bin", "node"), installed / "peer.mjs"
     return ForeignPeer(f"js peer in {folder.name}", [str(node), str(script), *_flags(port, options)], folder)
 
 
 def helia_peer(installed: Path, folder: Path, *, port: int = 0) -> ForeignPeer:
-    """An IPFS node in JavaScript, from where `install_helia` put it, with its blocks in the folder."""
+    """Build a Helia peer with its blocks in the folder. `installed` is the result of `install_helia`."""
     node, script = Path(NODE, "bin", "node"), installed / "peer.mjs"
     return ForeignPeer(f"Helia in {folder.name}", [str(node), str(script), *_flags(port, {})], folder)
 
 
 def rust_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
-    """A peer in Rust, as `build_rust` made it; options: see above."""
+    """Build a peer in Rust. `binary` is the result of `build_rust`; the module describes the options."""
     return ForeignPeer(f"rust peer in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 
 def go_kad_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
-    """A node of go's Kademlia DHT, as `build_go_kad` made it; options: `mode`, `prefix`."""
+    """Build a node of go's Kademlia DHT, with the options `mode` and `prefix`. `binary` is from `build_go_kad`."""
     return ForeignPeer(f"go DHT node in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 
 def go_pubsub_peer(binary: Path, folder: Path, *, port: int = 0, **options: str) -> ForeignPeer:
-    """A peer of go-libp2p-pubsub, as `build_go_pubsub` made it. `options`: its flags, `trace`, `degree` and
-    `bundle`."""
+    """Build a peer of go-libp2p-pubsub, with the options `network`, `trace`, `degree` and `bundle`. `binary` is from
+    `build_go_pubsub`."""
     return ForeignPeer(f"go pubsub peer in {folder.name}", [str(binary), *_flags(port, options)], folder)
 
 
@@ -413,12 +433,12 @@ def _flags(port: int, options: Mapping[str, str]) -> list[str]:
 
 
 def install_js(built: Path = BUILT) -> Path:
-    """The folder of the js peer with all it needs, in `.peers`: installed when its files changed since."""
+    """Install the js peer and its packages in `.peers` if its files have changed, and return its folder."""
     return _installed_by_npm("js", built)
 
 
 def install_helia(built: Path = BUILT) -> Path:
-    """The folder of the Helia peer with all it needs, in `.peers`: installed when its files changed since."""
+    """Install the Helia peer and its packages in `.peers` if its files have changed, and return its folder."""
     return _installed_by_npm("helia", built)
 
 
@@ -430,16 +450,20 @@ def _installed_by_npm(name: str, built: Path) -> Path:
 
 
 def run_npm(arguments: Sequence[str], folder: Path) -> None:
-    """Run npm in a folder. ForeignPeerError if it fails."""
+    """Run npm in a folder.
+
+    Raises:
+        ForeignPeerError: npm failed.
+    """
     node = Path(NODE, "bin", "node")
     npm = Path(NODE, "lib", "node_modules", "npm", "bin", "npm-cli.js")
     run_tool([node, npm, *arguments], folder, {"PATH": os.pathsep.join([str(node.parent), os.environ.get("PATH", "")])})
 
 
 def build_rust(built: Path = BUILT) -> Path:
-    """The rust peer's binary, in `.peers`: built when its files changed since (minutes, the first time on a machine).
+    """Build the rust peer in `.peers` if its files have changed, and return its binary. The first build takes minutes.
 
-    A later checkout of this user copies the binary of an earlier one: cargo shares nothing between target folders.
+    Other checkouts of this user copy the binary, because cargo shares nothing between target folders.
     """
     cargo = shutil.which("cargo")
     if cargo is None:
@@ -460,7 +484,7 @@ def build_rust(built: Path = BUILT) -> Path:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a program; a reader of `target` finds all of it, or nothing."""
+    """Copy a program atomically: `target` is never a part of it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_name(f"{target.name}.{os.getpid()}")
     shutil.copy2(source, fresh)
@@ -468,21 +492,23 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def build_go_kad(built: Path = BUILT) -> Path:
-    """The go DHT node's binary, in `.peers`: built when its files changed since (a minute, the first time)."""
+    """Build the go DHT node in `.peers` if its files have changed, and return its binary. The first build takes a
+    minute."""
     return built_with_go(SOURCES / "go_kad", "go_kad", ".", built)
 
 
 def build_go_pubsub(built: Path = BUILT) -> Path:
-    """The go pubsub peer's binary, in `.peers`: built when its files changed since (a minute, the first time)."""
+    """Build the go pubsub peer in `.peers` if its files have changed, and return its binary. The first build takes a
+    minute."""
     return built_with_go(SOURCES / "go_pubsub", "go_pubsub", ".", built)
 
 
 _QUICKLY: Final = ("-ldflags=-s -w", "-gcflags=all=-N -l -dwarf=false")
-"""Not optimised, and without what a debugger reads: three fifths of the CPU to build."""
+"""Build flags without optimisation and debug information, which take three fifths of the CPU time."""
 
 
 def built_with_go(source: Path, name: str, package: str, built: Path = BUILT) -> Path:
-    """The binary of a Go package, in `.peers`: built when the module in `source`, which pins it, changed since."""
+    """Build a Go package in `.peers` if the module in `source`, which pins it, has changed. Return the binary."""
     go = shutil.which("go")
     if go is None:
         raise ForeignPeerError(f"no go on the PATH to build {name} with")
@@ -495,7 +521,8 @@ def built_with_go(source: Path, name: str, package: str, built: Path = BUILT) ->
 
 @contextmanager
 def _made(source: Path, built: Path, name: str, result: Path) -> Iterator[tuple[Path, bool]]:
-    """A copy of a source folder outside git, and whether `result` must be made anew; one process at a time."""
+    """Copy a source folder to `built`, and lock the copy for this process. Yield the copy's folder, and true if
+    `result` must be built again."""
     place = built / name
     stamp = built / f"{name}.stamp"
     place.mkdir(parents=True, exist_ok=True)
@@ -530,7 +557,11 @@ def digest_files(source: Path) -> str:
 
 
 def run_tool(arguments: Sequence[str | Path], folder: Path, environment: Mapping[str, str]) -> str:
-    """Run a program of a toolchain, and return its output. ForeignPeerError if it fails."""
+    """Run a program of a toolchain, and return its output.
+
+    Raises:
+        ForeignPeerError: The program failed.
+    """
     done = subprocess.run(
         [str(each) for each in arguments],
         cwd=folder,

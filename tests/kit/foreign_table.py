@@ -1,4 +1,4 @@
-"""Delta tables as other engines write them, by hand: the log is JSON, and the same bytes as theirs where it matters."""
+"""Delta tables as other engines write them. The log entries are written here as JSON, without those engines."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ FEATURES: Final = ("columnMapping", "deletionVectors", "typeWidening", "v2Checkp
 
 
 def add_feature(lake: Lake, name: str, feature: str, *, version: int = 3) -> None:
-    """Commit a protocol that needs a feature, as reader version 3 names it or, for column mapping, as version 2 implies
-    it, with what the feature does to a table: a renamed column, or removed rows."""
+    """Commit a protocol that requires a table feature, and a metadata or data change that uses the feature.
+
+    Args:
+        version: Reader version: 3, which names the feature, or 2, which implies column mapping.
+    """
     table = lake.open(name)
     commit = locate_commit(lake.folder(name), table.version() + 1)
     named = {"readerFeatures": [feature], "writerFeatures": [feature]} if version == 3 else {}
@@ -42,7 +45,7 @@ def add_feature(lake: Lake, name: str, feature: str, *, version: int = 3) -> Non
 
 
 def rename_column(lake: Lake, name: str, column: str, renamed: str) -> None:
-    """Rename a column of a table with column mapping, whose files keep its name."""
+    """Rename a column of a table with column mapping. The data files keep the old name."""
     metadata = _read_metadata(lake, name)
     schema = json.loads(str(metadata["schemaString"]))
     for field in schema["fields"]:

@@ -114,7 +114,7 @@ class _Publication:
         return self.started + self.done / self.rate if self.rate > 0 else self.started
 
     def skip_backlog(self, now: float) -> None:
-        """Move the schedule if it is too far behind."""
+        """Move the schedule forward if the node is too far behind."""
         if self.rate > 0:
             self.started += max(0.0, now - self.due() - _CATCH_UP / self.rate)
 

@@ -1,4 +1,4 @@
-"""Files of history for tests: read whole or in parts, and lines as their programs write them."""
+"""Log and history files of other programs for tests: readers of whole files or parts, and lines in their formats."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ SOURCE = FileSource(bytes(range(32)), "local-history", HEARD_AT)
 
 
 def items(name: str, raw: bytes, part: FileRange = WHOLE, source: FileSource = SOURCE) -> list[Item]:
-    """What the reader of a format makes of a file."""
+    """Read a file, or a part of it, with the reader of the format `name`."""
     return list(FORMATS[name].read(io.BytesIO(raw), source, part))
 
 
 def in_parts(name: str, raw: bytes, size: int) -> list[Item]:
-    """The same, read in parts of `size` bytes."""
+    """Read a file as `items` does, but in parts of `size` bytes."""
     return [item for part in FORMATS[name].split(io.BytesIO(raw), size) for item in items(name, raw, part)]
 
 
 def only_frames(found: Iterable[Item]) -> list[Frame]:
-    """The items, all of which must be Frames."""
+    """Return the Frames, and assert that all items are readable."""
     frames = list(found)
     assert [item for item in frames if isinstance(item, UnreadableItem)] == []
     return [item for item in frames if isinstance(item, Frame)]
 
 
 def unread(found: Iterable[Item]) -> list[tuple[int, str]]:
-    """Line and reason of what is not a Frame."""
+    """Return line and reason of each unreadable item."""
     return [(item.line, item.reason) for item in found if isinstance(item, UnreadableItem)]
 
 
 def message_of(frame: Frame) -> Message:
-    """The one message of a Frame."""
+    """Return the message of a Frame that has only one."""
     (message,) = RPC.FromString(frame.payload).publish
     return message
 
 
 def decoded(frame: Frame) -> DecodedMessage | RejectedMessage:
-    """What the live decoder makes of a Frame with one message."""
+    """Decode a Frame of one message with the decoder of the live queries."""
     (found,) = FrameDecoder(DecodeConfig()).decode_frame(frame, 0, frame.sequence)
     return found
 
@@ -68,7 +68,7 @@ def multibase(data: bytes) -> str:
 
 
 def kubo_line(author: bytes, data: bytes, seqno: bytes, topic: str) -> bytes:
-    """As Kubo from 0.11 on answers pubsub/sub."""
+    """Build a line of the response to `pubsub/sub`, as Kubo 0.11 and later send it."""
     line = {
         "from": peer_text(author),
         "data": multibase(data),
@@ -79,7 +79,7 @@ def kubo_line(author: bytes, data: bytes, seqno: bytes, topic: str) -> bytes:
 
 
 def ceramic_line(at: int, pairs: Iterable[tuple[str, str | int | None]]) -> bytes:
-    """As js-ceramic logs; `at` in s. npm logfmt 1.x, lib/stringify.js, in Python."""
+    """Build a log line of js-ceramic at the time `at` in s (npm logfmt 1.x, lib/stringify.js)."""
     date = datetime.fromtimestamp(at, UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
     text = " ".join(f"{key}={_value(value)}" for key, value in pairs)
     return f"[{date}] service=pubsub {text}".encode()
@@ -135,7 +135,7 @@ LINE_LAYERS: dict[str, Callable[[bytes], bytes]] = {
     "blanks": _each(lambda line: f"  \t{line}"),
     "mark": lambda raw: b"\xef\xbb\xbf" + raw,
 }
-"""A text file as log drivers and terminals have it."""
+"""Functions from a text file to the file as a log driver or terminal writes it, which Kiln can read."""
 
 _SYSLOG = "Jul 15 13:24:35 node-1 ceramic[812]: "
 
@@ -148,7 +148,7 @@ REFUSED_LAYERS: dict[str, Callable[[bytes], bytes]] = {
     "journalctl -o json": _each(lambda line: json.dumps({"MESSAGE": line, "__REALTIME_TIMESTAMP": "1626355475123456"})),
     "syslog": _each(lambda line: f"<30>{_SYSLOG}{line}"),
 }
-"""A text file as Kiln does not read it."""
+"""Functions from a text file to the file in an encoding or log format that Kiln cannot read."""
 
 PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "gzip": zipped,

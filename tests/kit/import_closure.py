@@ -1,4 +1,5 @@
-"""Packages that a module imports as it is loaded, through all modules of Kiln that it loads; read from syntax trees."""
+"""Packages that are imported when a module of Kiln is loaded, also through other modules of Kiln. The imports are read
+from syntax trees."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class CommandImports:
     """Imports inside a command's function and the functions of its file that it calls.
 
     Attributes:
-        modules: Modules with the extras that the function requires before it imports them.
+        modules: Imported modules, each with the extras that the function requires before that import.
         extras: All extras that the command requires.
     """
 
@@ -75,7 +76,7 @@ def _follow(
 
 @cache
 def _load(module: str) -> frozenset[str]:
-    """List the modules that a module of Kiln imports at its top level, and its packages."""
+    """List the modules that a module of Kiln imports at its top level, and the packages that contain it."""
     file = _find(module)
     if file is None:
         return frozenset()

@@ -1,6 +1,5 @@
-"""The law of imports (docs/design/overview.md): the law read from the document, the imports read from syntax trees.
-
-Pure: texts in, sentences out. `tests/unit/test_imports.py` holds the code to the law.
+"""Checker of the law of imports in docs/design/overview.md. Pure functions read the law from the document and the
+imports from syntax trees, and describe the violations. `tests/unit/test_imports.py` applies them to the code.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _SEPARATOR = re.compile(r",\s+and\s+|,\s+|\s+and\s+")
 
 
 class LawError(ValueError):
-    """The document does not state the law as the checker reads it; the message quotes the words."""
+    """The checker cannot parse the law in the document. The message quotes the text."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +31,24 @@ class Law:
     import."""
 
     rooms: Mapping[str, frozenset[str]]
-    """room to the rooms that the room may import, itself left out"""
+    """the other rooms that a room may import, by room"""
     free: frozenset[str]
     """folders that every room but `schemas` may import, and whose files may import only each other"""
 
     def room_of(self, path: str) -> str | None:
-        """The narrowest room that a file stands in; None: the file stands in no room."""
+        """Return the innermost room that contains a file, or `None` if no room does."""
         inside = [room for room in self.rooms if path == room or path.startswith(f"{room}/")]
         return max(inside, key=len, default=None)
 
     def allows(self, path: str, imported: str) -> bool:
-        """Whether one file may import another."""
+        """Return true if the file `path` may import the file `imported`."""
         if self.is_free(imported):
             return not path.startswith("schemas/")
         room, other = self.room_of(path), self.room_of(imported)
         return not self.is_free(path) and room is not None and (other == room or other in self.rooms[room])
 
     def is_free(self, path: str) -> bool:
-        """Whether a file stands in a folder that every room but `schemas` may import."""
+        """Return true if a file is in a folder that every room but `schemas` may import."""
         return any(path.startswith(f"{folder}/") for folder in self.free)
 
 
@@ -57,9 +56,10 @@ class Law:
 
 
 def read_law(document: str) -> Law:
-    """The law that stands in the overview: the paragraph "The law of imports" and the table after it.
+    """Read the law from the overview: the paragraph "The law of imports" and the table after it.
 
-    LawError: no such paragraph or table, or words in the table that the grammar below does not have.
+    Raises:
+        LawError: There is no such paragraph or table, or a cell cannot be parsed.
     """
     paragraph, _, after = document.partition("**The law of imports.**")[2].partition("\n| room |")
     free = re.search(r"Every room but `schemas` may import ([^;]+);\s+the\s+table\s+leaves", paragraph)
@@ -79,9 +79,9 @@ def read_law(document: str) -> Law:
 
 
 def _allowed(cell: str, rooms: Iterable[str], above: Mapping[str, frozenset[str]]) -> Iterator[str]:
-    """The rooms that the words of a cell name: `none`, `everything`, `everything but …`, or a list.
+    """Yield the rooms that a cell names: `none`, `everything`, `everything but …`, or a list.
 
-    An item of a list is a room, `all of` a folder of rooms, or `what … may`: what a room further up may import.
+    An item of a list is a room, `all of` a folder of rooms, or `what … may`: the rooms that a room above may import.
     """
     if cell == "none":
         return
@@ -122,10 +122,13 @@ def module_of(path: str) -> str:
 
 
 def imports(path: str, text: str) -> Iterator[str]:
-    """Full names of what a file imports, wherever the import stands: at the top, in a function, under TYPE_CHECKING.
+    """Yield the full names that a file imports, at the top level, in functions and under TYPE_CHECKING.
 
     `from a import b` gives `a.b`, whether b is a module or not. `import_module("a.b")` counts as an import of a.b, and
-    `import_module(f"a.{name}")` as one of a. LawError: a computed name of which not even the package can be read.
+    `import_module(f"a.{name}")` as an import of a.
+
+    Raises:
+        LawError: The package of a computed name cannot be read from the source.
     """
     package = module_of(path).split(".")
     if not path.endswith("/__init__.py"):
@@ -153,10 +156,10 @@ def _computed(path: str, call: ast.Call) -> str:
 
 
 def imported_files(tree: Tree) -> dict[str, dict[str, str]]:
-    """For each file the files of the tree that it imports, each with the name by which it does.
+    """Map each file to the files of the tree that it imports, and these to the imported names.
 
-    A name that is no module of the tree stands for the longest one that it begins with:
-    `kiln.schemas.kafka.topics.TOPICS` for schemas/kafka/topics.py. What is not of the tree is left out.
+    A name that is no module of the tree stands for the longest module that it begins with, such as
+    `kiln.schemas.kafka.topics.TOPICS` for schemas/kafka/topics.py. Imports from outside the tree are left out.
     """
     files = {module_of(path): path for path in tree}
     found: dict[str, dict[str, str]] = {}
@@ -172,14 +175,14 @@ def imported_files(tree: Tree) -> dict[str, dict[str, str]]:
 
 
 def foreign_imports(path: str, text: str) -> set[str]:
-    """The first parts of the names that a file imports: `pyspark` for `from pyspark.sql import DataFrame`."""
+    """Return the first parts of the names that a file imports: `pyspark` for `from pyspark.sql import DataFrame`."""
     return {name.split(".")[0] for name in imports(path, text)}
 
 
 def breaches(tree: Tree, law: Law) -> list[str]:
-    """A sentence for each import that the law does not allow, and for each file that stands in no room.
+    """Describe each import that the law does not allow, and each file that is in no room.
 
-    An `__init__.py` that imports nothing may stand in no room, as `bridge/__init__.py` does.
+    An `__init__.py` that imports nothing may be in no room, such as `bridge/__init__.py`.
     """
     said: list[str] = []
     for path, imported in sorted(imported_files(tree).items()):
@@ -192,10 +195,10 @@ def breaches(tree: Tree, law: Law) -> list[str]:
 
 
 def circle(tree: Tree) -> list[str]:
-    """Files that import each other in a circle, the first one again at the end; none where there is no circle.
+    """Return the files of an import cycle, the first file again at the end; empty if there is no cycle.
 
-    Every import counts, also one in a function or under TYPE_CHECKING: such an import hides a circle from Python, not
-    from a reader. To import `a.b` runs `a/__init__.py` too, so what that file imports counts, except for files in `a`.
+    Imports in functions and under TYPE_CHECKING also count, because they hide a cycle from Python but not from a
+    reader. An import of `a.b` also runs `a/__init__.py`, so that file's imports count, except for files in `a`.
     """
     graph = {path: set(imported) for path, imported in imported_files(tree).items()}
     for path, imported in graph.items():
