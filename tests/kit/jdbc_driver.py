@@ -1,4 +1,4 @@
-"""DuckDB's JDBC driver (80 MB), which `make tools` fetches once a machine."""
+"""DuckDB's JDBC driver (80 MB), which `make tools` fetches once per machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IVY: Final = Path(__file__).with_name("jdbc") / "ivy.xml"
 
 
 def fetch() -> None:
-    """Fetch the driver, if it is not there yet."""
+    """Fetch the driver unless it is already there."""
     try:
         ensure_jars(ROOT, ivy_xml=IVY)
     except JarsError as error:
@@ -25,6 +25,6 @@ def is_fetched() -> bool:
 
 
 def jar() -> Path:
-    """The driver's jar, once it is fetched."""
+    """Return the path of the driver's jar, which exists once the driver is fetched."""
     (path,) = (ROOT / "jdbc").iterdir()
     return path

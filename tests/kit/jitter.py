@@ -1,4 +1,4 @@
-"""A node on which messages overtake each other."""
+"""A node that delays messages at random, so that they overtake each other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JITTER = 0.3  # s
 
 
 class JitteryNode(Node):
-    """A node that hands each message on after a time of its own, up to `JITTER`."""
+    """A node that sends each message after its own random delay of up to `JITTER`."""
 
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         async with trio.open_nursery() as nursery:

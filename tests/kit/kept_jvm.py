@@ -1,6 +1,7 @@
-"""Commands of `kiln` one after another in one process, whose JVM stays: a start of Spark takes longer than most runs.
+"""A process that runs several `kiln` commands in turn and keeps its JVM, because a start of Spark takes longer than
+most commands.
 
-It is not the process of the tests, which starts it with the first command, and with which it ends.
+The process of the tests starts this process with the first command, and stops it at its own end.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Final
 
 _TESTS: Final = Path(__file__).resolve().parents[1]
 _ENDS: Final = 60.0
-"""s until a process without work has ended"""
+"""s to wait for the end of the process"""
 
 
 class _KeptJvm:
-    """The process."""
+    """The process that runs the commands."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="kiln-kept-jvm-")
@@ -42,7 +43,7 @@ class _KeptJvm:
         atexit.register(self._end)
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, str, str]:
-        """Run a command: its exit status, and what it said on stdout and stderr."""
+        """Run a command, and return its exit status, stdout and stderr."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         json.dump({"arguments": arguments, "environment": environment}, self._process.stdin)
@@ -74,12 +75,12 @@ def _kept() -> _KeptJvm:
 
 
 def run(arguments: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, str, str]:
-    """Run a command of `kiln` with these variables: its exit status, and what it said on stdout and stderr."""
+    """Run a `kiln` command with these variables, and return its exit status, stdout and stderr."""
     return _kept().run(arguments, environment, timeout)
 
 
 def _serve(folder: Path) -> None:
-    """Run the commands of stdin, and answer on stdout."""
+    """Run the commands from stdin, and write the results to stdout."""
     from kiln.conf.settings.model import Settings
     from kiln.deploy.stack.spark import spark_session
 

@@ -1,4 +1,4 @@
-"""Keys that are made to be expensive to read, and the DER to make them of."""
+"""Public keys that are expensive to load, as an attacker would send them, and functions to encode them in DER."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NULL: Final = b"\x05\x00"
 
 
 def tlv(tag: int, content: bytes) -> bytes:
-    """A DER element."""
+    """Encode a DER element."""
     size = len(content)
     if size < 0x80:
         return bytes((tag, size)) + content
@@ -33,17 +33,18 @@ def sequence(*elements: bytes) -> bytes:
 
 
 def subject_key(algorithm: bytes, key: bytes) -> bytes:
-    """A SubjectPublicKeyInfo."""
+    """Encode a SubjectPublicKeyInfo."""
     return sequence(algorithm, tlv(0x03, b"\x00" + key))
 
 
 def public_key(kind: PublicKey.KeyType.ValueType, data: bytes) -> bytes:
-    """A PublicKey protobuf."""
+    """Encode a PublicKey protobuf."""
     return PublicKey(Type=kind, Data=data).SerializeToString()
 
 
 def modp(bits: int) -> int:
-    """The safe prime of a MODP group of so many bits (RFC 3526): Diffie-Hellman's loader proves it prime."""
+    """Return the safe prime of the MODP group of this size (RFC 3526). A loader of Diffie-Hellman keys tests its
+    primality, which is expensive."""
     add = {2048: 124476, 4096: 240904, 8192: 4743158}[bits]
     one = 1 << (bits - 130 + 64)
     pi = (16 * _arctan(one, 5) - 4 * _arctan(one, 239)) >> 64
@@ -51,7 +52,7 @@ def modp(bits: int) -> int:
 
 
 def _arctan(one: int, inverse: int) -> int:
-    """arctan(1 / inverse) times `one`."""
+    """Compute arctan(1 / inverse) times `one`."""
     power = total = one // inverse
     divisor, sign = 1, 1
     while power:
@@ -62,12 +63,12 @@ def _arctan(one: int, inverse: int) -> int:
 
 
 def diffie_hellman(bits: int, generator: int = 3) -> bytes:
-    """The key of the attack: an odd generator, so that the group is none of those that OpenSSL knows by name."""
+    """Encode an expensive Diffie-Hellman key. With an odd generator, the group is none that OpenSSL knows."""
     return subject_key(sequence(_DH, sequence(integer(modp(bits)), integer(generator))), integer(7))
 
 
 def _explicit_curve() -> bytes:
-    """P-256 by its numbers in place of its name."""
+    """Encode the parameters of P-256 explicitly instead of its name."""
     prime = 2**256 - 2**224 + 2**192 + 2**96 - 1
     b = 0x5AC635D8AA3A93E7B3EBBD55769886BC651D06B0CC53B0F63BCE3C3E27D2604B
     order = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -82,7 +83,7 @@ def _explicit_curve() -> bytes:
 
 
 def rsa_key(modulus: int, exponent: int = 65537) -> bytes:
-    """An RSA key of any numbers."""
+    """Encode an RSA public key with any modulus and exponent."""
     return subject_key(sequence(_RSA, _NULL), sequence(integer(modulus), integer(exponent)))
 
 
@@ -110,7 +111,7 @@ KEY_ATTACKS: Final[tuple[tuple[str, PublicKey.KeyType.ValueType, bytes], ...]] =
     ),
     ("explicit curve as ECDSA", PublicKey.ECDSA, _explicit_curve()),
 )
-"""Name, type and bytes of keys whose algorithm is not that of their type."""
+"""Name, declared type and bytes of keys whose algorithm is not the one of the declared type."""
 
 REFUSED_RSA: Final[tuple[tuple[str, bytes], ...]] = (
     ("1,024 bits", rsa_key((1 << 1023) + 1)),
@@ -120,4 +121,4 @@ REFUSED_RSA: Final[tuple[tuple[str, bytes], ...]] = (
     ("an exponent of 1", rsa_key((1 << 4095) + 1, 1)),
     ("an exponent of 4,000 bits", rsa_key((1 << 4095) + 1, (1 << 4000) - 1)),
 )
-"""Name and bytes of RSA keys that are out of bounds."""
+"""Name and bytes of RSA keys that Kiln rejects, because their modulus or exponent is out of bounds."""

@@ -1,4 +1,4 @@
-"""The `kiln` command run as a user runs it: a process of its own, with a state folder and ports of its own."""
+"""The `kiln` command as a user runs it: in its own process, with its own state folder and ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from kit.log_model import UNFOUNDED_REPEATS, read_records
 
 
 class Kiln:
-    """One state folder. `environment` overrides settings (KILN_…); `folder` is the current folder of its commands."""
+    """A Kiln with one state folder. `environment` overrides settings (KILN_…). Its commands run in `folder`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Kiln:
         return [sys.executable, "-P", "-m", "kiln.deploy.cli", *arguments]
 
     def run(self, *arguments: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """Runs a command to its end; on a bad end the log is shown."""
+        """Run a command, and assert that it succeeds. The error shows the log."""
         done = subprocess.run(
             self.command(*arguments),
             cwd=self.folder,
@@ -68,15 +68,18 @@ class Kiln:
         return done
 
     def run_kept(self, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-        """Run a command as `run` does, with the JVM of the commands before it. For tests of what is in the tables, and
-        not of the command's process; without a store, as the JVM has neither its jars nor its credentials."""
+        """Run a command as `run` does, but in the process of `kit.kept_jvm`, which keeps its JVM.
+
+        Use this for tests of tables, not of a command's process. Tests with an object store cannot use this, because
+        the JVM lacks the store's jars and credentials.
+        """
         assert self.folder is None
         code, out, err = kept_jvm.run(arguments, self.environment, timeout)
         assert code == 0, f"kiln {' '.join(arguments)}: {code}\n{out}\n{err}\n{self.log()}"
         return subprocess.CompletedProcess(arguments, code, out, err)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Starts a command in a session of its own, so that `kill_all` ends it with all its children."""
+        """Start a command in its own session, so that `kill_all` also kills all its children."""
         self.state.mkdir(parents=True, exist_ok=True)
         with (self.state / "started.out").open("ab") as out:
             return subprocess.Popen(
@@ -91,7 +94,7 @@ class Kiln:
             )
 
     def sql(self, query: str) -> list[dict[str, object]]:
-        """What `kiln sql --json` prints, without the second or two that a process takes to start."""
+        """Return the rows that `kiln sql --json` prints, without starting a process, which takes a second or two."""
         printed = io.StringIO()
         write_json(query_lake(Lake.from_location(self.settings().lake_root), query), printed)
         answer = json.loads(printed.getvalue())
@@ -99,14 +102,14 @@ class Kiln:
         return answer
 
     def check_updates_are_new_once(self) -> None:
-        """Each announced tip is an update, once for each origin and separator, and again where its author returns to it
-        (decision 5), however often announced."""
+        """Assert that each announced tip has an update, and that no update repeats another unless the author announced
+        another tip in between (decision 5)."""
         announced = "select network, stream, tip from messages where type = 'UPDATE'"
         assert self.sql(f"{announced} except select network, stream, tip from updates") == []
         assert self.sql(f"{UNFOUNDED_REPEATS} LIMIT 3") == []
 
     def check_tables_hold_each_thing_once(self) -> None:
-        """Each table has rows, and no two of them with the same key."""
+        """Assert that each table has rows, and no two rows with the same key. Control tables may be empty."""
         for table, key in {
             "frames": "connection, direction, sequence",
             "messages": "network, message_id",
@@ -123,7 +126,7 @@ class Kiln:
             assert self.count(table) > 0 or table in ("subscriptions", "controls")  # traffic may have none
 
     def check_no_frame_or_tip_is_lost(self, address: str, prefix: str) -> None:
-        """Each frame of the log is in the tables, and each tip that has a separator in a batch."""
+        """Assert that each frame in Kafka is in the tables, and that each tip with a separator is in a batch."""
         records = read_records(address, f"{prefix}frames").values()
         frames = {value for part in records for _, _, value in part}
         assert self.count("frames") == len(frames) - self.count("quarantine", "stage = 'frame'")
@@ -133,7 +136,7 @@ class Kiln:
         assert self.sql(missed) == []
 
     def settings(self) -> Settings:
-        """The settings of a command of this Kiln."""
+        """Load the settings that this Kiln's commands use."""
         with mock.patch.dict(os.environ, self.environment, clear=True):
             return load_settings()
 
@@ -143,7 +146,7 @@ class Kiln:
         return number
 
     def log(self) -> str:
-        """The ends of Spark's log and of what `start` printed."""
+        """Return the last lines of Spark's log, and of the output of commands that `start` ran."""
         files = [self.state / "logs" / "spark.log", self.state / "started.out"]
         return "\n".join(
             line for file in files if file.exists() for line in file.read_text(errors="replace").splitlines()[-60:]
@@ -151,7 +154,7 @@ class Kiln:
 
 
 def end(process: subprocess.Popen[str]) -> None:
-    """SIGTERM to a started Kiln, which then stops its own broker too: that one runs in a session of its own."""
+    """Stop a started Kiln by SIGTERM, so that it also stops its broker, which `kill_all` would not reach."""
     process.terminate()
     try:
         process.wait(timeout=120)
@@ -161,6 +164,6 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def kill_all(process: subprocess.Popen[str]) -> None:
-    """SIGKILL to a started Kiln and to all its children: the JVM and the Python workers."""
+    """Send SIGKILL to a started Kiln and to its children, the JVM and the Python workers."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=60)

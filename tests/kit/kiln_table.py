@@ -1,4 +1,4 @@
-"""Tables with any columns, of the version that Kiln reads."""
+"""Delta tables with any columns, in a table version that Kiln reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kiln.schemas.delta.tables import TABLES_VERSION
 
 
 def append_rows(place: Path, rows: pa.Table, partition_by: Sequence[str] = ()) -> None:
-    """Append rows to the table in this folder. Where there is none, it is made, which is its version 0."""
+    """Append rows to the table in this folder. If there is no table, create it first, as version 0."""
     DeltaTable.create(
         str(place),
         Schema.from_arrow(rows.schema),

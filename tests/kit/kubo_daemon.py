@@ -31,12 +31,12 @@ loop: a hundred clients take seconds, and Kubo opens no pubsub stream to a peer 
 
 
 def build(built: Path = BUILT) -> Path:
-    """Kubo 0.43, in `.peers`: built with go when its pins changed since (minutes, the first time)."""
+    """Build Kubo 0.43 in `.peers` if its pins have changed, and return its binary. The first build takes minutes."""
     return built_with_go(Path(__file__).with_name("kubo"), "kubo", "github.com/ipfs/kubo/cmd/ipfs", built)
 
 
 def program() -> str:
-    """The program of Kubo; skips the test where there is none."""
+    """Return the path of the program `ipfs`, or skip the test if there is none."""
     found = os.environ.get("KILN_TEST_KUBO") or shutil.which("ipfs")
     if found is None:
         pytest.skip("no `ipfs` program (Kubo) on the PATH")
@@ -44,7 +44,7 @@ def program() -> str:
 
 
 class Daemon:
-    """`ipfs daemon` with a repository of its own; nobody to bootstrap from, no routing, no mDNS."""
+    """An `ipfs daemon` with its own repository, without bootstrap peers, routing and mDNS."""
 
     def __init__(self, program: str, folder: Path) -> None:
         self._program = program
@@ -70,19 +70,19 @@ class Daemon:
         self._child: subprocess.Popen[bytes] | None = None
 
     def route(self) -> None:
-        """Before its start: takes part in a DHT, of those that it is connected to."""
+        """Configure the daemon as a DHT server, before its start. The DHT has only the peers that you connect."""
         self._ipfs("config", "--json", "Routing", '{"Type": "dhtserver"}')
 
     def log(self, system: str) -> None:
-        """Before its start: `lines` has the debug log of a part of Kubo, as JSON."""
+        """Turn on the debug log of a subsystem of Kubo, as JSON, before the daemon's start."""
         self._environment |= {"GOLOG_LOG_LEVEL": f"error,{system}=debug", "GOLOG_LOG_FMT": "json"}
 
     def lines(self) -> list[str]:
-        """Return what it has logged."""
+        """Return the lines of the daemon's log."""
         return (self._folder / "daemon.log").read_text().splitlines()
 
     def take_identity(self, key: EllipticCurvePrivateKey) -> None:
-        """Before its start: is the peer of this key."""
+        """Set the daemon's identity key, before its start."""
         file = self._folder / "config"
         config = json.loads(file.read_text())
         data = key.private_bytes(Encoding.DER, PrivateFormat.TraditionalOpenSSL, NoEncryption())
@@ -107,7 +107,7 @@ class Daemon:
         answer.raise_for_status()
 
     async def fetch(self, client: httpx.AsyncClient, cid: str, seconds: int) -> bytes | None:
-        """Return a block, which the daemon fetches if it does not have it, or None if it did not get it in time."""
+        """Return a block, which the daemon fetches if necessary; `None` if the block does not arrive in time."""
         answer = await client.post(f"{self.url}/api/v0/block/get", params={"arg": cid, "timeout": f"{seconds}s"})
         return answer.content if answer.status_code == 200 else None
 
@@ -150,12 +150,12 @@ class Daemon:
 
     @property
     def address(self) -> str:
-        """Where others reach it, with /p2p/."""
+        """Multiaddr of the daemon, with /p2p/."""
         who = httpx.post(f"{self.url}/api/v0/id", timeout=60).json()
         return f"{self.swarm}/p2p/{who['ID']}"
 
     async def hear(self, topic: str) -> AsyncIterator[bytes]:
-        """Subscribe to a topic; what is said on it, until the daemon ends."""
+        """Subscribe to a topic, and yield the data of its messages until the daemon ends."""
         async with (
             httpx.AsyncClient(timeout=None, verify=_NO_TLS) as client,
             client.stream("POST", f"{self.url}/api/v0/pubsub/sub", params={"arg": _encode_topic(topic)}) as answer,

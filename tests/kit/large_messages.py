@@ -1,4 +1,4 @@
-"""Good messages that no go peer accepts: as RPCs, signed, for the topic of the tests' network."""
+"""Valid messages that go peers reject as too large: signed, as RPCs, on the topic of the tests' network."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _AUTHOR: Final = Ed25519PrivateKey.from_private_bytes(b"large".ljust(32))
 
 
 def large_message(number: int) -> bytes:
-    """A message of 1.1 MB; go accepts 1 MiB."""
+    """Build a message of 1.1 MB. go accepts up to 1 MiB."""
     return _signed(Message(data=number.to_bytes(8, "big") + bytes(1_100_000)), number)
 
 
 def message_of_overhead(number: int) -> bytes:
-    """A message with 600 kB next to its data; go accepts 512 KiB."""
+    """Build a message with 600 kB in addition to its data. go accepts up to 512 KiB."""
     message = Message.FromString(b"\xa2\x06" + encode(bytes(600_000)))  # field 100
     message.data = number.to_bytes(8, "big")
     return _signed(message, number)

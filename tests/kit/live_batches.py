@@ -1,4 +1,4 @@
-"""A broker whose frames become batches with no Spark: what a bridge captures comes back to it on `kiln.batches`."""
+"""A broker, and a thread that makes batches from the frames in the broker without Spark, for tests of the bridge."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _PREFIX = "kiln."
 
 @contextmanager
 def running_broker(folder: Path) -> Iterator[EmbeddedBroker]:
-    """An embedded broker with all of Kiln's topics."""
+    """Run an embedded broker with all of Kiln's topics for the duration of the context."""
     port, controller_port = free_ports(2)
     with EmbeddedBroker(folder, port, controller_port, list_jars("broker"), heap="256m") as broker:
         days = dict.fromkeys(TOPICS, timedelta(days=1))
@@ -45,25 +45,25 @@ def running_broker(folder: Path) -> Iterator[EmbeddedBroker]:
 
 
 class LiveBatches:
-    """A thread that reads `kiln.frames` as it grows, and writes the batches of its updates to `kiln.batches`.
+    """A thread that reads new records of `kiln.frames`, and writes batches of their updates to `kiln.batches`.
 
-    It may be read from other threads at any time, and only grows.
+    Other threads may read the attributes at any time. These only grow.
     """
 
     def __init__(self, address: str) -> None:
         self.captured: Counter[str] = Counter()
-        """received copies of each message, by its id"""
+        """number of received copies, by message id"""
         self.captured_data: set[bytes] = set()
         """data of the received messages"""
         self.written_at: dict[str, float] = {}
-        """seconds of the monotonic clock at which each batch was written first, by its CID"""
+        """monotonic time in seconds at which each batch was first written, by CID"""
         self._address = address
         self._windows = PartitionWindows(WINDOW)
         self._stopping = threading.Event()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run in the background; what ended the thread early is raised at the end."""
+        """Run the thread for the duration of the context. An error of the thread is raised at the end."""
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(self._run)
             try:

@@ -1,6 +1,6 @@
-"""A Spark session on this machine, as `kiln run` makes one, with a state folder of its own.
+"""A local Spark session, as `kiln run` opens it, with its own state folder.
 
-A test module takes the fixture with `pytest_plugins = ["kit.local_spark"]`.
+A test module enables the fixture with `pytest_plugins = ["kit.local_spark"]`.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _ANOTHER_SPARK = {
     "SPARK_CONF_DIR": _FOREIGN,
     "SPARK_HOME": "/nowhere/spark",
 }
-"""Variables of a user who has another Spark: with any of them, no session could be opened or read a table."""
+"""Environment variables of another Spark. If Kiln did not ignore them, it could open no session or read no table."""
 
 
 def open_session(settings: Settings, name: str = "kiln") -> AbstractContextManager[SparkSession]:
-    """Open a session with the guard of `kiln sql --spark`: the first one of the process starts the JVM of all."""
+    """Open a session with the read-only guard of `kiln sql --spark`. All sessions of the process share a JVM."""
     os.environ |= _ANOTHER_SPARK
     return spark_session(settings, name, classes=[compile_classes(print)])
 
 
 @pytest.fixture(scope="module")
 def spark(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session for the tests of a module."""
+    """A session that the tests of a module share."""
     settings = Settings(state=tmp_path_factory.mktemp("spark"))
     with open_session(settings) as session:
         session.conf.set("spark.sql.shuffle.partitions", str(settings.spark.shuffle_partitions))  # as the queries do

@@ -1,4 +1,4 @@
-"""Packages of the lock file: those that requirements need, and their entries."""
+"""Packages in the lock file: the dependencies of requirements, and the entries of packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ENTRY = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==.*(?:\n .*)*\n", re.MULTILINE)
 
 
 def list_dependencies(requirements: Iterable[Requirement]) -> frozenset[str]:
-    """List the normalized names of packages with all that they need, as far as the lock has them."""
+    """List the normalized names of the required packages and all their dependencies that are in the lock file."""
     locked = set(_read_entries())
     found: set[str] = set()
     wanted = list(requirements)
@@ -30,7 +30,7 @@ def list_dependencies(requirements: Iterable[Requirement]) -> frozenset[str]:
 
 
 def select_locked(names: Collection[str]) -> str:
-    """Return the part of `requirements.lock` for packages."""
+    """Return the entries of these packages in `requirements.lock`."""
     return "".join(text for name, text in _read_entries().items() if name in names)
 
 
@@ -43,7 +43,7 @@ def _read_dependencies(name: str, extras: Iterable[str]) -> Iterator[Requirement
 
 
 def _read_entries() -> dict[str, str]:
-    """Read the entries by normalized name, with an entry per range of Python versions."""
+    """Read the entries by normalized name. A package may have an entry for each range of Python versions."""
     found: dict[str, str] = {}
     for entry in _ENTRY.finditer((PROJECT / "requirements.lock").read_text(encoding="utf-8")):
         name = canonicalize_name(entry["name"])

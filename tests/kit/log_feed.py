@@ -1,4 +1,4 @@
-"""Frames onto a broker that the test shares with a Kiln of its own, and the log watched as it grows."""
+"""Producer of frames for a broker that a Kiln under test uses, and functions that wait for records in its topics."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from kit.kiln_process import Kiln
 def kiln_beside(
     address: str, prefix: str, state: Path, environment: dict[str, str] | None = None, *, partitions: int = 2
 ) -> Kiln:
-    """A Kiln on the broker at `address`, with topics of its own under `prefix`; they are there when this returns.
+    """Create topics with the prefix `prefix` on the broker at `address`, and return a Kiln that uses them.
 
-    `partitions`: of `frames` and `updates`.
+    Args:
+        partitions: Number of partitions of `frames` and of `updates`.
     """
     ensure_topics(
         address,
@@ -41,7 +42,7 @@ def frames_producer(address: str, prefix: str) -> FramesProducer:
 
 
 def alternate(*streams: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """One of each in turn, until all have ended."""
+    """Yield one record of each stream in turn, until all streams have ended."""
     waiting = [iter(stream) for stream in streams]
     while waiting:
         for stream in list(waiting):
@@ -54,7 +55,7 @@ def alternate(*streams: Iterable[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, 
 
 @contextmanager
 def new_records(address: str, topic: str) -> Iterator[KafkaConsumer]:
-    """A consumer of what is written to a topic from here on."""
+    """Open a consumer of the records that are written to a topic from now on."""
     consumer = KafkaConsumer(topic, **client(address), auto_offset_reset="latest", group_id=None)
     try:
         while not consumer.assignment():
@@ -67,7 +68,7 @@ def new_records(address: str, topic: str) -> Iterator[KafkaConsumer]:
 
 
 def await_records(consumer: KafkaConsumer, number: int, polls: int = 120) -> None:
-    """Returns when `number` records have come; fails after `polls` seconds without one."""
+    """Wait for `number` records. Fail after `polls` seconds without a record."""
     idle = 0
     while number > 0:
         came = sum(map(len, consumer.poll(timeout_ms=1_000).values()))
@@ -77,7 +78,7 @@ def await_records(consumer: KafkaConsumer, number: int, polls: int = 120) -> Non
 
 
 def await_end(address: str, topic: str, number: int, patience: float) -> None:
-    """Returns when so many records have been written to a topic since it was made."""
+    """Wait until `number` records in all have been written to a topic, for at most `patience` s."""
     consumer = KafkaConsumer(**client(address))
     try:
         parts = [TopicPartition(topic, part) for part in consumer.partitions_for_topic(topic) or ()]

@@ -1,4 +1,4 @@
-"""What the batches of a log must be, said another way than by the code under test: a plain model, other libraries."""
+"""A simple model of the batches that follow from a log, written with other libraries than the code under test."""
 
 from __future__ import annotations
 
@@ -34,8 +34,12 @@ class Window(NamedTuple):
 
 
 def windows_of(log: Iterable[tuple[int, Update | None]], length: int) -> list[Window]:
-    """The windows that a partition's records (stamp, update or tick), in offset order, close (decision 1, with G = 0).
-    Times as the stamps'."""
+    """Return the windows that end within a partition's records, in the order of their end (decision 1, with G = 0).
+
+    Args:
+        log: Timestamp and update of each record in the order of offsets; `None` for a tick.
+        length: Window length T, in the unit of the timestamps.
+    """
     records = list(log)
     clock = list(accumulate((stamp for stamp, _ in records), max))
     open_: dict[Owner, tuple[int, int, set[tuple[str, str]]]] = {}
@@ -52,7 +56,7 @@ def windows_of(log: Iterable[tuple[int, Update | None]], length: int) -> list[Wi
 
 
 def without_repeats(log: Iterable[tuple[int, Update | None]]) -> list[tuple[int, Update | None]]:
-    """The log with the second writing of a message within one epoch turned into a mere stamp."""
+    """Replace each repeat of a message within an epoch by a tick with the same timestamp."""
     seen: set[tuple[tuple[str, int], Owner, str]] = set()
     kept: list[tuple[int, Update | None]] = []
     for stamp, update in log:
@@ -64,7 +68,7 @@ def without_repeats(log: Iterable[tuple[int, Update | None]]) -> list[tuple[int,
 
 
 def block_of(tips: Iterable[tuple[str, str]]) -> bytes:
-    """The CIP-123 block of these (stream, tip), by another library."""
+    """Encode pairs of stream and tip as a CIP-123 block, with the library dag_cbor."""
     by_stream: dict[str, list[CID]] = {}
     for stream, tip in tips:
         by_stream.setdefault(stream, []).append(CID.decode(tip))
@@ -85,7 +89,10 @@ class Emitted(NamedTuple):
 
 
 def expected_batches(logs: Iterable[list[tuple[int, Update | None]]], length: int) -> set[Emitted]:
-    """What the partitions of a log must have been batched to; no window may pass the block limit. Times in µs."""
+    """Compute the batches that must follow from the partitions of a log. Times are in µs.
+
+    No window may have more tips than fit into one block.
+    """
     return {
         Emitted(window.owner, window.opened_at, cid_of(block_of(window.tips)))
         for log in logs
@@ -94,7 +101,7 @@ def expected_batches(logs: Iterable[list[tuple[int, Update | None]]], length: in
 
 
 def read_records(servers: str, topic: str) -> dict[int, list[tuple[int, bytes | None, bytes]]]:
-    """All a topic holds: partition to (stamp in µs, key, value), in offset order."""
+    """Read all records of a topic: for each partition, timestamp in µs, key and value, in the order of offsets."""
     consumer = KafkaConsumer(**client(servers), max_partition_fetch_bytes=16 << 20)
     parts = [TopicPartition(topic, partition) for partition in sorted(consumer.partitions_for_topic(topic) or ())]
     consumer.assign(parts)
@@ -109,7 +116,7 @@ def read_records(servers: str, topic: str) -> dict[int, list[tuple[int, bytes | 
 
 
 def read_log(servers: str, topic: str) -> list[list[tuple[int, Update | None]]]:
-    """`kiln.updates` by partition, as the model takes it."""
+    """Read `kiln.updates` in the form that `expected_batches` takes: a list for each partition."""
     return [
         [(stamp, update_of(value) if value else None) for stamp, _, value in records]
         for records in read_records(servers, topic).values()
@@ -117,7 +124,7 @@ def read_log(servers: str, topic: str) -> list[list[tuple[int, Update | None]]]:
 
 
 def update_of(value: bytes) -> Update | None:
-    """A record of `kiln.updates`; None: it has no separator, and so comes into no batch."""
+    """Parse a record of `kiln.updates`. Return `None` if it has no separator and so belongs in no batch."""
     record = json.loads(value)
     if record["separator"] is None:
         return None
@@ -127,12 +134,12 @@ def update_of(value: bytes) -> Update | None:
 
 
 def read_batches(servers: str, topic: str) -> list[Emitted]:
-    """`kiln.batches`, each record; the blocks are checked against their CIDs on the way."""
+    """Read all records of `kiln.batches`, and assert that each block matches its CID."""
     return [emitted_of(value) for records in read_records(servers, topic).values() for _, _, value in records]
 
 
 def emitted_of(value: bytes) -> Emitted:
-    """A record of `kiln.batches`. AssertionError: its block is not that of its CID."""
+    """Parse a record of `kiln.batches`, and assert that the block matches its CID."""
     record = json.loads(value)
     block = base64.b64decode(record["block"])
     assert cid_of(block) == record["batch_cid"]
@@ -142,7 +149,7 @@ def emitted_of(value: bytes) -> Emitted:
 
 
 class Announced(NamedTuple):
-    """An UPDATE message for one stream. `message`: its id; `heard`: of its first copy."""
+    """An UPDATE message for one stream. `message` is its id, and `heard` the time of its first copy."""
 
     author: str | None
     tip: str
@@ -152,8 +159,15 @@ class Announced(NamedTuple):
 
 
 def updates_among(said: Iterable[Announced], horizon: int) -> list[int]:
-    """Which announcements of a stream, by their numbers in order of time, are updates (decision 5), without an IPFS
-    node. It looks through all that was said before, each time."""
+    """Find the announcements of a stream that are updates (decision 5, without an IPFS node), by a full search.
+
+    Args:
+        said: Announcements in the order of time.
+        horizon: Time after which an update is forgotten, in the unit of `heard`.
+
+    Returns:
+        The positions of the updates in `said`.
+    """
     before: list[Announced] = []
     updates: list[int] = []
     for number, each in enumerate(said):
@@ -188,4 +202,4 @@ UNFOUNDED_REPEATS: Final = """
         SELECT 1 FROM said AS s
         WHERE s.network = c.network AND s.stream = c.stream AND s.from_peer = c.from_peer AND s.tip <> c.tip
               AND s.first_at <= c.observed_at AND s.last_at >= c.before)"""
-"""Updates that were updates before, although their author has announced no other tip in between (decision 5)."""
+"""SQL for repeated updates whose author announced no other tip in between. There must be none (decision 5)."""

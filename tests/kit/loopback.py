@@ -1,9 +1,9 @@
-"""Runs a command where loopback is all the network there is, and says how often anything in it tried to get out.
+"""Run a command in a network namespace that has only loopback, and count its packets to other addresses.
 
     unshare -rn python tests/kit/loopback.py COMMAND…
 
-It tells on stderr, in a last line, how many packets had no way out, DNS queries among them: the kernel counts them for
-the whole namespace, so also those of libraries and of processes that have ended. The exit status is the command's.
+The last line on stderr is the number of packets without a route, including DNS queries. The kernel counts them for the
+whole namespace, so packets of libraries and of ended processes also count. The exit status is the command's.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ TESTS: Final = {
     "libtorrent": "tests/network/test_bep50_peers.py",
     "demo network": "tests/network/test_demo_network.py",
 }
-"""Modules whose tests tests/network/test_loopback_only.py runs so."""
+"""Test modules that tests/network/test_loopback_only.py runs with loopback only."""
 INSTALLED: Final = "npm"
-"""Part of the names of tests that it leaves out: what they need may have to be installed first."""
+"""Part of the names of tests that it skips, because their programs may have to be installed first."""
 
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _TOLD = re.compile(r"^(\d+) packets had no way out$", re.MULTILINE)
 
 
 def available() -> bool:
-    """Whether this user may have a network namespace."""
+    """Return true if this user may create a network namespace."""
     try:
         done = subprocess.run(["unshare", "-rn", "true"], check=False, capture_output=True)
     except OSError:
@@ -41,18 +41,18 @@ def available() -> bool:
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line that runs another so."""
+    """Return the command line that runs a command with loopback only."""
     return ["unshare", "-rn", sys.executable, str(Path(__file__)), *arguments]
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int, int, str]:
-    """Run a command so: its exit status, how many packets had no way out, and what it said."""
+    """Run a command with loopback only. Return its exit status, its number of packets without a route, and its output."""
     done = subprocess.run(command(*arguments), env=env, check=False, capture_output=True, text=True)
     return done.returncode, told(done.stderr), done.stdout + done.stderr
 
 
 def told(text: str) -> int:
-    """How many packets had no way out, of what was said on stderr."""
+    """Parse the number of packets without a route from the output on stderr."""
     found = _TOLD.findall(text)
     assert found, text
     return int(found[-1])

@@ -1,4 +1,4 @@
-"""An IPFS node of the test's, which goes away, comes back, and answers when it is let."""
+"""An IPFS node in memory, which a test can make unavailable or let wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kiln.schemas.wire.cid import cid_text, compute_cid
 
 
 class Ipfs(FolderBlockStore):
-    """Blocks in memory; who asks for one that is not there waits in vain."""
+    """Blocks in memory. `get` waits while `gate` is not set, and fails if `away` is true or the block is missing."""
 
     def __init__(self) -> None:
         super().__init__(Path("nowhere"))

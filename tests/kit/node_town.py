@@ -1,4 +1,4 @@
-"""Nodes of ours on 127.0.0.1, and raw libp2p peers that say just what a test lets them say."""
+"""Kiln's libp2p nodes on 127.0.0.1, and raw libp2p peers that send only what a test sends."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ TOPIC = "/ceramic/local-test"
 LISTEN = "/ip4/127.0.0.1/tcp/0"
 OPTIONS = NodeOptions(network="local-test", listen=(LISTEN,), redial_first=0.05, redial_most=0.2)
 ENDS = (BaseLibp2pError, EOFError, trio.BrokenResourceError, trio.ClosedResourceError)
-"""What reading a stream raises once the other side, or this one, is gone."""
+"""Errors of reading a stream after either side has closed it."""
 
 
 class Bell:
-    """Wakes whoever waits for something to become true, each time something happened."""
+    """Wakes tasks that wait for a condition. Each `ring` makes them check their conditions."""
 
     def __init__(self) -> None:
         self._rung = trio.Event()
@@ -53,7 +53,7 @@ class Bell:
 
 
 class Tape:
-    """The sink: keeps every frame. `full` as the test says."""
+    """Sink of captured frames that keeps all frames. A test can set `full`."""
 
     def __init__(self, bell: Bell) -> None:
         self.frames: list[Frame] = []
@@ -80,7 +80,7 @@ class Tape:
 
 
 class Numbers(Seqno):
-    """Seqnos, and which were given out."""
+    """A `Seqno` that records the seqnos that it returns."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, trio_clock_ns)
@@ -93,7 +93,7 @@ class Numbers(Seqno):
 
 @dataclass
 class Running:
-    """A node that runs, what it captured and what it delivered, and when: seconds of trio's clock."""
+    """A running node, with its captured frames, and its delivered messages with times in seconds of trio's clock."""
 
     node: Node
     tape: Tape
@@ -111,11 +111,11 @@ class Running:
 
     @property
     def published(self) -> list[str]:
-        """Ids of the signed messages it published, by the numbers that it gave them."""
+        """Ids of the signed messages that the node has published, from its seqnos."""
         return [f"{self.peer}/{number:016x}" for number in self.numbers.given]
 
     def rpcs(self, direction: int, peer: str = "") -> list[RPC]:
-        """Captured RPCs of a direction, with all peers or one."""
+        """Return the captured RPCs of a direction, of all peers or of one."""
         wanted = peer_bytes(peer) if peer else b""
         return [
             RPC.FromString(f.payload)
@@ -124,12 +124,12 @@ class Running:
         ]
 
     def captured(self, direction: int, peer: str = "") -> list[str]:
-        """Ids of the messages in captured frames, copies as often as they came."""
+        """Return the ids of the messages in captured frames, one for each copy."""
         return [message_id(m) for rpc in self.rpcs(direction, peer) for m in rpc.publish]
 
 
 class Town:
-    """Nodes and raw peers of one test."""
+    """Starts the nodes of a test in its nursery."""
 
     def __init__(self, nursery: trio.Nursery, folder: Path) -> None:
         self.nursery = nursery
@@ -144,7 +144,7 @@ class Town:
         authors: int = 1,
         kind: type[Node] = Node,
     ) -> Running:
-        """A node that runs; `before` it does."""
+        """Start a node. `before` is called with the node before it runs."""
         key = key or new_key()
         tape, heard, heard_at = Tape(self.bell), list[bytes](), list[float]()
 
@@ -160,7 +160,7 @@ class Town:
         return Running(node, tape, heard, numbers, heard_at)
 
     async def pair(self, options: NodeOptions = OPTIONS) -> tuple[Running, Running]:
-        """Two nodes on TOPIC that know so of each other."""
+        """Start two nodes on TOPIC, and wait until each knows the other's subscription."""
         a = await self.node(options)
         b = await self.node(replace(options, bootstrap=(a.address,)))
         for one in (a, b):
@@ -177,7 +177,7 @@ def trio_clock_ns() -> int:
 
 
 def subscribed(one: Running, peers: int) -> bool:
-    """Whether the node knows of so many peers that they are on TOPIC."""
+    """Return true if the node knows at least `peers` peers that are subscribed to TOPIC."""
     return sum(TOPIC in view.topics for view in one.node.router.peers.values()) >= peers
 
 
@@ -195,9 +195,11 @@ def in_town(folder: Path, test: Callable[[Town], Awaitable[None]], seconds: floa
 async def raw_peer(
     reads: bool = True, pause: float = 0.0, key: Ed25519PrivateKey | None = None, listen: bool = False
 ) -> AsyncIterator[BasicHost]:
-    """A libp2p host that takes pubsub streams, and reads them or not, and says only what the test lets it say.
+    """Run a libp2p host that accepts pubsub streams and sends only what the test sends.
 
-    `pause`: s before each read.
+    Args:
+        reads: True if the host reads the streams.
+        pause: Seconds to wait before each read.
     """
     host = make_host(key or new_key(), "odd/1", InboundSlots(10))
 
@@ -239,7 +241,8 @@ def message(number: int, key: Ed25519PrivateKey, size: int = 300) -> bytes:
 
 
 def check_sequences(tape: Tape, closed: bool) -> None:
-    """Contiguous from 1 in each direction of each connection; closing frames exactly at the ends."""
+    """Assert that the sequence numbers in each direction of each connection are contiguous from 1. If `closed`, the
+    last frame of each must be a closing frame, and otherwise there must be none."""
     by_way: dict[tuple[bytes, int], list[Frame]] = {}
     for frame in tape.frames:
         by_way.setdefault((frame.connection, frame.direction), []).append(frame)

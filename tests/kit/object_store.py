@@ -1,6 +1,6 @@
-"""An object store that others wrote, on loopback: versitygw, which speaks S3 over a folder. Built with go.
+"""An S3 object store on loopback: versitygw, which keeps objects in a folder. It is built with go.
 
-A test module takes the fixtures with `pytest_plugins = ["kit.object_store"]`.
+A test module enables the fixtures with `pytest_plugins = ["kit.object_store"]`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUCKETS = count()
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A running store. `folder`: where it keeps the objects, a folder for each bucket."""
+    """A running store. `folder` has a folder with objects for each bucket."""
 
     endpoint: str
     folder: Path
@@ -37,7 +37,7 @@ class ObjectStore:
 
     @property
     def options(self) -> dict[str, str]:
-        """Return the credentials in the form of `lake.storage_options`."""
+        """Address and credentials in the form of `lake.storage_options`."""
         return {**self.address, "aws_access_key_id": self.key, "aws_secret_access_key": self.secret}
 
     @property
@@ -47,27 +47,27 @@ class ObjectStore:
 
     @property
     def credentials(self) -> dict[str, str]:
-        """As the environment has them."""
+        """Credentials as environment variables."""
         return {"AWS_ACCESS_KEY_ID": self.key, "AWS_SECRET_ACCESS_KEY": self.secret}
 
     def bucket(self) -> str:
-        """The URI of a new bucket."""
+        """Create a bucket, and return its URI."""
         name = f"bucket{next(_BUCKETS)}"
         (self.folder / name).mkdir()
         return f"s3://{name}"
 
     def place(self) -> Location:
-        """A place in a bucket of its own."""
+        """Return a location in a new bucket."""
         return parse_location(f"{self.bucket()}/some/prefix", self.options)
 
     def lake(self) -> Lake:
-        """A lake with a bucket of its own."""
+        """Return a lake in a new bucket."""
         return Lake.from_location(self.place())
 
 
 @pytest.fixture(scope="session")
 def versitygw() -> Path:
-    """The store's binary; skips without go."""
+    """The store's binary. Skips the test if go is missing."""
     if which("go") is None:
         pytest.skip("no go toolchain to build the object store with")
     return built_with_go(
@@ -77,14 +77,14 @@ def versitygw() -> Path:
 
 @pytest.fixture(scope="session")
 def object_store(versitygw: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
-    """One running store for the whole run; each test takes buckets of its own."""
+    """A store that all tests share. Each test creates its own buckets."""
     with running(versitygw, tmp_path_factory.mktemp("store")) as store:
         yield store
 
 
 @contextmanager
 def running(versitygw: Path, folder: Path) -> Iterator[ObjectStore]:
-    """A store over a folder, for as long as this lasts."""
+    """Run a store with its objects in a folder, for the duration of the context."""
     (port,) = free_ports(1)
     store = ObjectStore(f"http://127.0.0.1:{port}", folder)
     access: Mapping[str, str] = {"ROOT_ACCESS_KEY": store.key, "ROOT_SECRET_KEY": store.secret}

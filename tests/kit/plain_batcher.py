@@ -1,4 +1,4 @@
-"""The batcher at once, with no Spark; and the same record by record, as decision 1 says it."""
+"""The batcher without Spark: Kiln's code for whole ranges of records, and decision 1 implemented record by record."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kiln.schemas.wire.streamid import StreamIdError, stream_text
 
 
 class LogRecord(NamedTuple):
-    """A record of `kiln.updates`; `stamp`: the broker's, µs. An empty value is a tick."""
+    """A record of `kiln.updates`. `stamp` is the broker's timestamp in µs. An empty value is a tick."""
 
     partition: int
     offset: int
@@ -43,13 +43,13 @@ def list_window_tips(window: Window) -> dict[str, set[bytes]]:
 def read_range(
     offsets: Sequence[int], stamps: Sequence[int], values: Sequence[bytes | None], update_filter: UpdateFilter = ALL
 ) -> UpdateRange:
-    """What a task reads from records of one partition."""
+    """Read records of one partition as a task does."""
     columns = {"offset": pa.array(offsets), "stamp": pa.array(stamps), "value": pa.array(values, pa.binary())}
     return read_offset_range(pa.RecordBatch.from_pydict(columns), update_filter)
 
 
 def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[BatchOutput]:
-    """What the batcher gives for records of one partition that come in one stretch."""
+    """Batch records of one partition, all in one offset range, with the code of the query `batch`."""
     log = list(records)
     if log:
         offsets, stamps, values = zip(*((each.offset, each.stamp, each.value) for each in log), strict=True)
@@ -58,7 +58,7 @@ def batch_partition(windows: PartitionWindows, records: Iterable[LogRecord], lim
 
 
 def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int) -> Iterator[BatchOutput]:
-    """The same for records in the order of their offsets, with nothing done for speed."""
+    """Batch records in the order of offsets, one by one, to compare the output with that of `batch_partition`."""
     for record in records:
         for closed in windows.advance(record.stamp):
             yield from build_outputs(closed, limit)
@@ -80,7 +80,7 @@ def plainly(windows: PartitionWindows, records: Iterable[LogRecord], limit: int)
 
 
 def build_outputs(closed: Window, limit: int) -> Iterator[BatchOutput]:
-    """The Kafka records of one window."""
+    """Build the Kafka records of a window that has ended."""
     for record in build_batch_records(closed, limit):
         yield BatchOutput("batches", build_batch_key(record.network, record.separator), encode(record))
 

@@ -29,7 +29,7 @@ needs_prometheus = pytest.mark.skipif(
 
 
 def dashboard_questions() -> list[str]:
-    """The expressions of all dashboards, with what Grafana puts in for its variables."""
+    """Return the expressions of all dashboards, with values in place of Grafana's variables."""
     each = dict.fromkeys(
         target["expr"]
         for dashboard in DASHBOARDS.values()
@@ -40,14 +40,14 @@ def dashboard_questions() -> list[str]:
 
 
 def rule_questions() -> list[str]:
-    """The expressions of all rules, made into questions that have an answer also where nothing is wrong: a comparison
-    says 0 or 1 and leaves no series out, and `unless` is `and`."""
+    """Return the expressions of all rules, changed by `question` so that they return series even if no alert fires."""
     rules = YAML(typ="safe").load(RULES)["groups"][0]["rules"]
     return [question(rule["expr"]) for rule in rules]
 
 
 def question(expression: str) -> str:
-    """One of `rule_questions`."""
+    """Change an alert's expression so that it always returns series: comparisons return 0 or 1, and `unless` becomes
+    `and`."""
     parts = re.split(r"(\{[^}]*\})", expression)  # between braces, = and != are of labels
     asked = [part if part.startswith("{") else re.sub(r"([=!]=|[<>]=?)", r"\1 bool", part) for part in parts]
     return re.sub(r"\bunless\b", "and", "".join(asked))
@@ -61,7 +61,12 @@ class Sample(NamedTuple):
 
 
 class Prometheus:
-    """A context manager. `target`: host:port of the `/metrics`; `every`: between two scrapes, as Prometheus has it."""
+    """A Prometheus that runs for the duration of the context.
+
+    Args:
+        target: HOST:PORT that serves `/metrics`.
+        every: Scrape interval in Prometheus' format, such as `1s`.
+    """
 
     def __init__(self, folder: Path, port: int, target: str, every: str = "1s") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,23 +111,27 @@ class Prometheus:
             return False
 
     def ask(self, expression: str, at: float | None = None) -> list[Sample]:
-        """The series that an expression gives now, or at a time (unix s); AssertionError: Prometheus refuses it."""
+        """Evaluate an expression now, or at a time in Unix seconds, and return its series.
+
+        Raises:
+            AssertionError: Prometheus rejects the expression.
+        """
         asked = {"query": expression} | ({} if at is None else {"time": str(at)})
         answer = self._http.get("/api/v1/query", params=asked).json()
         assert answer["status"] == "success", (expression, answer["error"])
         return [Sample(each["metric"], float(each["value"][1])) for each in answer["data"]["result"]]
 
     def silent(self, questions: Iterable[str]) -> list[str]:
-        """Those expressions that give no data at the last scrape that came through; before the first, all."""
+        """Return the expressions without data at the last successful scrape; all of them before the first scrape."""
         newest = self.ask("max_over_time(timestamp(kiln_uptime_seconds)[1h:1s])")
         return [text for text in questions if not newest or not self.ask(text, newest[0].value)]
 
     def fired(self) -> set[str]:
-        """The names of the alerts that fired at any time."""
+        """Return the names of the alerts that have fired so far."""
         return {each.labels["alertname"] for each in self.ask('last_over_time(ALERTS{alertstate="firing"}[1d])')}
 
     def faults_of_rules(self) -> list[str]:
-        """What Prometheus says of rules that it could not evaluate."""
+        """Return the errors of rules that Prometheus could not evaluate."""
         groups = self._http.get("/api/v1/rules").json()["data"]["groups"]
         return [
             f"{rule['name']}: {rule['lastError']}"

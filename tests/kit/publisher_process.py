@@ -1,7 +1,7 @@
-"""A publisher in a process of its own, which a test may kill.
+"""A publisher in its own process, which a test can kill.
 
-`python -m kit.publisher_process ADDRESS PREFIX INSTANCE FILE LONELY`: appends the data of each message to FILE, a line
-each, after a letter: `k` when the block is kept, `s` when it is sent. Topics that end with LONELY have no peer.
+`python -m kit.publisher_process ADDRESS PREFIX INSTANCE FILE LONELY` appends a line to FILE for each stored block (`k`
+and the CID) and for each sent message (`s` and the data). Topics that end with LONELY have no peer.
 """
 
 from __future__ import annotations
