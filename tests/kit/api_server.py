@@ -63,7 +63,11 @@ def built() -> bool:
 
 
 def build() -> None:
-    """Build the programs that are missing. ForeignPeerError if Go fails."""
+    """Build the programs that are missing.
+
+    Raises:
+        ForeignPeerError: Go failed.
+    """
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, package in _PROGRAMS.items():
         if not (FOLDER / name).exists():

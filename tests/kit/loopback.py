@@ -46,7 +46,7 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(arguments: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int, int, str]:
-    """Run a command with loopback only. Return its exit status, its number of packets without a route, and its output."""
+    """Run a command with loopback only. Return exit status, number of packets without a route, and output."""
     done = subprocess.run(command(*arguments), env=env, check=False, capture_output=True, text=True)
     return done.returncode, told(done.stderr), done.stdout + done.stderr
 

@@ -1,7 +1,7 @@
-"""A real Delta lake of made-up traffic, as Kiln's queries would have filled the tables; built without Spark and Kafka.
+"""Delta tables of synthetic traffic, filled as Kiln's queries would fill them, but without Spark and Kafka.
 
-Frames, copies and messages come out of the code of the queries. Updates and batches are made by other means: the
-windows by the model of the tests, the blocks by another library.
+The code of the queries builds frames, copies and messages. Updates and batches are built independently: the windows by
+`kit.log_model`, and the blocks with another library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WINDOW = 1_000_000
 
 
 def made_up_rows(messages: int, rate: float = 50.0, options: TrafficOptions | None = None) -> dict[str, list[Row]]:
-    """Rows by table: clean traffic from START on, at `rate` messages a second, with T = 1 s."""
+    """Build the rows, by table, of valid traffic from START on, at `rate` messages per second, with T = 1 s."""
     traffic = Traffic(
         options or TrafficOptions(reconnects=0.002, garbage=0, forged=0, impostors=0),
         int(START.timestamp() * 1e9),
@@ -46,8 +46,11 @@ def made_up_rows(messages: int, rate: float = 50.0, options: TrafficOptions | No
 def rows_of(
     values: Iterable[bytes], how: DecodeConfig | None = None, stamped_after: int = 20_000
 ) -> dict[str, list[Row]]:
-    """Rows by table: what the queries would make of these records of `kiln.frames`, with T = 1 s. `stamped_after`: how
-    long after a frame was heard the broker had the frame, µs."""
+    """Build the rows, by table, that the queries would write for these records of `kiln.frames`, with T = 1 s.
+
+    Args:
+        stamped_after: Time from the capture of a frame to the broker's timestamp, in µs.
+    """
     frames: list[tuple[int, Frame]] = []
     for offset, value in enumerate(values):
         frame = read_frame(value)
@@ -57,7 +60,7 @@ def rows_of(
 
 
 def rows_of_file(items: Iterable[Item], partition: int, *, has_lines: bool) -> dict[str, list[Row]]:
-    """Rows by table: what a backfill run would make of a file (decision 21)."""
+    """Build the rows, by table, that a backfill run would write for a file (decision 21)."""
     every = list(items)
     frames = [item for item in every if isinstance(item, Frame)]
     numbered = [(frame.sequence if has_lines else number, frame) for number, frame in enumerate(frames)]
@@ -106,7 +109,8 @@ def _rows_of_frames(
 
 
 def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage], *, in_log: bool) -> None:
-    """Rows of the tables after `kiln.updates`, where every third record is a tick; or of a run, which has no log."""
+    """Add rows to the tables that follow from `kiln.updates`, where every third record is a tick. If `in_log` is false,
+    add the rows of a backfill run, whose updates are not in Kafka."""
     known: set[tuple[object, ...]] = set()
     log: list[tuple[int, Update | None]] = []
     offset = clock = 0
@@ -150,7 +154,7 @@ def _batched(rows: dict[str, list[Row]], heard: Iterable[DecodedMessage], *, in_
 
 
 def add_batch(rows: dict[str, list[Row]], owner: Owner, opened_at: int, tips: Iterable[tuple[str, str]]) -> None:
-    """A batch with its tips and its receipt."""
+    """Add the rows of a batch: `batches`, `batch_tips` and a receipt."""
     told = sorted(tips)
     block = block_of(told)
     cid, closed = cid_of(block), opened_at + WINDOW
@@ -168,7 +172,7 @@ def add_batch(rows: dict[str, list[Row]], owner: Owner, opened_at: int, tips: It
 
 
 def write_rows(lake: Lake, rows: Mapping[str, Sequence[Row]]) -> None:
-    """Appends rows; a table without a row is made too."""
+    """Append rows to tables. All tables are created, also those without rows."""
     lake.create(TABLES)
     for name, each in rows.items():
         if each:
@@ -176,14 +180,14 @@ def write_rows(lake: Lake, rows: Mapping[str, Sequence[Row]]) -> None:
 
 
 def append(lake: Lake, table: str, rows: Sequence[Row]) -> None:
-    """One commit more."""
+    """Append rows to a table in one commit."""
     schema = build_arrow_schema(TABLES[table].columns, strict=True)
     told = pa.Table.from_pylist(list(rows), schema=schema)
     write_deltalake(lake.table(table), told, mode="append", storage_options=lake.storage_options)
 
 
 def at(seconds: float) -> datetime:
-    """A moment of the traffic."""
+    """Return the time `seconds` after the start of the traffic."""
     return START + timedelta(seconds=seconds)
 
 

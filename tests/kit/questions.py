@@ -1,4 +1,4 @@
-"""The questions of the documents: each `kiln sql "…"` in a block of shell."""
+"""SQL queries in the documents: each `kiln sql "…"` in a shell block."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _TITLE = re.compile(r"^\*\*(.+?)\*\*", re.MULTILINE)
 
 
 class Question(NamedTuple):
-    """A question of a page. `title`: the bold words above it."""
+    """A SQL query on a page. `title` is the bold text above the query."""
 
     page: Path
     title: str
     sql: str
     both: bool
-    """whether the page says that DuckDB and Spark both take it"""
+    """true if the query is for DuckDB and Spark, according to the page"""
 
 
 def _questions(page: Path) -> list[Question]:

@@ -1,4 +1,4 @@
-"""Raw libp2p peers that send any bytes on bitswap streams, and what hostile ones of them do."""
+"""Raw libp2p peers that send any bytes on bitswap streams, and behaviours of hostile peers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SERVED = make_blocks(200, "served")
 
 
 class RawPeer:
-    """A raw peer: sends any bytes on bitswap streams, and keeps what it receives."""
+    """A peer that sends any bytes on bitswap streams, and records blocks, wants and presences that it receives."""
 
     def __init__(self, host: BasicHost, address: str, notify: Callable[[], None]) -> None:
         self._host = host
@@ -79,7 +79,7 @@ class RawPeer:
 async def raw_bitswap_peer(
     address: str, *protocols: str, notify: Callable[[], None] = lambda: None
 ) -> AsyncIterator[RawPeer]:
-    """A raw peer of the node at an address, that offers protocols of bitswap, all three by default."""
+    """Run a raw peer for the node at `address`. It offers these bitswap protocols, all three by default."""
     host = make_host(new_key(), "odd/1", InboundSlots(10))
     peer = RawPeer(host, address, notify)
     for protocol in protocols or PROTOCOLS:
@@ -89,7 +89,7 @@ async def raw_bitswap_peer(
 
 
 async def storm(peer: RawPeer) -> None:
-    """A thousand want-haves of blocks that nobody has in each message."""
+    """Send messages with a thousand want-haves each, for blocks that no peer has."""
     stream = await peer.open()
     for number in count():
         absent = [compute_cid(b"%d/%d" % (number, each)) for each in range(1000)]
@@ -99,7 +99,7 @@ async def storm(peer: RawPeer) -> None:
 
 
 async def want_much(peer: RawPeer) -> None:
-    """Want-blocks without a DONT_HAVE, each of another block."""
+    """Send want-blocks that request no DONT_HAVE, each for another block that no peer has."""
     stream = await peer.open()
     for number in count():
         absent = [compute_cid(b"%d|%d" % (number, each)) for each in range(2000)]
@@ -107,7 +107,7 @@ async def want_much(peer: RawPeer) -> None:
 
 
 async def send_unasked(peer: RawPeer) -> None:
-    """Blocks that nobody wants, of 200 kB."""
+    """Send blocks of 200 kB that the node does not want."""
     for _ in count():
         data = os.urandom(200_000)
         stream = await peer.open()
@@ -116,21 +116,21 @@ async def send_unasked(peer: RawPeer) -> None:
 
 
 async def send_malformed(peer: RawPeer) -> None:
-    """Bytes that are no message."""
+    """Send bytes that are no bitswap message."""
     for raw in cycle([encode(b"\xff" * 500), b"\xff" * 20, b"\x80\x80\x80\x01" + bytes(400_000)]):
         with suppress(*ENDS):
             await (await peer.open()).write(raw)
 
 
 async def send_tiny(peer: RawPeer) -> None:
-    """Empty messages, thousands in a chunk."""
+    """Send empty messages, thousands in each write."""
     stream = await peer.open()
     while True:
         await stream.write(bytes(60_000))
 
 
 async def read_nothing(peer: RawPeer) -> None:
-    """Wants the largest of SERVED, and reads none."""
+    """Request the largest blocks of SERVED, and read no responses."""
     peer.reads = False
     large = [block for block in SERVED if len(block.data) > 1 << 20]
     while True:

@@ -1,9 +1,8 @@
-"""Functions and files of Kiln through which one record goes: `python tests/kit/record_walks.py` prints them.
+"""Functions and files of Kiln through which one record goes. `python tests/kit/record_walks.py` prints them.
 
-A function counts if one of its arguments carries the record on entry, or its result does: a value that contains the
-offset, the stream, the tip or the message id of the record, in any form. What is called beside the record, as to open a
-file, does not count; nor do functions without a name. Kafka and Spark stand outside: a walk begins with the record
-batch that a task reads.
+A function counts if one of its arguments on entry, or its result, contains the record's offset, stream, tip or message
+id, in any form. Functions that do not handle the record, for example to open a file, do not count; nor do functions
+without a name. Kafka and Spark are left out: a walk begins with the record batch that a task reads.
 """
 
 from __future__ import annotations
@@ -129,13 +128,13 @@ def walking(
 
 
 def build_record(value: bytes, offset: int = OFFSET, stamp: int = NOW) -> pa.RecordBatch:
-    """A batch of RECORDS with one record of partition 3."""
+    """Build a record batch with schema RECORDS and one record, from partition 3."""
     row = {"topic": "t", "partition": 3, "offset": offset, "stamp": stamp, "key": b"", "value": value}
     return pa.RecordBatch.from_pylist([row], RECORDS)
 
 
 def build_frame(stream: StreamID = STREAM, seqno: str = MESSAGE_ID[-16:]) -> Frame:
-    """A received frame with a signed UPDATE, which the bridge has checked."""
+    """Build a received frame with a signed UPDATE whose signature the bridge has verified."""
     tip = TIP if stream == STREAM else compute_cid(seqno.encode())
     data = write_update(stream.text, cid_text(tip), MODEL.text)
     message = Message(data=data, topic="/ceramic/testnet-clay", seqno=bytes.fromhex(seqno))
@@ -152,7 +151,11 @@ def build_frame(stream: StreamID = STREAM, seqno: str = MESSAGE_ID[-16:]) -> Fra
 
 
 def walk_frame(others: int = 0) -> Walk:
-    """From a frame to a row of `messages` in a file: in Python, or with the native core after `others` other frames."""
+    """Record the walk from a frame to a row of `messages` in a file.
+
+    Args:
+        others: Number of other frames before this frame. With enough of them, the native core decodes the frames.
+    """
     with TemporaryDirectory(prefix="kiln-walk-") as folder:
         lake = Lake(f"{folder}/lake")
         lake.create(("frames", "copies", "messages", "subscriptions", "controls"))
@@ -176,7 +179,7 @@ def walk_frame(others: int = 0) -> Walk:
 
 
 def walk_update() -> Walk:
-    """From a record of `kiln.updates` to one of `kiln.batches`."""
+    """Record the walk from a record of `kiln.updates` to a record of `kiln.batches`."""
     update = UpdateRecord(
         network="testnet-clay",
         origin="LIVE",

@@ -1,4 +1,4 @@
-"""Rows of answers in a form that is equal for all engines."""
+"""Normal form of query results, equal for DuckDB and Spark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 
 
 def value_of(value: object) -> object:
-    """A value in a form of which the engines have one: times in UTC, numbers by what they count, maps as pairs."""
+    """Convert a value to a form that is the same for all engines: times in UTC, numbers of one type, maps as pairs."""
     match value:
         case bool() | None | str() | bytes() | timedelta():
             return value

@@ -1,4 +1,4 @@
-"""Tables of live and of a run: real Delta tables, from rows of which a test names what it is about."""
+"""Live Delta tables and those of a backfill run. Tests give only the columns that matter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kiln.schemas.delta.tables import TABLES
 Row = Mapping[str, object]
 
 FROM, TO = 1_767_225_600_000_000, 1_767_312_000_000_000
-"""µs: the range of the runs, which is the first day of 2026"""
+"""time range of the runs in Unix µs: the first day of 2026"""
 
 LIVE_TABLES = ("frames", "messages", "updates", "batches", "streams")
 """live tables that a run reads"""
@@ -44,7 +44,7 @@ _numbers = count()
 
 
 def row(table: str, **named: object) -> Row:
-    """A row of which `named` columns matter."""
+    """Build a row with the columns `named`, and null or an arbitrary value in the others."""
     columns = TABLES[table].columns
     assert set(named) <= {column.name for column in columns}
     plain = {column.name: None if column.nullable else _NOTHING[column.type] for column in columns}
@@ -52,7 +52,7 @@ def row(table: str, **named: object) -> Row:
 
 
 def append(lake: Lake, table: str, rows: Iterable[Row], *, query: str | None = None) -> None:
-    """Adds rows to a table in one file and one commit, as a micro-batch does."""
+    """Append rows to a table in one file and one commit, as a micro-batch does."""
     lake.create([table])
     files = TableFiles(lake, table)
     for each in rows:
@@ -62,7 +62,7 @@ def append(lake: Lake, table: str, rows: Iterable[Row], *, query: str | None = N
 
 
 def update(number: int, at: int, *, separator: str = "model/k1", **named: object) -> Row:
-    """An update, heard at `at`."""
+    """Build the row of update `number`, received at `at`."""
     key, value = separator.split("/")
     said: dict[str, object] = {
         "network": "n",
@@ -82,13 +82,13 @@ def update(number: int, at: int, *, separator: str = "model/k1", **named: object
 
 
 def tip(number: int, at: int, **named: object) -> Row:
-    """The tip of that update."""
+    """Build the row in `tips` of update `number`."""
     said: dict[str, object] = {"network": "n", "stream": f"s{number}", "tip": f"t{number}", "observed_at": at}
     return row("tips", **{**said, "source": "update", **named})
 
 
 def message(number: int, at: int, **named: object) -> Row:
-    """The message of that update."""
+    """Build the row in `messages` of update `number`."""
     said: dict[str, object] = {
         "message_id": f"m{number}",
         "network": "n",
@@ -106,26 +106,26 @@ def message(number: int, at: int, **named: object) -> Row:
 
 
 def copy(number: int, at: int, **named: object) -> Row:
-    """A copy of that message."""
+    """Build the row of a copy of message `number`."""
     said: dict[str, object] = {"network": "n", "message_id": f"m{number}", "observed_at": at, "kafka_offset": number}
     return row("copies", **{**said, **named})
 
 
 def subscription(number: int, at: int, **named: object) -> Row:
-    """A SUBSCRIBE in a frame of its own."""
+    """Build the row of a SUBSCRIBE in frame `number`."""
     said: dict[str, object] = {"network": "n", "topic": "t", "observed_at": at, "kafka_offset": number}
     return row("subscriptions", **{**said, "subscribe": True, **named})
 
 
 def control(number: int, at: int, **named: object) -> Row:
-    """An IHAVE of that message."""
+    """Build the row of an IHAVE with the id of message `number`."""
     said: dict[str, object] = {"network": "n", "topic": "t", "observed_at": at, "kafka_offset": number}
     ids = {"message_ids": [f"m{number}"], "message_id_count": 1}
     return row("controls", **{**said, "kind": "IHAVE", **ids, **named})
 
 
 def batch(cid: str, at: int, numbers: Iterable[int], *, separator: str = "model/k1") -> dict[str, list[Row]]:
-    """A batch of the tips of these updates, and its rows of `batch_tips`."""
+    """Build the rows in `batches` and `batch_tips` of a batch with the tips of these updates."""
     key, value = separator.split("/")
     held = list(numbers)
     of_batch = row(
@@ -147,7 +147,7 @@ def batch(cid: str, at: int, numbers: Iterable[int], *, separator: str = "model/
 
 
 def history(numbers: Iterable[int], *, name: str = "b", at: int = FROM) -> dict[str, list[Row]]:
-    """All tables of these updates, a second apart, ten to a batch."""
+    """Build the rows, by table, of these updates, which are a second apart. Each batch has ten updates."""
     held = list(numbers)
     times = {number: at + number * 1_000_000 for number in held}
     tables: dict[str, list[Row]] = {
@@ -172,13 +172,13 @@ def history(numbers: Iterable[int], *, name: str = "b", at: int = FROM) -> dict[
 
 
 def fill(lake: Lake, tables: Mapping[str, Iterable[Row]]) -> None:
-    """Adds rows to several tables."""
+    """Append rows to several tables."""
     for table, rows in tables.items():
         append(lake, table, rows)
 
 
 def begin(lake: Lake, name: str = "r", *, at: int = TO, done: bool = True, **details: object) -> BackfillRun:
-    """A run in the account, whose tables are there and empty, and of the source `frames`."""
+    """Create the empty tables of a backfill run with the source `frames`, and record its events in `backfill_runs`."""
     lake.locate_run(name).create(RUN_TABLES)
     live = {table: lake.open(table).version() for table in LIVE_TABLES if lake.has(table)}
     said = {"source": "frames", "network": None, "inputs": {"live": live}, **details}

@@ -1,4 +1,4 @@
-"""A router alone against scripted peers: messages, RPCs, and what the router sent, in short words."""
+"""A gossipsub router with scripted peers, without a network: functions to build its input and to read its output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MESHSUB = "/meshsub/1.2.0"
 
 
 def check(message: Message) -> Judgement:
-    """A stand-in for signatures: good unless it says so."""
+    """Judge a message without cryptography: the only valid signature is `good`."""
     if not message.HasField("signature"):
         return Judgement(Verdict.UNSIGNED)
     return Judgement(Verdict.VALID if message.signature == b"good" else Verdict.INVALID)
@@ -34,7 +34,7 @@ def message(
 
 
 def gossip_id(message: Message) -> bytes:
-    """The message's id by gossipsub's own rule."""
+    """Compute a message's id by gossipsub's default rule."""
     return MessageIdRule().compute(message, message.topic)
 
 

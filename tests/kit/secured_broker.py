@@ -1,6 +1,6 @@
-"""A broker as a cluster of a user's own would be: TLS, SCRAM users, and rights. Made out of the embedded broker's jars.
+"""A Kafka broker with TLS, SCRAM users and ACLs, as in a user's cluster. It runs from the embedded broker's jars.
 
-The broker listens on loopback. Certificates are made in the folder, by openssl.
+The broker listens on loopback. openssl creates the certificates in the broker's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ADMIN = "admin"
 
 
 class SecuredBroker:
-    """The broker at `address`, which knows `passwords` (user to password) beside its own admin's."""
+    """The broker at `address`. `passwords` has the password of each user, including the broker's admin."""
 
     def __init__(self, folder: Path, ports: tuple[int, int], classpath: Iterable[Path], **passwords: str) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class SecuredBroker:
 
     @property
     def authority(self) -> Path:
-        """The certificate of who signed the broker's certificate."""
+        """Path of the certificate of the authority that signed the broker's certificate."""
         return self.folder / "authority.pem"
 
     def __enter__(self) -> SecuredBroker:
@@ -63,7 +63,7 @@ class SecuredBroker:
             self._process.wait()
 
     def client(self, user: str) -> dict[str, object]:
-        """Keyword arguments of any kafka-python client."""
+        """Return keyword arguments of kafka-python clients that log in as this user."""
         return {
             "bootstrap_servers": [self.address],
             "security_protocol": "SASL_SSL",
@@ -119,7 +119,7 @@ class SecuredBroker:
 
 
 def make_authority(folder: Path, name: str) -> Path:
-    """A certificate that signs itself; the path of it."""
+    """Create a self-signed certificate, and return its path."""
     new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}"]
     files = ["-keyout", f"{name}.key", "-out", f"{name}.pem"]
     subprocess.run([*new, *files], cwd=folder, capture_output=True, check=True)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class ServicePort(NamedTuple):
-    """A port of a Service. `name`: may be empty where the Service has one port."""
+    """A port of a Service. `name` may be empty if the Service has only one port."""
 
     name: str
     number: int
@@ -16,7 +16,7 @@ class ServicePort(NamedTuple):
 
 
 def injected(service: str, ports: Sequence[ServicePort], address: str = "10.96.0.7") -> dict[str, str]:
-    """The variables for one Service, which has an address of the cluster (a headless Service has none)."""
+    """Return the variables for a Service with the cluster IP `address`. A headless Service has no variables."""
     prefix = _upper(service)
     host = f"[{address}]" if ":" in address else address
     found = {f"{prefix}_SERVICE_HOST": address, f"{prefix}_SERVICE_PORT": str(ports[0].number)}

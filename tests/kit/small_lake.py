@@ -1,4 +1,4 @@
-"""A small lake with rows in every table: made-up traffic as of `make bench ARGS=views`, and by hand what is odd."""
+"""A small lake with rows in every table: synthetic traffic as in `make bench ARGS=views`, and unusual rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = Mapping[str, object]
 
 
 def small_lake(folder: str, messages: int = 1_500) -> Lake:
-    """The lake, in a folder that is there."""
+    """Create the lake in an existing folder."""
     lake = Lake(folder)
     make_lake(lake, messages)
     lake.create(TABLES)
@@ -38,7 +38,7 @@ def small_lake(folder: str, messages: int = 1_500) -> Lake:
 
 
 def append(lake: Lake, name: str, rows: Iterable[Row]) -> None:
-    """Rows of a table; columns that are not given have a value of no interest, or null where they may."""
+    """Append rows to a table. Columns that are not given are null, or have a default value if they are not nullable."""
     whole = [
         {
             **{column.name: None if column.nullable else _DEFAULTS[column.type] for column in TABLES[name].columns},
@@ -59,7 +59,7 @@ def _after(seconds: float) -> datetime:
 
 
 def _odd_rows() -> dict[str, list[dict[str, object]]]:
-    """Two origins, no author, a key that JSON escapes, peers at once, a tip in two batches, answers that differ."""
+    """Build unusual rows by table, such as messages without an author, or a key that JSON escapes."""
     key, value = 'a/"ключ"\n\\', "k2t"
     odd = {"separator_key": key, "separator_value": value}
     topic = f"/ceramic/clay/sep/{key}/{value}"
@@ -190,8 +190,8 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
 
 
 def _odd_entries() -> dict[str, list[dict[str, object]]]:
-    """Rows of the control traffic with peers a and b: the connection of b ends; we graft it twice and prune it, once
-    in a topic of an unknown index."""
+    """Build rows of control traffic with peers a and b. Peer a grafts twice; then we prune and graft a. Peer b grafts,
+    once in a topic with an unknown index."""
     a, b = (
         {"connection": bytes([0xE0 + n]) * 16, "local_peer": "us0", "remote_peer": name}
         for n, name in ((0, "a"), (14, "b"))

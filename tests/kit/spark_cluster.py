@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on loopback, and Kiln's jobs on it as `make dist` ships them and a user submits them."""
+"""A Spark standalone cluster on loopback, to which tests submit the jobs of a release (`make dist`) as a user does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Application(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    """Of what the page /json/ of a master holds."""
+    """Fields of the page /json/ of a Spark master."""
 
     aliveworkers: int
     activeapps: list[_Application]
@@ -38,8 +38,13 @@ class SparkCluster:
     """A master and two workers, until `stop()`."""
 
     def __init__(self, folder: Path, credentials: Mapping[str, str] | None = None) -> None:
-        """`credentials`: as each machine has them in its environment, for tables and checkpoints in an object store;
-        None: these are in a folder that the machines share."""
+        """Create the cluster, without starting it.
+
+        Args:
+            folder: Folder of the cluster.
+            credentials: Environment variables with the credentials of an object store that has tables and checkpoints.
+                If `None`, these are in a folder that the machines share.
+        """
         self._folder = folder
         self._stored = credentials is not None
         self._port, self._page, *self._pages = free_ports(2 + WORKERS)
@@ -75,13 +80,13 @@ class SparkCluster:
         wait_until(lambda: (told := self._told()) is not None and told.aliveworkers == WORKERS, "two workers", 120)
 
     def unpack(self, dist: Path) -> None:
-        """Unpacks the environment of a release where the drivers run. They look for it under the name of executors."""
+        """Unpack the Python environment of a release in the drivers' folder, under the name that executors use."""
         (self._folder / "environment").mkdir()
         command = ["tar", "xzf", str(dist / "environment.tar.gz"), "-C", str(self._folder / "environment")]
         subprocess.run(command, check=True)
 
     def submit(self, dist: Path, job: str, cores: int, variables: dict[str, str]) -> subprocess.Popen[bytes]:
-        """Submits a job of a release. It is in a session of its own, so that `kill` ends JVM and Python."""
+        """Submit a job of a release. The driver has its own session, so that `kill` ends its JVM and Python."""
         jars = sorted((dist / "jars").iterdir())
         files: list[str] = []
         if self._stored:
@@ -117,12 +122,12 @@ class SparkCluster:
         return self._started[-1]
 
     def said(self, job: str) -> str:
-        """What a job's drivers have printed."""
+        """Return the output of a job's drivers so far."""
         path = self._folder / f"{job}.out"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def executors(self, job: str) -> list[int]:
-        """The process ids of a job's executors."""
+        """Return the process ids of a job's executors."""
         told = self._told()
         ids = {each.id for each in told.activeapps if each.name == f"kiln-{job}"} if told else set()
         found = []
@@ -136,7 +141,7 @@ class SparkCluster:
         return found
 
     def stop(self) -> None:
-        """Ends all that was started here, the jobs first."""
+        """Stop the jobs, then the workers and the master."""
         for process in reversed(self._started):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGTERM)
@@ -160,7 +165,7 @@ class SparkCluster:
             )
 
     def _told(self) -> _Told | None:
-        """What the master says of itself; None: nothing answers yet."""
+        """Read the master's state, or return `None` if the master does not answer yet."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._page}/json/", timeout=60) as answer:
                 return msgspec.json.decode(answer.read(), type=_Told)
@@ -169,6 +174,6 @@ class SparkCluster:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a job's driver, with the JVM and the Python of it."""
+    """Send SIGKILL to a job's driver, both JVM and Python."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(60)

@@ -1,12 +1,12 @@
-"""A peer in a process of its own that says, at a steady rate, what it signed before, and keeps its own list of it.
+"""A peer in its own process that sends signed messages at a steady rate, and reports their ids.
 
     cd tests && python -m kit.steady_sender BRIDGE --topic TOPIC --rate N --count N --resend N --report FILE
 
-It signs COUNT messages of 300 bytes, prints "ready", and begins at the first line on stdin; each message is an RPC and
-a write of its own. When the connection breaks it dials again, and first says once more the last RESEND messages, as a
-peer's message cache would. Each stream is closed after its last message. At the end FILE holds {"ids": [all of them, in
-order], "streams": [[first, end), …], "seconds"}, it prints "done", and it stays until the end of stdin. Where it is
-held up by the bridge it sends later; it leaves nothing out.
+The peer signs COUNT messages of 300 bytes, prints "ready", and starts to send at the first line on stdin. Each message
+is an RPC and a write of its own. If the connection breaks, the peer dials again, and first repeats the last RESEND
+messages, as a peer's message cache would. If the bridge delays the peer, it sends later, but leaves no message out.
+After the last message, it closes the stream, writes {"ids": [all ids in order], "streams": [[first, end), …],
+"seconds"} to FILE, prints "done", and waits for another line or the end of stdin.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _BROKEN = (BaseLibp2pError, OSError, EOFError, trio.BrokenResourceError, trio.Cl
 
 
 class Signed(NamedTuple):
-    """Frames as they go on the wire, and the ids of the messages in them."""
+    """RPCs as bytes on the wire, and the ids of their messages."""
 
     frames: list[bytes]
     ids: list[str]
 
 
 def signed(topic: str, count: int) -> Signed:
-    """`count` messages of one author, ready to be said."""
+    """Build `count` signed messages of one author."""
     key = new_key()
     first = time.time_ns()
     frames, ids = [], []
@@ -67,10 +67,10 @@ class Sender:
         self._messages = messages
         self._rate = rate
         self.streams: list[tuple[int, int]] = []
-        """[first, end) of the messages that were given to each stream"""
+        """range [first, end) of the messages that were written to each stream"""
 
     async def say_all(self, resend: int) -> float:
-        """Until the last message is in a stream that was closed in peace. How many seconds it took."""
+        """Send all messages, and repeat `resend` after each broken connection. Return the duration in seconds."""
         count, started = len(self._messages.frames), trio.current_time()
         begin = 0
         while True:
@@ -92,7 +92,11 @@ class Sender:
                 await trio.sleep(0.05)  # nobody tells when the bridge listens again
 
     async def _say(self, stream: INetStream, begin: int, started: float) -> tuple[int, bool]:
-        """Where it ended, what was begun included, and whether all was said."""
+        """Write the messages from `begin` on to a stream.
+
+        Returns:
+            The number after the last message whose write was started, and true if all messages were written.
+        """
         frames, at = self._messages.frames, begin
         subscription = RPC.SubOpts(subscribe=True, topicid=self._topic)
         try:

@@ -1,4 +1,4 @@
-"""A libp2p host whose noise handshake shows bytes of the test's choice as its public key."""
+"""A libp2p host that sends any bytes as its public key in noise handshakes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _DisguisedKey(Ed25519PrivateKey):
 
 
 def disguise(host: BasicHost, shown: bytes) -> None:
-    """From now on the host's handshakes show these bytes, a PublicKey protobuf or not."""
+    """Make a host send these bytes as its public key in handshakes. They need not be a PublicKey protobuf."""
     noise = get_swarm(host).upgrader.security_multistream.transports[TProtocol(PROTOCOL_ID)]
     assert isinstance(noise, NoiseTransport)
     assert isinstance(noise.libp2p_privkey, Ed25519PrivateKey)

@@ -1,5 +1,5 @@
-"""Records that any program with the right to write may put into Kiln's topics: each codec, header keys of any bytes,
-tombstones, garbage. Written and read with librdkafka, whatever Kiln uses."""
+"""Records that other programs may write to Kiln's topics: with each codec, with any bytes as header keys, tombstones
+and garbage. They are written and read with librdkafka, whichever client Kiln uses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CODECS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 HEADERS: Final = cast(
     "list[tuple[str, str | bytes | None]]", [(b"\xff\xfe\x00", b"\x00\xff"), (b"", b"empty"), ("name", None)]
 )
-"""Header keys may be any bytes, in spite of the protocol's type."""
+"""Headers whose keys are any bytes, although the protocol declares keys as strings."""
 
 TOMBSTONE: Final = (b"a key", None)
 GARBAGE: Final[tuple[tuple[bytes | None, bytes | None], ...]] = (
@@ -34,7 +34,7 @@ GARBAGE: Final[tuple[tuple[bytes | None, bytes | None], ...]] = (
 """Keys and values that are no record of any topic, and no tick."""
 
 HUGE: Final = (b"huge", b"x" * (6 << 20))
-"""Garbage too that takes more than one record of quarantine."""
+"""Garbage that is too large for one record of `kiln.quarantine`."""
 
 _LOG = logging.getLogger("librdkafka")
 
@@ -60,7 +60,7 @@ class Writer:
         )
 
     def write(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Written]:
-        """Write (key, value) pairs, and return them with their offsets. A compacted topic takes none without a key."""
+        """Write (key, value) pairs, and return them with their offsets. A compacted topic rejects pairs without a key."""
         delivered: list[Message] = []
 
         def on_delivery(error: KafkaError | None, message: Message) -> None:
@@ -76,7 +76,7 @@ class Writer:
         return [Written(at or 0, key, value) for at, (key, value) in zip(offsets, wanted, strict=True)]
 
     def abort(self, topics: Mapping[str, bytes]) -> None:
-        """Write a record to each topic in a transaction that is aborted."""
+        """Write a record to each topic, all in a transaction that is then aborted."""
         self._producer.init_transactions(60)
         self._producer.begin_transaction()
         for topic, value in topics.items():
@@ -86,7 +86,7 @@ class Writer:
 
 
 def read_all(address: str, topic: str, partition: int = 0) -> Iterator[Written]:
-    """Yield the committed records of a partition up to its present end."""
+    """Yield the committed records of a partition up to its current end."""
     options = {"group.id": "a test", "enable.auto.commit": False, "enable.partition.eof": True}
     consumer = Consumer({**librdkafka_options(client(address)), **options})
     try:

@@ -1,5 +1,5 @@
-"""`python swap_killed.py LAKE RUN N`: swaps a run, and dies by SIGKILL right before (N even) or right after (N odd) the
-commit N // 2. The commits are counted from 0."""
+"""`python swap_killed.py LAKE RUN N` swaps a backfill run, and kills itself right before (N even) or right after
+(N odd) commit number N // 2, counted from 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kiln.pipelines.delta.lake import Lake
 
 
 class Killing(FileSwap):
-    """Commits, one of which is the last thing that this process does."""
+    """Commits of a swap. The process kills itself before or after one of them."""
 
     def __init__(self, lake: Lake, moment: int) -> None:
         super().__init__(lake)

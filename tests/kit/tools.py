@@ -1,7 +1,7 @@
-"""Programs that some tests need and a checkout lacks, installed or built once a machine: `make tools`.
+"""`make tools`: install or build programs that some tests need and a checkout lacks, once per machine.
 
-All but chromium are kept in `~/.cache/kiln-tests`, where tests find them. A step that fails prints a sentence, and its
-tests skip.
+All programs but chromium are kept in `~/.cache/kiln-tests`, where tests find them. A step that fails prints its error,
+and the tests that need the step's program are skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BIN = CACHE / "bin"
 
 
 def fetch_prometheus() -> None:
-    """Unpack prometheus and promtool out of Debian's package, which would start a server if it were installed."""
+    """Unpack prometheus and promtool from Debian's package. An installed package would start a server."""
     programs = ("prometheus", "promtool")
     if all(map(_find, programs)):
         return
@@ -74,7 +74,7 @@ def main(names: list[str]) -> int:
     """Run the steps of these names, or all but the slow ones.
 
     Returns:
-        Exit status: 0 also if a step failed, for then its tests skip.
+        Exit status: 0, also if a step failed, because the step's tests are then skipped.
     """
     steps = {**STEPS, **SLOW}
     if unknown := sorted(set(names) - set(steps)):

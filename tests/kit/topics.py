@@ -23,12 +23,12 @@ def create_again(address: str, prefix: str, *names: str) -> None:
 
 
 def _partitions(address: str) -> dict[str, int]:
-    """The partitions of all topics, by full name."""
+    """Return the number of partitions of each topic, by full name."""
     with KafkaAdminClient(**client(address)) as admin:
         return {each["name"]: len(each["partitions"]) for each in admin.describe_topics() if not each["error_code"]}
 
 
 def add_partitions(address: str, topic: str, total: int) -> None:
-    """Give a topic more partitions. `topic`: its full name."""
+    """Increase the number of partitions of a topic to `total`. `topic` is the full name."""
     with KafkaAdminClient(**client(address)) as admin:
         admin.create_partitions({topic: total})

@@ -1,4 +1,4 @@
-"""Nodes of libtorrent's DHT; a test module takes them with `pytest_plugins = ["kit.torrent_fixtures"]`."""
+"""Nodes of libtorrent's DHT. A test module enables the fixture with `pytest_plugins = ["kit.torrent_fixtures"]`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Nodes of libtorrent's DHT on 127.0.0.1.
 
-No public router is ever contacted: each is started with none.
+The nodes are started without public routers, so they contact none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kiln.schemas.dht.items import Item
 from kiln.schemas.dht.krpc import DhtAddress
 
 PATIENCE = 20.0
-"""Seconds. What is awaited takes milliseconds; a busy machine may take more."""
+"""timeout in s, long enough for a busy machine"""
 
 LOOPBACK: lt.settings_pack = {
     "listen_interfaces": "127.0.0.1:0",
@@ -53,13 +53,13 @@ class Torrent:
             self.session.add_dht_node(("127.0.0.1", other.port))
 
     def nodes(self) -> int:
-        """How many others it knows."""
+        """Return the number of nodes in the routing table."""
         self.session.post_dht_stats()
         stats = self._alert(lambda each: each if isinstance(each, lt.dht_stats_alert) else None)
         return sum(bucket["num_nodes"] for bucket in stats.routing_table)
 
     def put(self, seed: bytes, salt: bytes, text: bytes) -> None:
-        """Store a byte string; returns when another node has it."""
+        """Store a byte string, and wait until at least one other node has it."""
         scalar = bytearray(hashlib.sha512(seed).digest())  # the expanded key (RFC 8032, 5.1.5)
         scalar[0] &= 248
         scalar[31] = scalar[31] & 63 | 64
@@ -69,7 +69,7 @@ class Torrent:
         assert stored.num_success > 0
 
     def get(self, public: bytes, salt: bytes) -> Item:
-        """The item as libtorrent finds it, with the signature that it has checked."""
+        """Return an item as libtorrent finds it, with the signature, which libtorrent has verified."""
         self.session.dht_get_mutable_item(public, salt)
         found = self._alert(
             lambda each: each if isinstance(each, lt.dht_mutable_item_alert) and each.authoritative else None

