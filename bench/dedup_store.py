@@ -43,7 +43,7 @@ def measure(ground: Ground, extent: Extent) -> Finding:
 
 
 class _DedupQuery:
-    """A query `updates`. Its state has the digests of `size` updates, and of those that earlier runs have read."""
+    """A query `updates` whose state has the digests of `size` updates, and of the updates that earlier runs read."""
 
     def __init__(self, ground: Ground, size: int) -> None:
         self.size = size

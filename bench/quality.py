@@ -38,7 +38,7 @@ _MET = (0, 1)
 
 
 def measure(extent: Extent, say: Say) -> Finding:
-    """Measure `kiln quality`. Each run checks a copy of the lake, and again after five more minutes of messages."""
+    """Measure `kiln quality`. Each run checks a copy of the lake, then one with five more minutes of messages."""
     with tempfile.TemporaryDirectory(prefix="kiln-quality-") as folder:
         place, count = Path(folder), extent.of(MESSAGES, least=2_000)
         say(f"writing a lake of {count:,} messages, and five more minutes of messages")

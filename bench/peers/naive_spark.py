@@ -3,10 +3,10 @@
     python -m bench.peers.naive_spark SERVERS TOPIC LAKE CHECKPOINTS JARS WARM_TOPIC WARM_LAKE
 
 Warms up with all records of WARM_TOPIC, then reads all records of TOPIC, and prints how many seconds TOPIC took. Each
-of the four queries reads and decodes all records itself. A message with copies in two hours gets two rows. Spark
-silently drops a copy that came more than an hour before the newest copy. Settings are the defaults of Spark and Delta,
-except two: with the default of 200 shuffle tasks, and 50 tasks to read a table's log, the overhead of tasks would
-dominate on a laptop.
+of the four queries reads and decodes all records itself. A message with copies in two one-hour windows gets two rows.
+Spark silently drops a copy that came more than an hour before the newest copy. Settings are the defaults of Spark and
+Delta, except two: with the default of 200 shuffle tasks, and 50 tasks to read a table's log, the overhead of tasks
+would dominate on a laptop.
 """
 
 from __future__ import annotations

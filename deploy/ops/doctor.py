@@ -86,8 +86,8 @@ GROUPS: Final[Mapping[str, Extra | None]] = {
 """Tasks in the order of the output, each with the extra (group of Python packages) that it needs."""
 
 _IN_STORE: Final = frozenset({"checkpoints", "first records", "lake", "columns", "table ages"})
-"""Checks that read the object store of the lake. They are skipped if Kiln must not commit to the store, because they
-take minutes if the store does not answer."""
+"""Checks that read the object store of the lake. They are skipped if `probe_store` returns a problem, because they
+would take minutes if the store does not answer."""
 _TCP: Final = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 
 

@@ -132,7 +132,7 @@ def _check_target(target: Path) -> None:
         reason = str(error).split("\n")[0]
         raise ExportError(
             f"cannot replace {target}: {reason}. Close the program that has it open for writing, or pass another path. "
-            "Programs that have it open read-only may keep it open"
+            "Programs that only read the file need not be closed"
         ) from error
     if not known:
         raise ExportError(refusal)

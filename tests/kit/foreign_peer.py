@@ -228,7 +228,7 @@ class ForeignPeer:
     def publish(
         self, topic: str, count: int = 1, *, rate: float = 0, size: int = 0, tag: str = "", timeout: float = PATIENCE
     ) -> Published:
-        """Publish the payload of tag, number and `size` for each number below `count`, and wait until all are sent."""
+        """Publish `count` messages with payloads from `build_payload`, and wait until all are sent."""
         return self.publishing(topic, count, rate=rate, size=size, tag=tag)(timeout)
 
     def publishing(

@@ -60,7 +60,7 @@ class Writer:
         )
 
     def write(self, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> list[Written]:
-        """Write (key, value) pairs, and return them with their offsets. A compacted topic rejects pairs without a key."""
+        """Write records, and return them with their offsets. A compacted topic rejects records without a key."""
         delivered: list[Message] = []
 
         def on_delivery(error: KafkaError | None, message: Message) -> None:
