@@ -39,7 +39,7 @@ _OTHER_CLIENT: Final = (
     "they are the message's id."
 )
 _RETENTION: Final = (
-    "Keep the bridge running, or raise `kafka.retention`, after which Kafka deletes records. For an existing topic, "
+    "Keep the bridge running, or raise `kafka.retention`, the time for which Kafka keeps records. For an existing topic, "
     "change the retention with Kafka's own tools."
 )
 _GARBAGE: Final = (
@@ -51,7 +51,7 @@ _FORGED: Final = (
     "Nothing if a single peer sends such messages. If many peers do (`remote_peer` in the table `frames`), someone is "
     "forging messages."
 )
-_ANNOUNCER: Final = "Nothing. The node that announced the batch is at fault."
+_ANNOUNCER: Final = "Nothing. The node that made the block, or announced it, is at fault."
 _GIVER: Final = "Check the IPFS node, and the peers from which it fetches blocks: one of them serves wrong blocks."
 _NO_STREAM: Final = "Nothing. If the number of rows grows, find the peer that announces such streams."
 _PUBLISHER: Final = (
@@ -341,7 +341,7 @@ FAULTS: Final = (
         "genesis. Otherwise, the update is in `kiln.updates` with the claimed separator, and `data` is the record of "
         "`kiln.wanted` with the first such update.",
         "Nothing. The view `misplaced` shows which authors announce streams on the wrong topic. The view "
-        "`false_claims` shows the batches that contain such updates.",
+        "`false_claims` shows the batches with updates that have false claims.",
     ),
     Fault(
         "separator",

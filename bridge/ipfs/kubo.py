@@ -3,7 +3,7 @@
 Every call is a POST. The status of the response shows the result:
 
 - 200: the call succeeded.
-- 500, or 400 for a wrong argument: Kubo rejected the call. The body is JSON, `{"Message", "Code", "Type": "error"}`.
+- 500, or 400 for a wrong argument: the call failed. The body is JSON, `{"Message", "Code", "Type": "error"}`.
 - 403, 404 or 405 with plain text: Kubo's HTTP handler rejected the call.
 
 Any other response does not come from Kubo's RPC.

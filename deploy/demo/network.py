@@ -118,8 +118,8 @@ REANNOUNCED: Final = 3
 class OverlayListeners:
     """The two BEP 50 nodes, on free ports of 127.0.0.1, with their identities in `folder`.
 
-    For a few separators, the first node announces Kiln's batches again under its own key, which Kiln follows. So Kiln
-    receives announcements under another key, of blocks that it can fetch.
+    For a few separators, the first node announces Kiln's batches again under its own key, to which Kiln
+    subscribes. So Kiln receives announcements under another key, of blocks that it can fetch.
     """
 
     def __init__(

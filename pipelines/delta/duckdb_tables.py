@@ -84,7 +84,7 @@ def create_views(
     Args:
         tables: Open tables by name.
         reads_rows: If false, the views are only for listing tables and columns. DuckDB then opens one file of each
-            table. A query of rows fails if the files of a table have different schemas.
+            table. A query of rows then fails if the files of a table have different schemas.
 
     Raises:
         LakeError: A table cannot be read.

@@ -73,7 +73,7 @@ def read_rows(
 
 
 class PlainFile(NamedTuple):
-    """A Parquet file, of which all rows belong to its table."""
+    """A Parquet file without deleted rows: the table has all its rows."""
 
     location: Location
     size: int

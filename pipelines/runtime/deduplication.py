@@ -35,7 +35,7 @@ _SMALL: Final = 20_000
 
 @dataclass(frozen=True)
 class DedupSteps:
-    """The steps of a query: in the tasks of the source, in Spark's operators, and in foreachBatch."""
+    """Deduplication in a query: its steps in the tasks of the source, in Spark's operators, and in foreachBatch."""
 
     source_task: ArrowTask
     """converts Kafka records (`kafka_ranges.RECORDS`) to rows of `source_schema`"""

@@ -158,8 +158,8 @@ def create_session(
 ) -> SparkSession:
     """Create a Spark session with Delta, the Kafka connector and the settings that Kiln's checkpoints need.
 
-    Under `spark-submit`, the submit options override `master` and `driver_memory`. The other arguments are those of
-    `build_session_settings`.
+    Under `spark-submit`, its options are used in place of `master` and `driver_memory`. The other arguments are
+    those of `build_session_settings`.
 
     Args:
         appended: Jars and folders for the end of the class path. They come last because the JVM uses a class data

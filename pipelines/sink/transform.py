@@ -166,7 +166,7 @@ def read_received_tips(rows: DataFrame) -> DataFrame:
 
 
 def exclude_own_batches(rows: DataFrame, publications: DataFrame) -> DataFrame:
-    """Drop the tips of Kiln's own batches, which peers sent back. The columns are
+    """Drop the tips of Kiln's own batches, which peers sent back. The result has the columns
     RECEIVED_COLUMNS."""
     ours = publications.where(F.col("error").isNull()).select("batch_cid").distinct()
     return rows.join(ours, "batch_cid", "left_anti").select(*(column.name for column in RECEIVED_COLUMNS))

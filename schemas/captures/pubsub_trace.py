@@ -215,7 +215,7 @@ def _build_message(kind: int, node: bytes, at: int, copy: _Copy | None) -> Logge
             METADATA_ONLY, f"an event {name}: a trace has no message data, and this event is not a received copy"
         )
     if copy.receivedFrom == node:
-        return Rejected(METADATA_ONLY, f"an event {name} of a message that the node published, without the data")
+        return Rejected(METADATA_ONLY, f"the event {name} has no data of the message, which the node itself published")
     identity = split_peer(copy.messageID)
     if identity is None or not identity[1]:
         message_id = copy.messageID[:64].hex()

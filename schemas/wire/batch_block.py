@@ -263,7 +263,7 @@ def read_foreign_block(data: bytes) -> ForeignBlock:
     if more:
         invalid.append(InvalidEntry(b"", f"{more} more entries are invalid"))
     if not has_tips:
-        raise reader.error("the block must have the key tips")
+        raise reader.error('the block has no key "tips"')
     return ForeignBlock(batch, invalid)
 
 

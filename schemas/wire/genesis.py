@@ -129,7 +129,7 @@ def read_genesis(
     if codec is None:
         return Rejected("cid_malformed", f"{root[:40].hex()} is not a CID")
     if codec != DAG_CBOR:
-        return Rejected("cid_codec_unsupported", f"codec 0x{codec:x}; an event is DAG-CBOR, or that in DAG-JOSE")
+        return Rejected("cid_codec_unsupported", f"codec 0x{codec:x}: an event has the codec dag-cbor or dag-jose")
     block = _get_block(payload, blocks)
     if not isinstance(block, bytes):
         return block
