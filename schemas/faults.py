@@ -39,8 +39,8 @@ _OTHER_CLIENT: Final = (
     "they are the message's id."
 )
 _RETENTION: Final = (
-    "Keep the bridge running, or raise `kafka.retention`, the time for which Kafka keeps records. For an existing topic, "
-    "change the retention with Kafka's own tools."
+    "Keep the bridge running, or raise `kafka.retention`, the time for which Kafka keeps records. For an existing "
+    "topic, change the retention with Kafka's own tools."
 )
 _GARBAGE: Final = (
     "Nothing if the message is garbage. If there are many such messages, another protocol may use the topic."

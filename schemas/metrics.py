@@ -212,7 +212,7 @@ GROUPS: Final = (
             Counter("kiln_bep50_frames", "Captured BEP 50 datagrams.", labels=_DIRECTION),
             Counter(
                 "kiln_bep50_gaps",
-                "Gaps in the announcements of other publishers: Kiln missed announcements, or the publisher lost its state.",
+                "Gaps in the announcements of other publishers: Kiln missed some, or the publisher lost its state.",
             ),
             Counter(
                 "kiln_bep50_dropped_datagrams",

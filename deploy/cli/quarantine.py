@@ -168,7 +168,7 @@ def quarantine_drop(
         print(json.dumps(done._asdict()))
     elif done.rows:
         if done.known:
-            out.print(f"{done.known:,} of the rows were in quarantine_dropped already, from a drop that was interrupted")
+            out.print(f"{done.known:,} of the rows are in quarantine_dropped already, from an interrupted drop")
         out.print(
             f"dropped {done.rows:,} rows. To list them: "
             f"kiln sql \"SELECT * FROM quarantine_dropped WHERE drop_id = '{done.drop_id}'\"",

@@ -106,7 +106,8 @@ class TrafficOptions:
 
     @property
     def policy(self) -> Policy:
-        """Signature policy by which the ledger expects messages to be accepted or rejected. Always `either` for origin REPLAY (decision 5)."""
+        """Signature policy by which the ledger expects messages to be accepted or rejected. Always `either` for origin
+        REPLAY (decision 5)."""
         if self.origin == "REPLAY":
             return "either"
         return "strict" if self.signed else "none"
