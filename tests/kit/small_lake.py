@@ -167,6 +167,7 @@ def _odd_rows() -> dict[str, list[dict[str, object]]]:
             for cid, tip in [("c1", "b1"), ("c2", "b1"), ("c3", "b2"), ("c0", "b1")]
         ],
         "publications": [
+            {"batch_cid": "c1", "transport": "gossipsub", "published_at": _after(-5), "topic": topic, "peer_count": 2},
             {"batch_cid": "c1", "transport": "gossipsub", "published_at": _after(2), "error": "no peers"},
             {"batch_cid": "c1", "transport": "gossipsub", "published_at": _after(3), "topic": topic, "peer_count": 2},
             {"batch_cid": "c1", "transport": "bep50", "published_at": _after(2.5), "target": "ab"},
