@@ -30,7 +30,8 @@ _MAX_EXAMINED: Final = 100  # files per step of a removal: more than a publisher
 
 
 class FolderBlockStore:
-    """A `BlockStore` in a folder, which the first `put` creates. The time of a file is that of its last `put`."""
+    """A `BlockStore` in a folder, which the first `put` creates. The time of a file is that of its last `put` or
+    `mark`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -261,7 +261,9 @@ class _Run:
         self._view.say(f"{problem}. Kiln starts the JVM again")
         self._stop_queries()
         stop.wait(pause_after(self._jvm_ends, _SHORTEST_PAUSE, _LONGEST_PAUSE))
+        restarts = self._queries.restarts
         self._queries = Supervisor(self._start_spark(), self._settings, self._names, self._snapshots.count)
+        self._queries.restarts.update(restarts)
 
     def _stop_queries(self) -> None:
         """Stop the queries. Errors are ignored if the JVM has ended, because its queries have ended with it."""

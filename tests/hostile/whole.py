@@ -179,7 +179,7 @@ def whole(
 _SEPARATORS = "SELECT epoch(min(closed_at)), separator_key, separator_value FROM batches GROUP BY ALL"
 _BATCHES = "SELECT epoch_us(emitted_at), epoch_us(closed_at), separator_key, separator_value FROM batches"
 _PUBLICATIONS = """SELECT epoch_us(published_at), epoch_us(closed_at), peer_count, separator_key, separator_value
-FROM publications AS p ASOF JOIN batches AS b ON p.batch_cid = b.batch_cid AND p.published_at >= b.emitted_at"""
+FROM publications AS p ASOF JOIN batches AS b ON p.batch_cid = b.batch_cid AND p.published_at >= b.closed_at"""
 
 
 def _seconds(times: Sequence[object]) -> tuple[float, float]:

@@ -183,7 +183,8 @@ class BitswapEngine:
         return Received(tuple(lookups), tuple(blocks))
 
     def resolve(self, peer: bytes, sizes: Mapping[bytes, int | None]) -> None:
-        """Answer the wants of a peer's message whose blocks are in the folder. The other wants stay stored.
+        """Answer the wants of a peer's message whose blocks are in the folder. The other wants stay stored, and get
+        DONT_HAVE if they ask for it.
 
         Args:
             sizes: size in bytes of each block by CID; `None` for a block that the folder lacks.
