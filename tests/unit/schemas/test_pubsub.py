@@ -189,7 +189,7 @@ def test_2020_document_ids(doctype: str, kind: int, prefix: str) -> None:
 
 
 def test_writers_refuse_what_their_era_had_not() -> None:
-    with pytest.raises(ValueError, match="no model"):
+    with pytest.raises(ValueError, match="no field for a model"):
         write_update(STREAM, TIP, MODEL, "doc")
     with pytest.raises(ValueError, match="did not exist in 2020"):
         write_update(STREAM, TIP, era="2020")
