@@ -169,7 +169,7 @@ def _some_time_on(scene: Scene) -> str:
     return f"{seconds:.1f}"
 
 
-@kind("kill-jvm", AIR)
+@kind("kill-jvm", NOTHING)
 def kill_jvm(scene: Scene) -> str:
     """The JVM alone: `kiln run` starts another, and says so."""
     words = "Kiln starts the JVM again"
