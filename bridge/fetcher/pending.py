@@ -278,7 +278,7 @@ class PendingFetches:
         return self.queue.admit(request, wanted, now, is_kept=is_kept)
 
     def _add_claim_record(self, wanted: WantedEntry, now: int) -> None:
-        """If the separator of the update's stream is known, check the claim; otherwise count it. The record does not
+        """Check the claim if the separator of the update's stream is known; otherwise count it. The record does not
         wait for the outcome."""
         record = wanted.record
         stream = read_update(record).stream

@@ -231,6 +231,27 @@ def test_the_jvm_starts_again_up_to_a_number_of_times_in_a_row(
     assert "the JVM of Spark exited with code -9. Kiln starts the JVM again" in world.said
 
 
+class CountedWorld(DyingWorld):
+    """A world whose JVM ends once, and whose second supervisor begins to count restarts at zero."""
+
+    generations = Counter({"archive": 2}), Counter[str]()
+
+    @property
+    def restarts(self) -> Counter[str]:
+        return self.generations[self.done.count("another JVM")]
+
+    @restarts.setter
+    def restarts(self, _: Counter[str]) -> None: ...
+
+
+def test_restarts_before_the_end_of_a_jvm_count_after_it(run: Execute, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(application, "pause_after", lambda *_: 0.0)
+    monkeypatch.setattr(application, "check_jvm", lambda *_: JvmEndedError("the JVM of Spark exited with code -9"))
+    world = CountedWorld(1, progress=True)
+    run(world)
+    assert [query.restarts for query in world.shown[-1].queries] == [2]
+
+
 def test_a_call_that_fails_although_the_jvm_runs_is_raised(run: Execute) -> None:
     with pytest.raises(ConnectionRefusedError):
         run(DyingWorld(1, progress=False))
