@@ -11,7 +11,7 @@ from kafka.errors import KafkaTimeoutError
 
 from kiln.conf.process.errors import PrerequisiteError
 from kiln.conf.process.kafka_clients import describe_kafka_error
-from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
+from kiln.conf.process.librdkafka import LIBRDKAFKA_LOG, librdkafka_options
 from kiln.schemas.kafka.topics import MAX_RECORD
 from kiln.schemas.proto.kiln import frame_pb2
 

@@ -28,15 +28,9 @@ from kafka.errors import KafkaTimeoutError
 from kafka import TopicPartition
 from kiln.bridge.kafka.producers import FramesProducerError, close_producer, open_producer
 from kiln.bridge.kafka.session_thread import SESSION, KafkaConfig, SessionThread, TwinError
-from kiln.conf.process.kafka_records import (
-    LIBRDKAFKA_LOG,
-    READ_OPTIONS,
-    KafkaRecord,
-    RecordReader,
-    librdkafka_options,
-    to_kafka_error,
-)
+from kiln.conf.process.kafka_records import KafkaRecord, RecordReader, to_kafka_error
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity
+from kiln.conf.process.librdkafka import LIBRDKAFKA_LOG, READ_OPTIONS, librdkafka_options
 
 _LOG: Final = logging.getLogger(__name__)
 _COMMIT_EVERY: Final = 1.0  # seconds between two commits of changed offsets, because the broker may sync each commit

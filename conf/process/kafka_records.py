@@ -1,4 +1,4 @@
-"""Reading of Kafka records with librdkafka, and conversion of kafka-python's options to those of librdkafka.
+"""Reading of Kafka records with librdkafka.
 
 kafka-python needs further packages to decompress snappy, lz4 and zstd, and never gets past a record with a header key
 that is not UTF-8. librdkafka supports each codec of Kafka, and decodes headers on request only. So Kiln uses
@@ -8,7 +8,6 @@ kafka-python for groups and topics, but reads records here, or in bulk in kiln.p
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping, Set
 from typing import Final, NamedTuple
@@ -19,29 +18,18 @@ from confluent_kafka import TopicPartition as Assignment
 from kafka.errors import BrokerResponseError, KafkaError, for_code
 
 from kafka import TopicPartition
-
-READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
-    # skip the records of aborted transactions, and wait for the end of open ones
-    "isolation.level": "read_committed",
-    "enable.partition.eof": True,
-    "check.crcs": True,
-    "allow.auto.create.topics": False,
-}
-"""Options of every consumer of librdkafka in Kiln."""
-
-UNDECODABLE: Final = frozenset((LibrdkafkaError._BAD_MSG, LibrdkafkaError._BAD_COMPRESSION))
-"""Errors of a record batch of Kafka that no client can decode, such as after damage on the broker's disk. librdkafka
-repeats them until it is assigned an offset after the record batch."""
+from kiln.conf.process.librdkafka import (
+    LIBRDKAFKA_LOG,
+    READ_OPTIONS,
+    UNDECODABLE,
+    describe_undecodable,
+    librdkafka_options,
+)
 
 _REFUSED: Final = frozenset((LibrdkafkaError.TOPIC_AUTHORIZATION_FAILED, LibrdkafkaError.GROUP_AUTHORIZATION_FAILED))
 _ELECTING: Final = frozenset((LibrdkafkaError.NOT_LEADER_FOR_PARTITION, LibrdkafkaError.LEADER_NOT_AVAILABLE))
 """Errors while a partition has no leader: it is new, or its leader changes."""
 _ELECTION_POLL = 0.1  # s
-LIBRDKAFKA_LOG: Final = logging.getLogger("librdkafka")
-"""Log of every client of librdkafka in Kiln."""
-LIBRDKAFKA_LOG.addHandler(logging.NullHandler())  # else, in a Python worker, each line would go to stderr
 
 
 class KafkaRecord(NamedTuple):
@@ -186,51 +174,9 @@ class RecordReader:
         self._consumer.close()
 
 
-def describe_undecodable(error: LibrdkafkaError) -> bytes:
-    """Return a value for a record that cannot be decoded. The decoder of each Kiln topic rejects this value."""
-    return f"no record can be decoded here: {error.str()}".encode()
-
-
 def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
     """Convert an error of librdkafka to one of kafka-python. Codes below 0 become a plain `KafkaError`."""
     if error.code() < 0:
         return KafkaError(error.str())
     kind: type[BrokerResponseError] = for_code(error.code())
     return kind(error.str())
-
-
-_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
-    "security_protocol": ("security.protocol",),
-    "sasl_mechanism": ("sasl.mechanism",),
-    "sasl_plain_username": ("sasl.username",),
-    "sasl_plain_password": ("sasl.password",),
-    "ssl_cafile": ("ssl.ca.location",),
-    # PEM, with the key in the same file
-    "ssl_certfile": ("ssl.certificate.location", "ssl.key.location"),
-}
-
-_ALWAYS: Final[Mapping[str, str | int | bool]] = {
-    # so that a broker that is available again is found within a second
-    "reconnect.backoff.max.ms": 1_000,
-    # brokers may request metrics of clients (KIP-714); Kiln's metrics are at monitor.listen
-    "enable.metrics.push": False,
-}
-
-
-def librdkafka_options(client_options: Mapping[str, object]) -> dict[str, str | int | bool]:
-    """Convert kafka-python's options, as `Kafka.client_options` of the settings returns them, to librdkafka's.
-
-    Argument and result contain the password in clear text: never print them.
-
-    Raises:
-        KeyError: An option is unknown.
-    """
-    servers = client_options["bootstrap_servers"]
-    options: dict[str, str | int | bool] = {
-        **_ALWAYS,
-        "bootstrap.servers": ",".join(servers) if isinstance(servers, list) else str(servers),
-    }
-    for name, value in client_options.items():
-        if name != "bootstrap_servers":
-            options |= dict.fromkeys(_NAMES[name], str(value))
-    return options

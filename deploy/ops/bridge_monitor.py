@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric
 
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
 from kiln.conf.process.errors import KilnError
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.librdkafka import librdkafka_options
 from kiln.deploy.ops.metric_families import FULL_SPOOL, SILENT_BRIDGE, build_bridge_families
 from kiln.schemas.metrics import build_family
 

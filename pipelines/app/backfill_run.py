@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.librdkafka import librdkafka_options
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.app.launch import batch_config, decode_config

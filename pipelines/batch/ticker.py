@@ -12,7 +12,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
+from kiln.conf.process.librdkafka import LIBRDKAFKA_LOG, librdkafka_options
 from kiln.pipelines.batch.tick_schedule import TickSchedule
 from kiln.pipelines.runtime.clocks import TrailingClock, describe_log_lag
 from kiln.pipelines.runtime.kafka_offsets import LATEST, MAX_TIMESTAMP, list_partitions, read_offsets

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from kiln.conf.process.kafka_records import READ_OPTIONS, UNDECODABLE, describe_undecodable
+from kiln.conf.process.librdkafka import READ_OPTIONS, UNDECODABLE, describe_undecodable
 from kiln.schemas.times import MIN_MICROS
 
 ClientOptions = tuple[tuple[str, str | int | bool], ...]

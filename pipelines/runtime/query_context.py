@@ -12,7 +12,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.librdkafka import librdkafka_options
 from kiln.conf.process.location import Location
 from kiln.pipelines.delta.commits import BatchProgress, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits

@@ -20,8 +20,8 @@ from kafka.structs import OffsetAndMetadata
 
 from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.kafka_clients import open_client
-from kiln.conf.process.kafka_records import LIBRDKAFKA_LOG, librdkafka_options
 from kiln.conf.process.kafka_topics import CHECK_EVERY, TopicIdentity, describe_replaced_topic, describe_topics
+from kiln.conf.process.librdkafka import LIBRDKAFKA_LOG, librdkafka_options
 from kiln.pipelines.runtime.kafka_offsets import LATEST, list_partitions, read_offsets
 from kiln.schemas.kafka import topics as log
 

@@ -13,7 +13,7 @@ from kafka.admin import NewPartitions, NewTopic
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.librdkafka import librdkafka_options
 from kiln.conf.process.location import parse_location
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.runtime import kafka

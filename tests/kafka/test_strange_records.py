@@ -20,7 +20,8 @@ from kiln.bridge.ipfs import BlockStore
 from kiln.bridge.kafka.session_thread import KafkaConfig
 from kiln.bridge.publisher.batches import PublishingOptions
 from kiln.bridge.publisher.publisher import Publisher
-from kiln.conf.process.kafka_records import RecordReader, librdkafka_options
+from kiln.conf.process.kafka_records import RecordReader
+from kiln.conf.process.librdkafka import librdkafka_options
 from kiln.deploy.ops.snapshot_builder import TopicWatch
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.kafka_broker import ensure_topics

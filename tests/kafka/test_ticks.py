@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from kafka.admin import NewTopic
 
 from kafka import KafkaAdminClient, KafkaProducer
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.librdkafka import librdkafka_options
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.batch.ticker import Ticker, read_log_times
 from kit.awaiting import wait_until

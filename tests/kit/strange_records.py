@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, cast
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
-from kiln.conf.process.kafka_records import librdkafka_options
+from kiln.conf.process.librdkafka import librdkafka_options
 from kiln.schemas.kafka.topics import MAX_RECORD, TOPICS
 from kit.broker_access import client
 
