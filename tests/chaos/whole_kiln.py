@@ -109,6 +109,7 @@ class Stack:
                 **({"CHAOS_CLOCK": wrong_clocks} if wrong_clocks else {}),
                 **({"CHAOS_PROXY": str(ports[5])} if proxy else {}),
                 "KILN_NETWORK": network,
+                "KILN_DURABILITY": "power",  # as by default
                 "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
                 "KILN_DISCOVERY__ENABLED": "false",
                 "KILN_PUBLISH__ENABLED": "true",

@@ -18,7 +18,7 @@ SEED = os.environ.get("KILN_TEST_SEED", "1")
 
 
 def test_a_few_faults_lose_and_double_nothing(broker_classpath: list[Path], root: Path) -> None:
-    options = ["--seed", SEED, "--kinds", ",".join(FEW), "--faults", str(len(FEW)), "--every", "100", "--json"]
+    options = f"--seed {SEED} --kinds {','.join(FEW)} --faults {len(FEW)} --every 100 --rate 15 --json".split()
     done = subprocess.run(
         [sys.executable, "-m", "chaos", *options],
         env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"},

@@ -17,12 +17,14 @@ PATIENCE = 60.0
 def awaited(true: Callable[[], bool], seconds: float = PATIENCE) -> bool:
     """Poll a condition, and return true if it becomes true within `seconds`."""
     began = time.monotonic()
-    while not true():
-        waited = time.monotonic() - began
-        if waited > seconds:
+    while True:
+        asked = time.monotonic()
+        if true():
+            return True
+        answered = time.monotonic()
+        if answered - began > seconds:
             return False
-        time.sleep(_pause(waited))
-    return True
+        time.sleep(_pause(answered - began, answered - asked))
 
 
 def wait_until(true: Callable[[], bool], what: str | Callable[[], str], seconds: float = PATIENCE) -> None:
@@ -37,14 +39,15 @@ async def until(true: Callable[[], bool], what: str | Callable[[], str], seconds
     began = trio.current_time()
     with trio.move_on_after(seconds):
         while not true():
-            await trio.sleep(_pause(trio.current_time() - began))
+            await trio.sleep(_pause(trio.current_time() - began, 0.0))
         return
     raise _never(what, seconds)
 
 
-def _pause(waited: float) -> float:
-    """Return the pause before the next poll: a twentieth of the time waited so far, because a poll may be expensive."""
-    return min(max(waited / 20, 0.002), 0.25)
+def _pause(waited: float, cost: float) -> float:
+    """Return the pause before the next poll: a twentieth of the time waited so far, or four times that of an expensive
+    poll, such as a query of a table. All times are in s."""
+    return max(min(max(waited / 20, 0.002), 0.25), min(4 * cost, 2.0))
 
 
 def _never(what: str | Callable[[], str], seconds: float) -> AssertionError:

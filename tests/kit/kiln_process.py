@@ -39,6 +39,7 @@ class Kiln:
             "KILN_KAFKA__EMBEDDED_PORT": str(ports[0]),
             "KILN_KAFKA__EMBEDDED_CONTROLLER_PORT": str(ports[1]),
             "KILN_MONITOR__LISTEN": "",
+            "KILN_DURABILITY": "process",  # no test loses power, and syncing files takes time
             **(environment or {}),
         }
         self.servers = (environment or {}).get("KILN_KAFKA__BOOTSTRAP", f"127.0.0.1:{ports[0]}")
