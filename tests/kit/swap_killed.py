@@ -1,6 +1,6 @@
-"""`python swap_killed.py LAKE RUN` reads numbers from stdin. For each number N, a process swaps a backfill run, and kills
-itself right before (N even) or right after (N odd) commit number N // 2, counted from 0. Prints the exit code of each
-process, which is negative for a signal.
+"""`python swap_killed.py LAKE RUN` reads numbers from stdin. For each number N, a process swaps a backfill run, and
+kills itself right before (N even) or right after (N odd) commit number N // 2, counted from 0. The program prints the
+exit code of each process, which is negative for a signal.
 
 The processes are forked, because the imports take longer than a swap.
 """

@@ -13,8 +13,8 @@ from unittest import mock
 
 import pytest
 
+from kiln.conf.settings.model import Spark
 from kiln.deploy.stack import spark
-from kiln.deploy.stack.jars import spark_archive_path
 from kiln.deploy.stack.java import find_java
 from kiln.pipelines.runtime.session import format_properties
 from kiln.pipelines.runtime.spark_environment import find_spark_home
@@ -104,7 +104,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Found:
     """What a program with a session finds out."""
-    options = f'{spark._build_archive_option()} "-Xlog:class+load:file={folder / "loaded"}"'
+    options = f'{Spark().java_options} {spark._build_archive_option()} "-Xlog:class+load:file={folder / "loaded"}"'
     run = subprocess.run(
         [sys.executable, "-c", RUN, str(folder), options],
         input=json.dumps(EXTRA),
@@ -151,7 +151,7 @@ def test_a_file_of_classes_that_does_not_fit_costs_time_only(tmp_path: Path) -> 
     """The JVM that Spark starts runs without it."""
     other = tmp_path / "classes.jsa"
     other.write_bytes(b"of another JVM" * 1000)
-    with mock.patch.object(spark, "spark_archive_path", lambda: other):
+    with mock.patch.object(spark, "spark_archive_path", return_value=other):
         option = spark._build_archive_option().strip('"')
     assert str(other) in option
     jars = f"{find_spark_home()}/jars/*"

@@ -94,7 +94,7 @@ def lakes(draw: st.DrawFn) -> dict[str, Rows]:
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A database with the tables and their views. Views of `VIEWS` are there twice: `NAME_of_spark` has Spark's text."""
+    """A database with the tables and their views. `NAME_of_spark` is a view of `VIEWS` with Spark's text."""
     wanted = set(VIEWS)
     for each in reversed(views().values()):
         wanted |= set(each.views) if each.name in wanted else set()
