@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from shutil import copytree
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -438,30 +439,39 @@ def test_a_message_that_differs_turns_the_core_off_in_updates() -> None:
     assert counted == [1]
 
 
+class Changed(NamedTuple):
+    """Changed records, and what Python makes of them."""
+
+    batches: list[pa.RecordBatch]
+    in_python: engines.TaskOutputs
+
+
+@pytest.fixture(scope="module")
+def changed() -> Changed:
+    records = RecordChanger(1).change([*traffic(1_500), *traffic(700, is_checked=False)], 1_200)
+    batches = engines.build_batches(records, 400)
+    return Changed(batches, engines.decode_in_python(batches, DecodeConfig(bundles=BUNDLES)))
+
+
 @pytest.mark.slow
 @needs_rustc
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_core_is_noticed_and_turned_off(mutant: str, tmp_path: Path) -> None:
+def test_a_wrong_core_is_noticed_and_turned_off(mutant: str, changed: Changed, tmp_path: Path) -> None:
     """The comparison fails for it; and with samples, a task of either query writes Python's rows and counts the
     difference."""
-    records = RecordChanger(1).change([*traffic(1_500), *traffic(700, is_checked=False)], 1_200)
-    batches = engines.build_batches(records, 400)
+    batches, in_python = changed
     config = DecodeConfig(bundles=BUNDLES)
-    in_python = DecodeConfig(bundles=BUNDLES, native_core=False)
-    expected = engines.archive(batches, in_python)
-    rows = engines.update(batches, in_python, engines.SEPARATING[0])
     with claim_own_sources(build_mutant(tmp_path, *MUTANTS[mutant])):
         assert library.find_engine().is_native
-        assert engines.find_differences(batches, config)
+        assert engines.find_differences(batches, config, in_python)
         with patch.object(core, "SAMPLE_ONE_IN", 1):
             found = engines.archive(batches, config)
         assert not library.find_engine().is_native, "the core is turned off"
-        assert found.pop("differences") == 1
-        expected.pop("differences")
+        expected = in_python.archive | {"differences": 1}
         assert [name for name in expected if not engines.is_equal(expected[name], found[name])] == []
         counted: list[int] = []
         with patch.object(core, "SAMPLE_ONE_IN", 1), patch.object(library, "_turned_off", []):
-            assert engines.update(batches, config, engines.SEPARATING[0], counted.append) == rows
+            assert engines.update(batches, config, engines.SEPARATING[0], counted.append) == in_python.updates[0]
             assert not library.find_engine().is_native
         assert counted == [1]
 
