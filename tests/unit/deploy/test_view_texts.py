@@ -117,10 +117,11 @@ def fill(connection: duckdb.DuckDBPyConnection, lake: dict[str, Rows]) -> None:
         connection.execute(f"DELETE FROM {name}")
         times = {column.name for column in TABLES[name].columns if column.type == "timestamp"}
         if rows := lake[name]:
-            places = ", ".join("make_timestamp(1000000 * ?)" if column in times else "?" for column in rows[0])
+            columns = list(rows[0])
+            places = ", ".join("make_timestamp(1000000 * ?)" if column in times else "?" for column in columns)
             connection.execute(
-                f"INSERT INTO {name} ({', '.join(rows[0])}) VALUES {', '.join([f'({places})'] * len(rows))}",
-                [value for row in rows for value in row.values()],
+                f"INSERT INTO {name} ({', '.join(columns)}) VALUES {', '.join([f'({places})'] * len(rows))}",
+                [row[column] for row in rows for column in columns],
             )
 
 

@@ -380,16 +380,31 @@ MUTANTS = {
 }
 
 
-def build_mutant(folder: Path, file: str, old: str, new: str) -> Path:
-    sources = folder / "src"
-    copytree(library.SOURCES, sources)
-    text = (sources / file).read_text()
-    assert text.count(old) == 1
-    (sources / file).write_text(text.replace(old, new))
-    rustc = library.find_rustc()
-    assert rustc is not None
-    library.build_library(rustc, folder / "mutant.so", sources, ["-C", "opt-level=0"])
-    return folder / "mutant.so"
+class MutantBuilder:
+    """Builds wrong cores in one folder, so that rustc compiles again only what differs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._sources, self._incremental = folder / "src", folder / "incremental"
+        copytree(library.SOURCES, self._sources)
+
+    def build(self, path: Path, file: str, old: str, new: str) -> Path:
+        source = self._sources / file
+        text = source.read_text()
+        assert text.count(old) == 1
+        source.write_text(text.replace(old, new))
+        rustc = library.find_rustc()
+        assert rustc is not None
+        quick = ["-C", "opt-level=0", "-C", "codegen-units=64", "-C", f"incremental={self._incremental}"]
+        try:
+            library.build_library(rustc, path, self._sources, quick)
+        finally:
+            source.write_text(text)
+        return path
+
+
+@pytest.fixture(scope="module")
+def mutants(tmp_path_factory: pytest.TempPathFactory) -> MutantBuilder:
+    return MutantBuilder(tmp_path_factory.mktemp("mutants"))
 
 
 def claim_own_sources(path: Path) -> ExitStack:
@@ -456,12 +471,14 @@ def changed() -> Changed:
 @pytest.mark.slow
 @needs_rustc
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_core_is_noticed_and_turned_off(mutant: str, changed: Changed, tmp_path: Path) -> None:
+def test_a_wrong_core_is_noticed_and_turned_off(
+    mutant: str, changed: Changed, mutants: MutantBuilder, tmp_path: Path
+) -> None:
     """The comparison fails for it; and with samples, a task of either query writes Python's rows and counts the
     difference."""
     batches, in_python = changed
     config = DecodeConfig(bundles=BUNDLES)
-    with claim_own_sources(build_mutant(tmp_path, *MUTANTS[mutant])):
+    with claim_own_sources(mutants.build(tmp_path / "mutant.so", *MUTANTS[mutant])):
         assert library.find_engine().is_native
         assert engines.find_differences(batches, config, in_python)
         with patch.object(core, "SAMPLE_ONE_IN", 1):
