@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-import subprocess
 import tarfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any  # columns of any type
+from unittest import mock
 
 import pytest
 from deltalake import DeltaTable
 
 from conftest import free_ports
 from kiln.conf.process.state_folder import STATE_VERSION
-from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.cli.app import run_command
+from kiln.deploy.stack.kafka_broker import start_broker
 from kiln.pipelines.delta.lake import Lake
 from kiln.schemas.delta.tables import TABLES, TABLES_VERSION
 from kit.awaiting import wait_until
@@ -176,8 +178,8 @@ class Upgraded:
     before: Before
     status: Row
     interests: list[str]
-    log: list[list[tuple[int, Update | None]]] = field(default_factory=list)
-    emitted: list[Emitted] = field(default_factory=list)
+    log: list[list[tuple[int, Update | None]]]
+    emitted: list[Emitted]
 
 
 def run_bridge(kiln: Kiln) -> Row:
@@ -206,7 +208,7 @@ def expected() -> Row:
     return found
 
 
-def go_on(state: Path, classpath: list[Path]) -> Upgraded:
+def go_on(state: Path) -> Upgraded:
     """Run the bridge on the folder for a moment, then the queries."""
     lake = state / "lake"
     before = Before(
@@ -222,22 +224,20 @@ def go_on(state: Path, classpath: list[Path]) -> Upgraded:
         spooled=spooled(state),
     )
     kiln = Kiln(state, free_ports(2), ENVIRONMENT)
-    interests = json.loads(kiln.run("interests", "--json").stdout)
-    after = run_bridge(kiln)
-    kiln.run_kept("run", "--catch-up")
-    found = Upgraded(kiln, before, after, interests)
-    port, controller_port = free_ports(2)
-    with EmbeddedBroker(state, port, controller_port, classpath) as broker:
-        found.log = read_log(broker.address, "kiln.updates")
-        found.emitted = read_batches(broker.address, "kiln.batches")
-    return found
+    interests = json.loads(kiln.run_kept("interests", "--json").stdout)
+    with start_broker(kiln.settings(), lambda words: None) as address:  # once for all commands
+        after = run_bridge(kiln)
+        kiln.run_kept("run", "--catch-up")
+        log = read_log(address, "kiln.updates")
+        emitted = read_batches(address, "kiln.batches")
+    return Upgraded(kiln, before, after, interests, log, emitted)
 
 
 @pytest.fixture(scope="module")
 def upgraded(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory, expected: Row) -> Upgraded:
     due = (expected["gone_on_from"] + LONG_WINDOW) / 1e6
     assert time.time() > due, f"the clock of this machine is behind that of the kept log, which ends at {due} s"
-    return go_on(unpack(tmp_path_factory.mktemp("upgraded")), broker_classpath)
+    return go_on(unpack(tmp_path_factory.mktemp("upgraded")))
 
 
 # ---------------------------------------------------------------- another version
@@ -251,7 +251,9 @@ def contents(folder: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 @pytest.mark.parametrize(("version", "found"), [("2\n", "version 2"), (None, "no version")])
-def test_state_of_an_older_version_is_refused_and_left_alone(tmp_path: Path, version: str | None, found: str) -> None:
+def test_state_of_an_older_version_is_refused_and_left_alone(
+    tmp_path: Path, version: str | None, found: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     state = unpack(tmp_path)
     (state / "version").unlink()
     if version is not None:
@@ -259,11 +261,11 @@ def test_state_of_an_older_version_is_refused_and_left_alone(tmp_path: Path, ver
     before = contents(state)
     kiln = Kiln(state, free_ports(2), ENVIRONMENT)
     for command in (["run", "--catch-up"], ["bridge"], ["sql", "select count(*) from messages"]):
-        done = subprocess.run(
-            kiln.command(*command), env=kiln.environment, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-        assert f"the state folder {state} has {found}, and this Kiln reads version {STATE_VERSION}. Keep" in done.stderr
+        with mock.patch.dict(os.environ, kiln.environment, clear=True):
+            assert run_command(command) == 1
+        out, error = capfd.readouterr()
+        assert (out, error.count("\n")) == ("", 1), error
+        assert f"the state folder {state} has {found}, and this Kiln reads version {STATE_VERSION}. Keep" in error
         assert contents(state) == before
 
 

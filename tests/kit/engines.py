@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 from unittest.mock import patch
 
 import msgspec
@@ -145,22 +146,36 @@ def update(
         return list(updates.build_copies(iter(batches), config, separating, EPOCH, count_difference))
 
 
-def find_differences(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> list[str]:
+class TaskOutputs(NamedTuple):
+    """Output of a task of `archive`, and of a task of `updates` for each of SEPARATING."""
+
+    archive: dict[str, object]
+    updates: list[list[UpdateRow]]
+
+
+def decode(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> TaskOutputs:
+    """Run the tasks on these records."""
+    return TaskOutputs(archive(batches, config), [update(batches, config, each) for each in SEPARATING])
+
+
+def decode_in_python(batches: Sequence[pa.RecordBatch], config: DecodeConfig) -> TaskOutputs:
+    """Run the tasks on these records without the native core."""
+    return decode(batches, replace(config, native_core=False))
+
+
+def find_differences(
+    batches: Sequence[pa.RecordBatch], config: DecodeConfig, in_python: TaskOutputs | None = None
+) -> list[str]:
     """Describe the differences between the core's output and Python's. The core's own comparison of samples is off."""
-    in_python = replace(config, native_core=False)
     with patch.object(core, "SAMPLE_ONE_IN", 1 << 60):
-        return _compare(batches, config, in_python)
-
-
-def _compare(batches: Sequence[pa.RecordBatch], config: DecodeConfig, in_python: DecodeConfig) -> list[str]:
-    native, python = archive(batches, config), archive(batches, in_python)
+        native = decode(batches, config)
+    python = in_python or decode_in_python(batches, config)
     found = [
-        f"archive, {name}: {str(native.get(name))[:400]}\n  in Python: {str(value)[:400]}"
-        for name, value in python.items()
-        if not is_equal(value, native.get(name))
+        f"archive, {name}: {str(native.archive.get(name))[:400]}\n  in Python: {str(value)[:400]}"
+        for name, value in python.archive.items()
+        if not is_equal(value, native.archive.get(name))
     ]
-    for separating in SEPARATING:
-        rows, expected = (update(batches, each, separating) for each in (config, in_python))
+    for separating, rows, expected in zip(SEPARATING, native.updates, python.updates, strict=True):
         if rows != expected:
             first = next((pair for pair in zip(rows, expected, strict=False) if pair[0] != pair[1]), None)
             found.append(f"updates, {separating}: {len(rows)} rows, not {len(expected)}; {first}")

@@ -1,5 +1,9 @@
-"""`python swap_killed.py LAKE RUN N` swaps a backfill run, and kills itself right before (N even) or right after
-(N odd) commit number N // 2, counted from 0."""
+"""`python swap_killed.py LAKE RUN` reads numbers from stdin. For each number N, a process swaps a backfill run, and
+kills itself right before (N even) or right after (N odd) commit number N // 2, counted from 0. The program prints the
+exit code of each process, which is negative for a signal.
+
+The processes are forked, because the imports take longer than a swap.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +42,17 @@ class Killing(FileSwap):
         self.left -= 1
 
 
-if __name__ == "__main__":
-    lake = Lake(sys.argv[1])
-    run = find_run(lake, sys.argv[2])
+def swap(lake: Lake, name: str, moment: int) -> None:
+    run = find_run(lake, name)
     assert run is not None
     then = run.events[-1].happened_at + 1
-    swap_run(lake, run, Killing(lake, int(sys.argv[3])), lambda: then, lambda words: None)
+    swap_run(lake, run, Killing(lake, moment), lambda: then, lambda words: None)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            swap(Lake(sys.argv[1]), sys.argv[2], int(line))
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

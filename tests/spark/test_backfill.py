@@ -178,7 +178,8 @@ def test_a_capture_file_gives_the_messages_and_the_batches_of_event_time(world: 
     assert made == expected
 
 
-def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_stopped(world: World) -> None:
+def test_the_frames_of_a_lake_give_its_tables_again_in_python_and_in_chunks_that_were_stopped(world: World) -> None:
+    """Other runs decode with the native core."""
     calls: list[int] = []
 
     def stop_at_third() -> bool:
@@ -186,11 +187,11 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
         return len(calls) == 3
 
     with pytest.raises(StoppedError, match=r"^backfill run again was stopped\. .* to continue$"):
-        world.run("again", stopped=stop_at_third, chunk=400)
+        world.run("again", stopped=stop_at_third, chunk=400, engine="python")
     found = find_run(world.lake, "again")
     assert found is not None
     assert not found.is_done
-    assert world.run("again", chunk=400).rows_written > 0
+    assert world.run("again", chunk=400, engine="python").rows_written > 0
     for table in RUN_TABLES[1:-1]:
         assert world.rows("again", table) == world.rows(None, table), table
         assert world.rows("again", table), table
@@ -198,23 +199,19 @@ def test_the_frames_of_a_lake_give_its_tables_again_also_in_chunks_that_were_sto
 
 
 def test_what_is_done_stays_as_it_is_and_other_terms_are_refused(world: World) -> None:
-    world.run("once", engine="python")
-    for table in ("copies", "messages", "quarantine"):
-        assert world.rows("once", table) == world.rows(None, table), f"{table}: the engines differ"
-    before = {
-        table: world.lake.locate_run("once").open(table).version() for table in world.lake.locate_run("once").tables()
-    }
-    done = world.run("once")
+    lake = world.lake.locate_run("heard")
+    before = {table: lake.open(table).version() for table in lake.tables()}
+    done = world.run("heard", source="files", files=(world.file,))
     assert done.rows_written == 0
     assert done.rows["messages"] == len(world.rows(None, "messages"))
-    assert before == {table: world.lake.locate_run("once").open(table).version() for table in before}
+    assert before == {table: lake.open(table).version() for table in before}
     with pytest.raises(
         RunError,
-        match="a backfill run once with other options: its window length in µs is 1000000, not 5000000",
+        match="a backfill run heard with other options: its window length in µs is 1000000, not 5000000",
     ):
-        world.run("once", window=timedelta(seconds=5))
+        world.run("heard", source="files", files=(world.file,), window=timedelta(seconds=5))
     with pytest.raises(RunError, match="it has another time range"):
-        world.run("once", high=END + 1)
+        world.run("heard", high=END + 1, source="files", files=(world.file,))
 
 
 def test_two_runs_that_meet_give_what_one_run_gives(world: World) -> None:

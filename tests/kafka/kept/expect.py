@@ -32,7 +32,7 @@ def expect(made: Path) -> dict[str, object]:
     gone_on_from = max(stamp for records in log for stamp, _ in records) + 1
     time.sleep(max(0.0, (gone_on_from + LONG_WINDOW) / 1e6 + 1 - time.time()))  # log time is the broker's clock
     with tempfile.TemporaryDirectory() as folder:
-        upgraded = go_on(unpack(Path(folder)), list_jars("broker"))
+        upgraded = go_on(unpack(Path(folder)))
         lake = upgraded.kiln.lake
         return {
             "tables": {table: summary(lake, table) for table in COMPARED},

@@ -8,7 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Semaphore, Thread
 
@@ -18,7 +19,7 @@ from deltalake import DeltaTable, Transaction
 
 from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.backfill.run_diff import diff_run
-from kiln.pipelines.backfill.run_log import BackfillRun, append_event, find_run, read_events
+from kiln.pipelines.backfill.run_log import append_event, find_run, read_events
 from kiln.pipelines.backfill.swap import FileSwap
 from kiln.pipelines.backfill.swap_runs import SwapError, add_frames, swap_run
 from kiln.pipelines.delta.commits import WriteId
@@ -77,22 +78,30 @@ def check_reader(lake: Lake) -> None:
     assert list(bad.rows()) == []
 
 
-def other_history(lake: Lake) -> BackfillRun:
+@pytest.fixture(scope="module")
+def other_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Live and a run that differ in every table: the run lacks some updates and has others, in other batches."""
+    lake = Lake(str(tmp_path_factory.mktemp("other") / "lake"))
     fill(lake, history(range(40)))
     fill(lake, history(OUTSIDE, at=TO - 500_000_000, name="out"))
-    run = begin(lake)
+    begin(lake)
     tables = history(range(5, 50), name="b")
     tables["updates"][3] = update(8, FROM + 8_000_000, separator="model/k9")
     fill(lake.locate_run("r"), tables)
-    return run
+    return Path(lake.path)
+
+
+@pytest.fixture
+def differing(lake: Lake, other_history: Path) -> None:
+    """Give `lake` the tables of `other_history`."""
+    shutil.copytree(other_history, lake.path)
 
 
 # ---------------------------------------------------------------- what a swap does
 
 
+@pytest.mark.usefixtures("differing")
 def test_live_has_the_run_s_rows_in_the_range_and_its_own_beyond(lake: Lake) -> None:
-    other_history(lake)
     append(lake, "tips", [tip(900, FROM, source="batch", batch_cid="c")])
     theirs = [
         row("quarantine", stage=stage, reason="r", data=stage.encode()) for stage in ("fetch", "separator", "frame")
@@ -114,8 +123,8 @@ def test_live_has_the_run_s_rows_in_the_range_and_its_own_beyond(lake: Lake) -> 
     assert "b0-9-10" not in column(lake, "batches", "batch_cid")
 
 
+@pytest.mark.usefixtures("differing")
 def test_each_table_changes_by_one_commit_and_updates_by_two(lake: Lake) -> None:
-    other_history(lake)
     lake.create(["frames"])
     before = {table: lake.open(table).version() for table in RUN_TABLES}
     swapped(lake)
@@ -124,16 +133,16 @@ def test_each_table_changes_by_one_commit_and_updates_by_two(lake: Lake) -> None
     assert lake.open("frames").version() == 0
 
 
+@pytest.mark.usefixtures("differing")
 def test_a_second_swap_changes_nothing_and_says_so(lake: Lake) -> None:
-    other_history(lake)
     assert swapped(lake)
     before = {table: lake.open(table).version() for table in lake.tables()}
     assert swapped(lake) is None
     assert {table: lake.open(table).version() for table in lake.tables()} == before
 
 
+@pytest.mark.usefixtures("differing")
 def test_a_later_run_of_the_same_name_is_another(lake: Lake) -> None:
-    other_history(lake)
     swapped(lake)
     append_event(lake, "r", "dropped", TO + 20)
     shutil.rmtree(lake.locate_run("r").path)
@@ -273,8 +282,8 @@ def test_a_table_that_is_older_than_the_run_is_refused(lake: Lake, table: str, t
     assert {name: lake.open(name).version() for name in lake.tables()} == before
 
 
+@pytest.mark.usefixtures("differing")
 def test_the_tables_open_in_deltalake_and_duckdb(lake: Lake) -> None:
-    other_history(lake)
     swapped(lake)
     for table in RUN_TABLES:
         opened = DeltaTable(lake.table(table))
@@ -290,22 +299,37 @@ def test_the_tables_open_in_deltalake_and_duckdb(lake: Lake) -> None:
 # ---------------------------------------------------------------- cut short
 
 
-def killed(lake: Lake, moment: int) -> int:
+@contextmanager
+def killed_swaps(lake: Lake) -> Iterator[Callable[[int], int]]:
+    """`swap(moment)` swaps in a process that kills itself at that moment, and returns its exit code."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(Path(lake.path).parent)}
-    script = [sys.executable, str(ROOT / "tests/kit/swap_killed.py"), lake.path, "r", str(moment)]
-    return subprocess.run(script, cwd=ROOT, env=environment, check=False, timeout=120).returncode
+    script = [sys.executable, str(ROOT / "tests/kit/swap_killed.py"), lake.path, "r"]
+    with subprocess.Popen(
+        script, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def swap(moment: int) -> int:
+            print(moment, file=asked, flush=True)
+            return int(answers.readline())
+
+        yield swap
 
 
+@pytest.mark.usefixtures("differing")
 def test_a_swap_killed_at_any_commit_leaves_a_consistent_lake_and_goes_on(lake: Lake) -> None:
     """Killed before and after each commit in turn, each time by the same swap that goes on."""
-    other_history(lake)
     deaths = 0
-    while killed(lake, 1) == -signal.SIGKILL:  # right after the first commit of what is left
-        deaths += 1
-        check_reader(lake)
-        if deaths == 4:
-            assert killed(lake, 0) == -signal.SIGKILL  # its files are written, and nothing names them
+    with killed_swaps(lake) as swap:
+        while (code := swap(1)) == -signal.SIGKILL:  # right after the first commit of what is left
+            deaths += 1
             check_reader(lake)
+            if deaths == 4:
+                assert swap(0) == -signal.SIGKILL  # its files are written, and nothing names them
+                check_reader(lake)
+    assert code == 0
     assert deaths == len(RUN_TABLES) + 1
     check_reader(lake)
     assert [each.event for each in read_events(lake)] == ["begun", "done", "swapping", "swapped"]
@@ -337,15 +361,15 @@ class Meanwhile(FileSwap):
         return is_committed
 
 
+@pytest.mark.usefixtures("differing")
 def test_readers_are_right_after_each_commit(lake: Lake) -> None:
-    other_history(lake)
     exchange = Meanwhile(lake, {})
     swapped(lake, exchange)
     assert exchange.seen.index("batch_tips") < exchange.seen.index("batches")
 
 
+@pytest.mark.usefixtures("differing")
 def test_rows_that_come_into_the_range_while_a_swap_goes_on_stay(lake: Lake) -> None:
-    other_history(lake)
     late = [message(number, FROM + number) for number in (700, 701)]
     compact = [lambda: lake.open("messages").optimize.compact()]
     exchange = Meanwhile(

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,26 @@ pytestmark = pytest.mark.slow
 
 MOST_BYTES = 300_000_000
 ABSENT = ("confluent_kafka", "great_expectations", "kafka", "libp2p", "numpy", "pandas", "pyarrow", "pyspark", "scipy")
+
+
+COMMANDS = """
+import json, os, sys, tempfile
+from kiln.deploy.cli.app import run_command
+
+answers, done = os.fdopen(os.dup(1), "w"), []
+for arguments in json.loads(sys.argv[1]):
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        code = run_command(arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for file in (out, err):
+            file.seek(0)
+        done.append((code, out.read().decode(), err.read().decode()))
+json.dump(done, answers)
+"""
+"""Program that runs `kiln` commands in turn, because the imports take longer than most commands."""
 
 
 class BaseInstall:
@@ -66,11 +87,17 @@ class BaseInstall:
     def kiln(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.run(str(self._environment / "bin" / "kiln"), *arguments)
 
-    def answer(self, *arguments: str) -> str:
-        """Run a command that has to succeed, and return its output."""
-        done = self.kiln(*arguments)
-        assert (done.returncode, done.stderr) == (0, ""), done.stdout
-        return done.stdout
+    def commands(self, *commands: Sequence[str]) -> list[tuple[int, str, str]]:
+        """Run commands in one process, and return exit code, stdout and stderr of each."""
+        done = self.run(str(self.python), "-c", COMMANDS, json.dumps(commands))
+        assert done.returncode == 0, done.stderr
+        return [(code, out, error) for code, out, error in json.loads(done.stdout)]
+
+    def answers(self, *commands: Sequence[str]) -> list[str]:
+        """Run commands that have to succeed, and return their outputs."""
+        done = self.commands(*commands)
+        assert {(code, error) for code, _, error in done} == {(0, "")}, done
+        return [out for _, out, _ in done]
 
     @staticmethod
     def _uv(*arguments: str) -> None:
@@ -98,35 +125,49 @@ def test_the_base_is_small_and_complete(base: BaseInstall) -> None:
 
 
 def test_it_answers_queries(base: BaseInstall) -> None:
-    assert "kiln 0." in base.answer("--version")
-    assert "quarantine" in base.answer("--help")
-    (row,) = json.loads(base.answer("sql", "--json", "SELECT count(*) AS n FROM messages"))
-    assert row["n"] > 0
-    (row,) = json.loads(
-        base.answer("sql", "--json", "SELECT INTERVAL '1 month 2 days 250 ms' AS d, NULL::INTERVAL AS e")
+    done = base.kiln("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "kiln 0." in done.stdout
+    printed = base.answers(
+        ["--help"],
+        ["sql", "\\d"],
+        ["estimate", "--json"],
+        ["status", "--json"],
+        ["sql", "--json", "SELECT count(*) AS n FROM messages"],
+        ["sql", "--json", "SELECT INTERVAL '1 month 2 days 250 ms' AS d, NULL::INTERVAL AS e"],
+        ["sql", "--json", "SELECT stream FROM updates LIMIT 1"],
+        ["sql", "--sample", "--json", "SELECT count(*) AS n FROM messages"],
     )
-    assert row == {"d": "PT2764800.25S", "e": None}
-    assert "messages" in base.answer("sql", "\\d")
-    assert json.loads(base.answer("estimate", "--json"))["totals"]
-    (row,) = json.loads(base.answer("sql", "--json", "SELECT stream FROM updates LIMIT 1"))
-    assert json.loads(base.answer("trace", "--json", row["stream"]))
-    assert {each["name"] for each in json.loads(base.answer("status", "--json"))["tables"]} >= {"messages", "batches"}
+    assert "quarantine" in printed[0]
+    assert "messages" in printed[1]
+    estimate, status, (messages,), (intervals,), (update,), (of_sample,) = map(json.loads, printed[2:])
+    assert estimate["totals"]
+    assert {each["name"] for each in status["tables"]} >= {"messages", "batches"}
+    assert messages["n"] > 0
+    assert intervals == {"d": "PT2764800.25S", "e": None}
+    assert of_sample["n"] > 0
+    done = base.kiln("trace", "--json", update["stream"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)
 
 
-def test_it_queries_the_sample(base: BaseInstall) -> None:
-    (row,) = json.loads(base.answer("sql", "--sample", "--json", "SELECT count(*) AS n FROM messages"))
-    assert row["n"] > 0
+def test_a_program_queries_the_sample(base: BaseInstall) -> None:
     program = "import kiln; print(kiln.sample().sql('SELECT count(*) FROM batches').rows()[0][0] > 0)"
     assert base.run(str(base.python), "-c", program).stdout == "True\n"
 
 
 def test_it_makes_captures_and_reads_settings(base: BaseInstall) -> None:
     capture = base.state.parent / "traffic.rpc.gz"
-    assert base.kiln("generate", str(capture), "--for", "2s").returncode == 0
+    (made, *_), *others = base.commands(
+        ["generate", str(capture), "--for", "2s"], ["config", "show"], ["config", "check"], ["interests"]
+    )
+    assert made == 0
     assert capture.stat().st_size > 0
-    assert "[kafka]" in base.answer("config", "show")
-    assert "fine" in base.answer("config", "check")
-    assert base.answer("interests") == "*\n"
+    assert {(code, error) for code, _, error in others} == {(0, "")}
+    shown, checked, interests = (out for _, out, _ in others)
+    assert "[kafka]" in shown
+    assert "fine" in checked
+    assert interests == "*\n"
 
 
 def test_the_doctor_names_what_is_not_installed(base: BaseInstall) -> None:
@@ -145,24 +186,25 @@ def test_the_doctor_names_what_is_not_installed(base: BaseInstall) -> None:
     assert {check["group"] for check in checks if check["level"] == "ok"} == {"query a lake"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "extras"),
-    [
-        ("run", "bridge,spark"),
-        ("bridge", "bridge"),
-        ("job archive", "bridge,spark"),
-        ("sql --spark SELECT", "spark"),
-        ("quality", "quality"),
-        ("maintain", "lake"),
-        ("recover", "spark"),
-        ("backfill list", "lake"),
-        ("backfill run --from 2026-01-01 --to 2026-01-02 --run r", "spark"),
-        ("quarantine list", "lake"),
-        ("quarantine replay --reason x", "spark"),
-    ],
-)
-def test_a_command_of_an_extra_says_what_to_install(base: BaseInstall, arguments: str, extras: str) -> None:
-    done = base.kiln(*arguments.split())
-    assert (done.returncode, done.stdout) == (3, "")
-    (line,) = done.stderr.splitlines()
-    assert line.endswith(f": pip install '{base.wheel}[{extras}]'")
+NEEDED = {
+    "run": "bridge,spark",
+    "bridge": "bridge",
+    "job archive": "bridge,spark",
+    "sql --spark SELECT": "spark",
+    "quality": "quality",
+    "maintain": "lake",
+    "recover": "spark",
+    "backfill list": "lake",
+    "backfill run --from 2026-01-01 --to 2026-01-02 --run r": "spark",
+    "quarantine list": "lake",
+    "quarantine replay --reason x": "spark",
+}
+"""Extras that commands need."""
+
+
+def test_a_command_of_an_extra_says_what_to_install(base: BaseInstall) -> None:
+    done = base.commands(*(command.split() for command in NEEDED))
+    for extras, (code, out, error) in zip(NEEDED.values(), done, strict=True):
+        assert (code, out) == (3, "")
+        (line,) = error.splitlines()
+        assert line.endswith(f": pip install '{base.wheel}[{extras}]'")

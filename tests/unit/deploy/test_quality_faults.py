@@ -114,7 +114,8 @@ class Town:
         return [each for each in self._checks if changed & {each.table, *each.tables}] or self._checks
 
     def versions(self) -> dict[str, int]:
-        return {name: DeltaTable(self.lake.table(name)).version() for name in self.lake.tables()}
+        """Read the versions from the names of the commits, because opening a table takes longer."""
+        return {name: _find_version(Path(self.lake.table(name))) for name in self.lake.tables()}
 
     def delete(self, table: str, where: str) -> None:
         deleted = DeltaTable(self.lake.table(table)).delete(where)["num_deleted_rows"]
@@ -128,6 +129,10 @@ class Town:
 
     def row(self, table: str, which: Callable[[Row], object] = lambda _: True) -> Row:
         return next(row for row in self.rows[table][len(self.rows[table]) // 3 :] if which(row))
+
+
+def _find_version(table: Path) -> int:
+    return max(int(commit.stem) for commit in (table / "_delta_log").glob("*.json"))
 
 
 class Fault(NamedTuple):

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from shutil import copytree
+from typing import NamedTuple
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -379,16 +380,31 @@ MUTANTS = {
 }
 
 
-def build_mutant(folder: Path, file: str, old: str, new: str) -> Path:
-    sources = folder / "src"
-    copytree(library.SOURCES, sources)
-    text = (sources / file).read_text()
-    assert text.count(old) == 1
-    (sources / file).write_text(text.replace(old, new))
-    rustc = library.find_rustc()
-    assert rustc is not None
-    library.build_library(rustc, folder / "mutant.so", sources, ["-C", "opt-level=0"])
-    return folder / "mutant.so"
+class MutantBuilder:
+    """Builds wrong cores in one folder, so that rustc compiles again only what differs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._sources, self._incremental = folder / "src", folder / "incremental"
+        copytree(library.SOURCES, self._sources)
+
+    def build(self, path: Path, file: str, old: str, new: str) -> Path:
+        source = self._sources / file
+        text = source.read_text()
+        assert text.count(old) == 1
+        source.write_text(text.replace(old, new))
+        rustc = library.find_rustc()
+        assert rustc is not None
+        quick = ["-C", "opt-level=0", "-C", "codegen-units=64", "-C", f"incremental={self._incremental}"]
+        try:
+            library.build_library(rustc, path, self._sources, quick)
+        finally:
+            source.write_text(text)
+        return path
+
+
+@pytest.fixture(scope="module")
+def mutants(tmp_path_factory: pytest.TempPathFactory) -> MutantBuilder:
+    return MutantBuilder(tmp_path_factory.mktemp("mutants"))
 
 
 def claim_own_sources(path: Path) -> ExitStack:
@@ -438,30 +454,41 @@ def test_a_message_that_differs_turns_the_core_off_in_updates() -> None:
     assert counted == [1]
 
 
+class Changed(NamedTuple):
+    """Changed records, and what Python makes of them."""
+
+    batches: list[pa.RecordBatch]
+    in_python: engines.TaskOutputs
+
+
+@pytest.fixture(scope="module")
+def changed() -> Changed:
+    records = RecordChanger(1).change([*traffic(1_500), *traffic(700, is_checked=False)], 1_200)
+    batches = engines.build_batches(records, 400)
+    return Changed(batches, engines.decode_in_python(batches, DecodeConfig(bundles=BUNDLES)))
+
+
 @pytest.mark.slow
 @needs_rustc
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_core_is_noticed_and_turned_off(mutant: str, tmp_path: Path) -> None:
+def test_a_wrong_core_is_noticed_and_turned_off(
+    mutant: str, changed: Changed, mutants: MutantBuilder, tmp_path: Path
+) -> None:
     """The comparison fails for it; and with samples, a task of either query writes Python's rows and counts the
     difference."""
-    records = RecordChanger(1).change([*traffic(1_500), *traffic(700, is_checked=False)], 1_200)
-    batches = engines.build_batches(records, 400)
+    batches, in_python = changed
     config = DecodeConfig(bundles=BUNDLES)
-    in_python = DecodeConfig(bundles=BUNDLES, native_core=False)
-    expected = engines.archive(batches, in_python)
-    rows = engines.update(batches, in_python, engines.SEPARATING[0])
-    with claim_own_sources(build_mutant(tmp_path, *MUTANTS[mutant])):
+    with claim_own_sources(mutants.build(tmp_path / "mutant.so", *MUTANTS[mutant])):
         assert library.find_engine().is_native
-        assert engines.find_differences(batches, config)
+        assert engines.find_differences(batches, config, in_python)
         with patch.object(core, "SAMPLE_ONE_IN", 1):
             found = engines.archive(batches, config)
         assert not library.find_engine().is_native, "the core is turned off"
-        assert found.pop("differences") == 1
-        expected.pop("differences")
+        expected = in_python.archive | {"differences": 1}
         assert [name for name in expected if not engines.is_equal(expected[name], found[name])] == []
         counted: list[int] = []
         with patch.object(core, "SAMPLE_ONE_IN", 1), patch.object(library, "_turned_off", []):
-            assert engines.update(batches, config, engines.SEPARATING[0], counted.append) == rows
+            assert engines.update(batches, config, engines.SEPARATING[0], counted.append) == in_python.updates[0]
             assert not library.find_engine().is_native
         assert counted == [1]
 
