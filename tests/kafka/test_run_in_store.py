@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from kiln.deploy.query.ask import query_lake
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.delta.lake import Lake
 from kit.awaiting import wait_until
-from kit.kiln_process import Kiln, kill_all
+from kit.kept_jvm import KeptJvm
+from kit.kiln_process import kill_all
 from kit.log_feed import kiln_beside
 from kit.log_model import UNFOUNDED_REPEATS, expected_batches, read_log
 from kit.object_store import ObjectStore
@@ -28,14 +30,14 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     object_store: ObjectStore, broker: EmbeddedBroker, prefix: str, tmp_path: Path
 ) -> None:
     bucket = object_store.bucket()
-    environment = {
+    store = {
         "KILN_LAKE__URI": f"{bucket}/kiln/lake",
         "KILN_CHECKPOINTS__URI": f"{bucket}/kiln/checkpoints",
         **{f"KILN_LAKE__STORAGE_OPTIONS__{key.upper()}": value for key, value in object_store.address.items()},
         **object_store.credentials,
     }
-    kiln = kiln_beside(broker.address, prefix, tmp_path / "state", environment)
-    lake = Lake(environment["KILN_LAKE__URI"], object_store.options)
+    kiln = kiln_beside(broker.address, prefix, tmp_path / "state", store)
+    lake = Lake(store["KILN_LAKE__URI"], object_store.options)
 
     def sql(question: str) -> list[tuple[object, ...]]:
         return list(query_lake(lake, question).rows())
@@ -43,9 +45,8 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     captures = []
     for seed in ("1", "2"):
         captures.append(str(tmp_path / f"{seed}.rpc.gz"))
-        kiln.environment["KILN_TRAFFIC__SEED"] = seed
-        kiln.run("generate", captures[-1], "--for", "8s")
-    kiln.run("replay", captures[0])
+        kiln.run_kept("generate", captures[-1], "--for", "8s", "--seed", seed)
+    kiln.run_kept("replay", captures[0])
     running = kiln.start("run", "--no-network")
     try:
         wait_until(lambda: "messages" in lake.tables() and lake.has_rows("messages"), kiln.log, 200)
@@ -53,9 +54,32 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
         kill_all(running)
     first = sql("SELECT count(*), count(DISTINCT message_id) FROM messages")[0]
     assert first[0] == first[1]
-    kiln.run("replay", *captures)  # the first once more: its frames are held
-    kiln.run("run", "--catch-up")
+    kiln.run_kept("replay", *captures)  # the first once more: its frames are held
+    with KeptJvm(store) as kiln.jvm:
+        kiln.run_kept("run", "--catch-up")
+        check_tables(sql)
+        kept = parse_location(store["KILN_CHECKPOINTS__URI"], object_store.options)
+        assert sorted(kept.folders()) == ["archive", "batch", "sink", "updates"]
+        assert not (kiln.state / "lake").exists()
+        assert not (kiln.state / "checkpoints").exists()
 
+        ends = "min(observed_at)::VARCHAR, (max(observed_at) + INTERVAL 1 SECOND)::VARCHAR"
+        low, high = sql(f"SELECT {ends} FROM frames")[0]
+        kiln.run_kept("backfill", "run", "--from", str(low), "--to", str(high), "--run", "again")
+        kiln.run_kept("backfill", "diff", "again")  # which ends with 1 if something differs
+
+        expected = expected_batches(read_log(broker.address, f"{prefix}updates"), WINDOW)
+        status = json.loads(kiln.run_kept("status", "--json").stdout)
+        rows = sql("SELECT network, origin, separator_key, separator_value, batch_cid FROM batches")
+        assert Counter(rows) == Counter((*each.owner, each.cid) for each in expected)
+        assert {query["name"]: query["lag"] for query in status["queries"]} == dict.fromkeys(kept.folders(), 0)
+        logs = [path for folder in (kiln.state / "logs", kiln.jvm.logs) for path in folder.rglob("*.*")]
+        assert logs
+        assert not [path for path in logs if object_store.secret.encode() in path.read_bytes()]
+
+
+def check_tables(sql: Callable[[str], list[tuple[object, ...]]]) -> None:
+    """Nothing is there twice, and each announced tip has an update."""
     for table, key in (
         ("frames", "connection, direction, sequence"),
         ("copies", "kafka_partition, kafka_offset, message_index"),
@@ -67,23 +91,3 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
     assert sql(UNFOUNDED_REPEATS) == []
     announced = "SELECT network, stream, tip FROM messages WHERE type = 'UPDATE'"
     assert sql(f"{announced} EXCEPT SELECT network, stream, tip FROM updates") == []
-    kept = parse_location(environment["KILN_CHECKPOINTS__URI"], object_store.options)
-    assert sorted(kept.folders()) == ["archive", "batch", "sink", "updates"]
-    assert not (kiln.state / "lake").exists()
-    assert not (kiln.state / "checkpoints").exists()
-
-    low, high = sql("SELECT min(observed_at)::VARCHAR, (max(observed_at) + INTERVAL 1 SECOND)::VARCHAR FROM frames")[0]
-    kiln.run("backfill", "run", "--from", str(low), "--to", str(high), "--run", "again")
-    kiln.run("backfill", "diff", "again")  # which ends with 1 if something differs
-
-    expected = expected_batches(read_log(broker.address, f"{prefix}updates"), WINDOW)
-    status = json.loads(kiln.run("status", "--json").stdout)
-    rows = sql("SELECT network, origin, separator_key, separator_value, batch_cid FROM batches")
-    assert Counter(rows) == Counter((*each.owner, each.cid) for each in expected)
-    assert {query["name"]: query["lag"] for query in status["queries"]} == dict.fromkeys(kept.folders(), 0)
-    assert not leaked(kiln, object_store)
-
-
-def leaked(kiln: Kiln, store: ObjectStore) -> list[Path]:
-    """Logs that have the secret in them."""
-    return [path for path in (kiln.state / "logs").rglob("*.*") if store.secret.encode() in path.read_bytes()]

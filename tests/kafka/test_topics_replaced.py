@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,15 +11,21 @@ from deltalake import DeltaTable
 
 from conftest import free_ports
 from kafka import KafkaAdminClient
-from kiln.deploy.stack.kafka_broker import make_topics, start_broker
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.deploy.stack.kafka_broker import make_topics
 from kiln.pipelines.runtime.topics import KafkaTopics
 from kiln.schemas.captures.kiln_capture import open_capture, read_capture
 from kiln.schemas.kafka.frames import CUT_PAYLOAD, MAX_RPC
 from kiln.schemas.kafka.topics import TOPICS
 from kit.awaiting import wait_until
 from kit.kiln_process import Kiln, kill_all
+from kit.log_feed import kiln_beside
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+PREFIX = "replaced."
+LENGTHS = {"first": "5s", "second": "10s", "third": "15s"}
+"""of the captures: what is replayed into a new topic is longer than what was read of the old one"""
 
 
 def create_again(kiln: Kiln, topics: Sequence[str]) -> None:
@@ -60,41 +64,26 @@ def held_payloads(kiln: Kiln) -> Counter[tuple[str, bytes]]:
     return Counter((row["direction"], row["payload"]) for row in rows if row["payload"])
 
 
-def attempt(kiln: Kiln, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command that may fail."""
-    return subprocess.run(
-        kiln.command(*arguments), env=kiln.environment, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def one_partition_each(state: Path) -> Kiln:
-    """A Kiln whose topics have one partition."""
-    partitions = {f"KILN_KAFKA__{name}_PARTITIONS": "1" for name in ("FRAMES", "UPDATES", "OTHER")}
-    return Kiln(state, free_ports(2), partitions)
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("captures")
+    generator = Kiln(folder / "state", free_ports(2))
+    made = {name: folder / f"{name}.rpc.gz" for name in LENGTHS}
+    for seed, (name, path) in enumerate(made.items(), 5):
+        options = ("--for", LENGTHS[name], "--rate", "20", "--seed", str(seed), "--network", name)
+        generator.run_kept("generate", str(path), *options)
+    return made
 
 
 @pytest.fixture(scope="module")
-def captures(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """The state folder of a Kiln that has read a first capture, that capture and a second one."""
-    folder = tmp_path_factory.mktemp("replaced")
-    kiln = one_partition_each(folder / "state")
-    first, second = (folder / f"{name}.rpc.gz" for name in ("first", "second"))
-    for path, length, seed in ((first, "10s", "5"), (second, "30s", "6")):
-        network = path.name.partition(".")[0]
-        kiln.run("generate", str(path), "--for", length, "--rate", "20", "--seed", seed, "--network", network)
-    with start_broker(kiln.settings(), lambda words: None):
-        kiln.run("replay", str(first))
-        kiln.run_kept("run", "--catch-up")
-    return kiln.state, first, second
-
-
-@pytest.fixture
-def kiln(captures: tuple[Path, Path, Path], tmp_path: Path) -> Iterator[Kiln]:
-    """A Kiln that has read the first capture, with its broker."""
-    kiln = one_partition_each(tmp_path / "state")
-    shutil.copytree(captures[0], kiln.state)
-    with start_broker(kiln.settings(), lambda words: None):
-        yield kiln
+def kiln(broker: EmbeddedBroker, captures: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Kiln:
+    """A Kiln that has read the first capture. Its topics have one partition."""
+    partitions = {f"KILN_KAFKA__{name}_PARTITIONS": "1" for name in ("FRAMES", "UPDATES")}
+    state = tmp_path_factory.mktemp("replaced") / "state"
+    kiln = kiln_beside(broker.address, PREFIX, state, partitions, partitions=1)
+    kiln.run_kept("replay", str(captures["first"]))
+    kiln.run_kept("run", "--catch-up")
+    return kiln
 
 
 def check_each_thing_is_there_once(kiln: Kiln) -> None:
@@ -112,52 +101,48 @@ def check_each_thing_is_there_once(kiln: Kiln) -> None:
     assert kiln.sql(missed) == []
 
 
-def test_a_capture_in_topics_that_were_created_again_is_in_the_tables_after_recover(
-    kiln: Kiln, captures: tuple[Path, Path, Path]
-) -> None:
-    _, first, second = captures
-    read = end_offset(kiln, "frames")
-
-    create_again(kiln, list(TOPICS))
-    kiln.run("replay", str(second), str(first))
-    assert end_offset(kiln, "frames") > read
-    refused = attempt(kiln, "run", "--catch-up")
-    assert refused.returncode == 1, refused.stdout
-    assert "cannot start: kiln.frames is not the topic that was read before" in refused.stdout
-    assert "kiln recover" in refused.stdout
-    shown = attempt(kiln, "recover")
-    assert shown.returncode == 1
-    assert [f"{query}:" in shown.stdout for query in ("archive", "updates", "batch", "sink")] == [True] * 4
-    kiln.run("recover", "--yes")
-    kiln.run_kept("run", "--catch-up")
-    assert held_payloads(kiln) == payloads(first, second)
-    check_each_thing_is_there_once(kiln)
-    assert attempt(kiln, "recover").returncode == 0
-
-
 def test_a_topic_that_is_created_again_under_a_running_kiln_ends_the_run_in_words(
-    kiln: Kiln, captures: tuple[Path, Path, Path]
+    kiln: Kiln, captures: dict[str, Path]
 ) -> None:
-    _, first, second = captures
+    read, held = end_offset(kiln, "frames"), held_payloads(kiln)
     process = kiln.start("run", "--no-network")
     try:
         out = kiln.state / "started.out"
         wait_until(lambda: "batch delay p50" in out.read_text(), "the queries run", 120)
-        kafka = kiln.settings().broker
-        with KafkaAdminClient(**kafka.client_options()) as admin:
-            admin.delete_topics([kafka.topic("frames")])
-            wait_until(lambda: kafka.topic("frames") not in admin.list_topics(), "the topic is gone")
-            make_topics(kafka, kafka.servers)
-        kiln.run("replay", str(second))
+        create_again(kiln, ["frames"])
+        kiln.run_kept("replay", str(captures["second"]))
         assert process.wait(timeout=180) == 1
-        assert "kiln.frames is not the topic that was read before" in out.read_text()
+        assert f"{PREFIX}frames is not the topic that was read before" in out.read_text()
     finally:
         if process.poll() is None:
             kill_all(process)
-    shown = attempt(kiln, "recover")
+    assert end_offset(kiln, "frames") > read
+    shown = kiln.attempt_kept("recover")
     assert shown.returncode == 1
     assert [f"{query}:" in shown.stdout for query in ("archive", "updates", "sink")] == [True, True, False]
-    kiln.run("recover", "--yes")
+    kiln.run_kept("recover", "--yes")
     kiln.run_kept("run", "--catch-up")
-    assert held_payloads(kiln) == payloads(first, second)
+    assert held_payloads(kiln) == held + payloads(captures["second"])
     check_each_thing_is_there_once(kiln)
+
+
+def test_a_capture_in_topics_that_were_created_again_is_in_the_tables_after_recover(
+    kiln: Kiln, captures: dict[str, Path]
+) -> None:
+    read, held = end_offset(kiln, "frames"), held_payloads(kiln)
+
+    create_again(kiln, list(TOPICS))
+    kiln.run_kept("replay", str(captures["third"]), str(captures["first"]))
+    assert end_offset(kiln, "frames") > read
+    refused = kiln.attempt_kept("run", "--catch-up")
+    assert refused.returncode == 1, refused.stdout
+    assert f"cannot start: {PREFIX}frames is not the topic that was read before" in refused.stdout
+    assert "kiln recover" in refused.stdout
+    shown = kiln.attempt_kept("recover")
+    assert shown.returncode == 1
+    assert [f"{query}:" in shown.stdout for query in ("archive", "updates", "batch", "sink")] == [True] * 4
+    kiln.run_kept("recover", "--yes")
+    kiln.run_kept("run", "--catch-up")
+    assert held_payloads(kiln) == held + payloads(captures["third"])
+    check_each_thing_is_there_once(kiln)
+    assert kiln.attempt_kept("recover").returncode == 0

@@ -6,7 +6,6 @@ No IPFS node runs beside the Kilns. The geneses come from a peer of both.
 from __future__ import annotations
 
 import base64
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -18,13 +17,19 @@ from deltalake import DeltaTable
 
 from conftest import free_ports
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
+from kiln.schemas.kafka.frames import read_frame, read_rpc
+from kiln.schemas.proto.gossipsub.rpc_pb2 import RPC
+from kiln.schemas.proto.kiln.frame_pb2 import Frame
 from kiln.schemas.wire.cid import cid_text, compute_cid
-from kiln.schemas.wire.pubsub import write_update
+from kiln.schemas.wire.pubsub import PubsubMessage, read_message, write_update
 from kiln.schemas.wire.streamid import StreamID
 from kiln.schemas.wire.topics import Separator, format_separator, format_topic
 from kit.awaiting import wait_until
 from kit.foreign_peer import NewPeer
 from kit.kiln_process import Kiln, end
+from kit.log_feed import await_end, kiln_beside
+from kit.log_model import read_log, read_records
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
@@ -83,8 +88,32 @@ def updates() -> Iterator[tuple[str, bytes]]:
     yield false, write_update(DISPUTED.stream, late_tip(4, 0), SEPARATORS[0].value)
 
 
-def told(kiln: Kiln) -> BridgeStatus | None:
-    return read_status(kiln.state / "bridge" / "status.json")
+def told(kiln: Kiln) -> BridgeStatus:
+    """Return the status of a bridge, and wait for it if the bridge has just started."""
+    wait_until(lambda: read_status(kiln.state / "bridge" / "status.json") is not None, "the bridge", PATIENCE)
+    status = read_status(kiln.state / "bridge" / "status.json")
+    assert status is not None
+    return status
+
+
+def heard(kiln: Kiln) -> set[PubsubMessage]:
+    """Messages in the frames that the bridge received and wrote to Kafka."""
+    found = set()
+    for records in read_records(kiln.servers, kiln.settings().kafka.topic("frames")).values():
+        for _, _, value in records:
+            frame = read_frame(value)
+            assert isinstance(frame, Frame)
+            rpc = read_rpc(frame.payload)
+            assert isinstance(rpc, RPC)
+            if frame.direction == Frame.IN:
+                found |= {read_message(message.data) for message in rpc.publish}
+    return {each for each in found if isinstance(each, PubsubMessage)}
+
+
+def catch_up(kiln: Kiln, *queries: str) -> None:
+    """Have these queries read all records in Kafka."""
+    kiln.environment["KILN_JOBS__QUERIES"] = ",".join(queries)
+    kiln.run_kept("run", "--catch-up")
 
 
 def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
@@ -111,11 +140,13 @@ def of_followed(kiln: Kiln, table: str) -> list[dict[str, object]]:
 
 
 class Town:
-    """Kilns that know each other's bridge."""
+    """Kilns that know each other's bridge, with topics of their own on one broker."""
 
-    def __init__(self, stack: ExitStack, folder: Path) -> None:
+    def __init__(self, stack: ExitStack, folder: Path, address: str, prefix: str) -> None:
         self._stack = stack
         self._folder = folder
+        self._address = address
+        self._prefix = prefix
         self._ports = free_ports(2)
 
     def first(self, bootstrap: str, author: str) -> Kiln:
@@ -139,72 +170,73 @@ class Town:
             "KILN_IPFS__TIMEOUT": "3s",
             "KILN_IPFS__RETRY_AFTER": "1s",
         }
-        return Kiln(self._folder / name, free_ports(2), environment | more)
+        return kiln_beside(self._address, f"{name}.{self._prefix}", self._folder / name, environment | more)
 
-    def run(self, kiln: Kiln, *arguments: str) -> subprocess.Popen[str]:
-        process = kiln.start(*arguments)
-        self._stack.callback(_ended, process)
-        return process
-
-
-def _ended(process: subprocess.Popen[str]) -> None:
-    if process.poll() is None:
-        end(process)
+    def start_bridge(self, kiln: Kiln) -> BridgeStatus:
+        self._stack.callback(end, kiln.start("bridge"))
+        return told(kiln)
 
 
 @pytest.fixture
-def town(peers: ExitStack, tmp_path: Path) -> Town:
-    return Town(peers, tmp_path)
+def town(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> Town:
+    return Town(peers, tmp_path, broker.address, prefix)
 
 
-def test_what_one_kiln_batches_the_other_has(
-    town: Town, js_peer: NewPeer, helia_peer: NewPeer, broker_classpath: list[Path]
-) -> None:
+def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, helia_peer: NewPeer) -> None:
     author, another = js_peer(), js_peer()
     topics = [format_topic(NETWORK, separator) for separator in (None, *SEPARATORS)]
     for topic in topics:
         author.subscribe(topic)
         another.subscribe(topic)
     first = town.first(f"{author.address},{another.address}", author.peer)
-    run = town.run(first, "run")
-    wait_until(lambda: told(first) is not None, "the first Kiln's bridge", PATIENCE)
-    status = told(first)
-    assert status is not None
+    status = town.start_bridge(first)
     for topic in topics:
         author.wait_subscriber(topic, status.peer)
         another.wait_subscriber(topic, status.peer)
     second = town.second(status.addresses[0], another.peer)
-    bridge = town.run(second, "bridge")
-    wait_until(lambda: bool((heard := told(second)) and heard.peers), "the second Kiln has a peer", PATIENCE)
+    follower = town.start_bridge(second)
+    wait_until(lambda: bool(told(second).peers), "the second Kiln has a peer", PATIENCE)
+    said = set(OTHERS)
     for topic, message in updates():
         author.publish_raw(topic, message)
+        read = read_message(message)
+        assert isinstance(read, PubsubMessage)
+        said.add((str(read.stream), str(read.tip)))
     for stream, tip in OTHERS:
         another.publish_raw(format_topic(NETWORK, FOLLOWED[0]), write_update(stream, tip))
+    wait_until(lambda: {(each.stream, each.tip) for each in heard(first)} >= said, "all updates", PATIENCE)
 
     # nobody has the genesis of some: they wait, and nothing waits for them
     named = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH + 1 + len(OTHERS)
-    wait_until(lambda: len(rows(first, "updates")) == named, "all updates that name their separator", 180)
+    catch_up(first, "updates", "batch", "sink")
+    assert len(rows(first, "updates")) == named
     world = helia_peer()
-    follower = told(second)
-    assert follower is not None
     for address in (status.addresses[0], follower.addresses[0]):
         world.connect(address)
     for each in (*UNNAMED, FORGED, DISPUTED):
         answer = world.command("put", codec=0x71, data=base64.b64encode(each.block).decode())
         assert answer["cid"] == each.cid
     late = len(UNNAMED) * TIPS_EACH + 1
-    wait_until(lambda: len(rows(first, "updates")) == named + late, "all updates, by their genesis", 180)
+    kafka = first.settings().kafka
+
+    def released() -> int:
+        log = read_log(first.servers, kafka.topic("updates"))
+        return sum(update is not None for records in log for _, update in records)
+
+    wait_until(lambda: released() == named + late, "all updates, by their genesis", PATIENCE)
+    verified = {(each.stream, FOLLOWED[0].value) for each in (*UNNAMED, FORGED, DISPUTED)}
+    await_end(first.servers, kafka.topic("streams"), len(verified), PATIENCE)
+    await_end(first.servers, kafka.topic("quarantine"), 2, PATIENCE)
+    catch_up(first, "batch", "sink")
+    assert len(rows(first, "updates")) == named + late
     by_genesis = [row for row in rows(first, "updates") if row["separator_source"] == "genesis"]
     for number, each in enumerate(UNNAMED):
         mine = sorted((row["log_offset"], row["tip"]) for row in by_genesis if row["stream"] == each.stream)
         assert [tip for _, tip in mine] == [late_tip(number, tip) for tip in range(TIPS_EACH)]
-    verify_block = {(each.stream, FOLLOWED[0].value) for each in (*UNNAMED, FORGED, DISPUTED)}
-    wait_until(
-        lambda: {(row["stream"], row["separator_value"]) for row in rows(first, "streams")} == verify_block,
-        "what was verified is in the table streams",
-        PATIENCE,
-    )
-    wait_until(lambda: all_published(first), "all batches are published", PATIENCE)
+    assert {(row["stream"], row["separator_value"]) for row in rows(first, "streams")} == verified
+    await_end(first.servers, kafka.topic("publications"), len(rows(first, "batches")), PATIENCE)
+    catch_up(first, "sink")
+    assert all_published(first)
     # the false claim was believed until the genesis was there, and the two that disagree never were
     assert [row["stream"] for row in by_genesis if row["stream"] == DISPUTED.stream] == [DISPUTED.stream]
     false = first.sql("SELECT stream, tip, separator_value, true_value FROM false_claims")
@@ -213,19 +245,12 @@ def test_what_one_kiln_batches_the_other_has(
     ]
     assert first.count("quarantine", "reason = 'contradicts_genesis'") == 2
 
-    # the first Kiln's blocks are there to be fetched, without its queries
-    end(run)
-    town.run(first, "bridge")
-    second.run("run", "--catch-up")
+    # the first Kiln's blocks are there to be fetched
     wanted = {row["batch_cid"] for row in of_followed(first, "batches")}
-
-    def fetched() -> int:
-        status = told(second)
-        return status.fetcher.counts.get("blocks", 0) if status and status.fetcher else 0
-
-    wait_until(lambda: fetched() == len(wanted), lambda: f"{len(wanted)} blocks, not {fetched()}", PATIENCE)
-    second.run("run", "--catch-up")
-    end(bridge)
+    wait_until(lambda: {each.batch for each in heard(second)} >= wanted, "all announcements", PATIENCE)
+    catch_up(second, "updates")
+    await_end(second.servers, second.settings().kafka.topic("blocks"), len(wanted), PATIENCE)
+    catch_up(second, "updates", "batch", "sink")
 
     received = [row for row in rows(second, "tips") if row["source"] == "batch"]
     ours = tips_in([row for row in of_followed(first, "updates") if row["stream"] != FORGED.stream]).difference(OTHERS)

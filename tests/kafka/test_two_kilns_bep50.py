@@ -5,15 +5,16 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from conftest import free_ports
-from kafka import KafkaProducer
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.bridge.bep50.carrier import publisher_key
 from kiln.bridge.bep50.store import TopicStore
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
@@ -115,7 +116,7 @@ def received(kiln: Kiln) -> set[Tip]:
 
 
 class Side:
-    """A Kiln, with its bridge and its queries as processes of their own."""
+    """A Kiln. Its bridge is a process of its own, and its queries run when there is something to read."""
 
     def __init__(self, stack: ExitStack, kiln: Kiln, address: str, prefix: str) -> None:
         self.kiln = kiln
@@ -123,6 +124,8 @@ class Side:
         self._stack = stack
         self._address = address
         self._running: dict[str, subprocess.Popen[str]] = {}
+        self._records = Counter[str]()
+        """records in topics at the last time that the queries read them"""
 
     @property
     def key(self) -> bytes:
@@ -175,6 +178,19 @@ class Side:
         (self.kiln.state / "bridge" / "status.json").unlink(missing_ok=True)
         self.start("bridge")
         self.wait_until(lambda: self.status is not None, "the bridge")
+
+    def read(self, **more: int) -> None:
+        """Have the queries read all records, once topics have so many more than at the last time."""
+        self._records.update(more)
+        parts = {topic: TopicPartition(f"{self.prefix}{topic}", 0) for topic in more}
+        with closing(KafkaConsumer(**client(self._address))) as consumer:
+
+            def are_there() -> bool:
+                ends = consumer.end_offsets(list(parts.values()))
+                return all(ends[part] >= self._records[topic] for topic, part in parts.items())
+
+            self.wait_until(are_there, f"{more} more")
+        self.kiln.run_kept("run", "--catch-up")
 
     def end(self, command: str) -> None:
         process = self._running.pop(command)
@@ -230,7 +246,6 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
         "KILN_PUBLISH__TIMEOUT": "3s",
         "KILN_IPFS__TIMEOUT": "3s",
         "KILN_BEP50__ENABLED": "true",
-        "KILN_JOBS__SINK__TRIGGER": "1s",
     }
 
     def side(name: str, settings: dict[str, str]) -> Side:
@@ -256,7 +271,7 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{first}",
             "KILN_BEP50__FOLLOW": ",".join(follow),
             "KILN_BEP50__PUBLISH": "false",
-            "KILN_JOBS__QUERIES": "updates,sink",
+            "KILN_JOBS__QUERIES": "sink",
         },
     )
     return one, other
@@ -275,57 +290,62 @@ def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], br
         .item
     )
     assert older is not None
-    last = what_was_announced_meanwhile_comes_after_a_restart(one, other)
+    what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is_one_gap(one, other, older)
     one.end("bridge")
     a_stored_item_is_served_and_an_older_one_refused(other, one.key, older)
-    one.start_bridge()
-    what_an_item_does_not_name_is_one_gap(one, other, last)
 
 
 def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None:
     with frames_producer(address, one.prefix) as producer:
         for frame in frames():
             producer.send(frame)
-    one.start("run", "--no-network")
-    updates = len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
-
-    def all_announced() -> bool:
-        receipts = {row["batch_cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
-        tips = {row["tip"]: row["batch_cid"] for row in rows(one.kiln, "batch_tips")}
-        return len(tips) == updates and set(tips.values()) == receipts
-
-    one.wait_until(all_announced, "the first Kiln's batches are announced", 180)
-    one.end("run")
-    other.start("run", "--no-network")
+    one.kiln.run_kept("run", "--catch-up")
+    tips = {row["tip"]: row["batch_cid"] for row in rows(one.kiln, "batch_tips")}
+    assert len(tips) == len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
+    one.read(publications=len(set(tips.values())))
+    receipts = {row["batch_cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
+    assert receipts == set(tips.values())
     ours = {
         (row["stream"], row["tip"])
         for row in rows(one.kiln, "updates")
         if row["separator_value"] in {each.value for each in FOLLOWED}
     }
     assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
-    other.wait_until(lambda: received(other.kiln) >= ours, f"all {len(ours)} tips", 180)
+    followed = [row for row in rows(one.kiln, "batches") if row["separator_value"] in {each.value for each in FOLLOWED}]
+    other.read(blocks=len(followed))
     assert received(other.kiln) == ours
     for side in (one, other):  # connected for the blocks alone
         assert side.status is not None
         assert side.status.publisher.published == 0
 
 
-def what_was_announced_meanwhile_comes_after_a_restart(one: Side, other: Side) -> str:
-    """The CID of the batch that was announced last of the first separator."""
+def what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is_one_gap(
+    one: Side, other: Side, older: Item
+) -> None:
+    """The item of one separator names all that was announced meanwhile, that of the other does not."""
     other.end("bridge")
-    expected, last = received(other.kiln), ""
-    for separator, count in ((FOLLOWED[1], 2), (FOLLOWED[0], 6)):
-        batches = batches_of(separator, range(count))
-        expected |= {tip for _, tip in batches.values()}
-        one.announce(batches)
-        last = list(batches)[-1]
+    named, unnamed = batches_of(FOLLOWED[1], range(8)), batches_of(FOLLOWED[0], range(NAMED_BEFORE + 4))
+    one.announce(named)
+    one.announce(unnamed)
+    first_named = len(unnamed) - 1 - NAMED_BEFORE
+    come = [*named.values(), *list(unnamed.values())[first_named:]]
+    expected = received(other.kiln) | {tip for _, tip in come}
     assert received(other.kiln) < expected
     other.start_bridge()
-    other.wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile")
+    other.read(blocks=len(come), quarantine=1)
     assert received(other.kiln) == expected
-    assert other.overlay.gaps == 0
-    assert not rows(other.kiln, "quarantine")
-    return last
+    (row,) = rows(other.kiln, "quarantine")
+    newest = list(unnamed)[-1]
+    assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
+    last = read_announcement(older.value, NETWORK, older.salt)
+    assert isinstance(last, Announcement)
+    for told in (one.key.hex(), format_separator(FOLLOWED[0]), cid_text(last.batch), newest):
+        assert told in str(row["detail"])
+    assert isinstance(row["data"], bytes)
+    read = read_announcement(row["data"], NETWORK, compute_salt(NETWORK, FOLLOWED[0]))
+    assert isinstance(read, Announcement)
+    assert [cid_text(each) for each in (*reversed(read.previous), read.batch)] == list(unnamed)[first_named:]
+    assert other.overlay.gaps == 1
 
 
 def a_stored_item_is_served_and_an_older_one_refused(other: Side, key: bytes, older: Item) -> None:
@@ -348,25 +368,3 @@ def a_stored_item_is_served_and_an_older_one_refused(other: Side, key: bytes, ol
     told = f"refused_{OLD_SEQUENCE.code}"
     other.wait_until(lambda: other.overlay.dropped.get(told) == 1, "the refusal")
     assert other.sequence(key, FOLLOWED[0]) == sequence
-
-
-def what_an_item_does_not_name_is_one_gap(one: Side, other: Side, last: str) -> None:
-    expected = received(other.kiln)
-    other.end("bridge")
-    batches = batches_of(FOLLOWED[0], range(100, 100 + NAMED_BEFORE + 4))
-    one.announce(batches)
-    other.start_bridge()
-    expected |= {tip for _, tip in list(batches.values())[-1 - NAMED_BEFORE :]}
-    other.wait_until(lambda: received(other.kiln) >= expected, "what the item names")
-    assert received(other.kiln) == expected
-    other.wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap in quarantine")
-    (row,) = rows(other.kiln, "quarantine")
-    newest = list(batches)[-1]
-    assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
-    for told in (one.key.hex(), format_separator(FOLLOWED[0]), last, newest):
-        assert told in str(row["detail"])
-    assert isinstance(row["data"], bytes)
-    read = read_announcement(row["data"], NETWORK, compute_salt(NETWORK, FOLLOWED[0]))
-    assert isinstance(read, Announcement)
-    assert [cid_text(each) for each in (*reversed(read.previous), read.batch)] == list(batches)[-1 - NAMED_BEFORE :]
-    assert other.overlay.gaps == 1

@@ -16,31 +16,47 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from threading import Timer
-from typing import Final
+from typing import Final, Self
 
 _TESTS: Final = Path(__file__).resolve().parents[1]
 _ENDS: Final = 60.0
 """s to wait for the end of the process"""
 
 
-class _KeptJvm:
-    """The process that runs the commands."""
+class KeptJvm:
+    """The process that runs the commands. It ends with the process of the tests, or with the context."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Mapping[str, str] | None = None) -> None:
+        """Start the process.
+
+        Args:
+            store: Settings and credentials of an object store that commands use.
+        """
         self._folder = tempfile.TemporaryDirectory(prefix="kiln-kept-jvm-")
         path = os.pathsep.join(map(str, (_TESTS.parent, _TESTS)))  # as workers may want modules of the tests
         with (Path(self._folder.name) / "out").open("wb") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, self._folder.name],
+                [sys.executable, "-P", __file__],
                 env={name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
-                | {"PYTHONPATH": path},
+                | {"PYTHONPATH": path, "KILN_STATE": self._folder.name, **(store or {})},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,
                 text=True,
                 start_new_session=True,
             )
-        atexit.register(self._end)
+        atexit.register(self.end)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the JVM's logs."""
+        return Path(self._folder.name) / "logs"
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, str, str]:
         """Run a command, and return its exit status, stdout and stderr."""
@@ -54,12 +70,13 @@ class _KeptJvm:
         answer = self._process.stdout.readline()
         timer.cancel()
         if not answer:
-            _kept.cache_clear()  # the next command has a new process
+            shared.cache_clear()  # the next command has a new process
             raise AssertionError(f"no answer in {timeout:.0f} s: {(Path(self._folder.name) / 'out').read_text()}")
         code, out, err = json.loads(answer)
         return code, out, err
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        atexit.unregister(self.end)
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -70,23 +87,19 @@ class _KeptJvm:
 
 
 @cache
-def _kept() -> _KeptJvm:
-    return _KeptJvm()
+def shared() -> KeptJvm:
+    """Return the process that all tests share."""
+    return KeptJvm()
 
 
-def run(arguments: Sequence[str], environment: Mapping[str, str], timeout: float) -> tuple[int, str, str]:
-    """Run a `kiln` command with these variables, and return its exit status, stdout and stderr."""
-    return _kept().run(arguments, environment, timeout)
-
-
-def _serve(folder: Path) -> None:
+def _serve() -> None:
     """Run the commands from stdin, and write the results to stdout."""
-    from kiln.conf.settings.model import Settings
+    from kiln.conf.settings.reading import load_settings
     from kiln.deploy.stack.spark import spark_session
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    settings = Settings(state=folder)
+    settings = load_settings()
     with spark_session(settings):  # a JVM keeps the settings of its first session
         pass
     environment = dict(os.environ)
@@ -131,4 +144,4 @@ def _run(arguments: list[str], log: Path) -> tuple[int, str, str]:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]))
+    _serve()

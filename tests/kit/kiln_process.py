@@ -42,6 +42,8 @@ class Kiln:
             "KILN_DURABILITY": "process",  # no test loses power, and syncing files takes time
             **(environment or {}),
         }
+        self.jvm: kept_jvm.KeptJvm | None = None
+        """the process of `run_kept`, if it is not the shared one"""
         self.servers = (environment or {}).get("KILN_KAFKA__BOOTSTRAP", f"127.0.0.1:{ports[0]}")
 
     @property
@@ -71,13 +73,20 @@ class Kiln:
     def run_kept(self, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """Run a command as `run` does, but in the process of `kit.kept_jvm`, which keeps its JVM.
 
-        Use this for tests of tables, not of a command's process. Tests with an object store cannot use this, because
-        the JVM lacks the store's jars and credentials.
+        Use this for tests of tables, not of a command's process. With an object store, set `jvm`, because the shared
+        JVM lacks the store's jars.
         """
+        done = self.attempt_kept(*arguments, timeout=timeout)
+        assert done.returncode == 0, (
+            f"kiln {' '.join(arguments)}: {done.returncode}\n{done.stdout}\n{done.stderr}\n{self.log()}"
+        )
+        return done
+
+    def attempt_kept(self, *arguments: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+        """Run a command as `run_kept` does. The command may fail."""
         assert self.folder is None
-        code, out, err = kept_jvm.run(arguments, self.environment, timeout)
-        assert code == 0, f"kiln {' '.join(arguments)}: {code}\n{out}\n{err}\n{self.log()}"
-        return subprocess.CompletedProcess(arguments, code, out, err)
+        jvm = self.jvm or kept_jvm.shared()
+        return subprocess.CompletedProcess(arguments, *jvm.run(arguments, self.environment, timeout))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in its own session, so that `kill_all` also kills all its children."""

@@ -4,9 +4,7 @@ although the bridge was killed; and a backfill fills them again where they were 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 from collections import Counter
 from contextlib import ExitStack
@@ -20,12 +18,14 @@ from deltalake import DeltaTable
 
 from conftest import free_ports
 from kiln.conf.process.bridge_status import BridgeStatus, read_status
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.pipelines.runtime.table_ages import TABLES_FILE
 from kiln.schemas.wire.identity import peer_bytes
 from kit.awaiting import wait_until
 from kit.control_traces import Entry, read_trace
 from kit.foreign_peer import ForeignPeer, go_pubsub_peer
 from kit.kiln_process import Kiln, end, kill_all
+from kit.log_feed import kiln_beside
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(1_200)]
@@ -42,7 +42,7 @@ PATIENCE = 120.0
 
 @dataclass
 class Scene:
-    """A Kiln that ran among traced peers, and what they traced."""
+    """A Kiln whose bridge ran among traced peers, and what they traced."""
 
     kiln: Kiln
     bridge: str
@@ -80,11 +80,7 @@ def publish(peers: list[ForeignPeer], numbers: range, before: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def scene(
-    broker_classpath: list[Path],
-    go_pubsub_built: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Scene:
+def scene(broker: EmbeddedBroker, go_pubsub_built: Path, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     folder = tmp_path_factory.mktemp("control")
     topics = [WHOLE, OTHER, LAST]
     with ExitStack() as stack:
@@ -92,29 +88,32 @@ def scene(
         by_index = new_peers("index", go_pubsub_built, folder, stack, ",".join(topics))
         traced = by_name | by_index
         peers = list(traced.values())
-        *ports, listen = free_ports(3)
+        (listen,) = free_ports(1)
         environment = {
             "KILN_NETWORK": NETWORK,
             "KILN_BRIDGE__LISTEN": f"/ip4/127.0.0.1/tcp/{listen}",
+            "KILN_BRIDGE__BOOTSTRAP": ",".join(peer.address for peer in peers),
             "KILN_DISCOVERY__ENABLED": "false",
             "KILN_PUBLISH__ENABLED": "false",
             "KILN_TOPIC_TABLE__BUNDLES": json.dumps({"all": topics}),
             "KILN_TOPIC_TABLE__SEND": "eager",
+            "KILN_JOBS__QUERIES": "archive",
         }
-        kiln = Kiln(folder / "state", ports, environment)
+        kiln = kiln_beside(broker.address, "control.", folder / "state", environment)
         for peer in peers:
             peer.subscribe(WHOLE)
             peer.subscribe(OTHER)
-        run = kiln.start("run", "--for", "10m", *(word for peer in peers for word in ("--bootstrap", peer.address)))
+        process = kiln.start("bridge")
         try:
-            bridge = await_bridge(kiln, run, 0)
+            bridge = await_bridge(kiln, process)
             await_subscribed(peers, bridge.peer, (WHOLE, OTHER))
             publish(peers, range(ROUNDS), 0)
-            os.kill(bridge.pid, signal.SIGKILL)
+            kill_all(process)
             for peer in peers:
                 gone = partial(lacks, peer, WHOLE, bridge.peer)
                 peer.wait_for(gone, PATIENCE, "the end of the bridge's subscription")
-            bridge = await_bridge(kiln, run, bridge.pid)
+            process = kiln.start("bridge")
+            bridge = await_bridge(kiln, process)
             await_subscribed(peers, bridge.peer, (WHOLE, OTHER))
             publish(peers, range(ROUNDS, 2 * ROUNDS), len(peers) * ROUNDS)
             for peer in peers:
@@ -122,10 +121,10 @@ def scene(
                 peer.unsubscribe(OTHER)
             await_subscribed(peers, bridge.peer, (LAST,))
             publish(peers, range(2 * ROUNDS, 3 * ROUNDS), 2 * len(peers) * ROUNDS)
-            end(run)
+            end(process)
         finally:
-            if run.poll() is None:
-                kill_all(run)
+            if process.poll() is None:
+                kill_all(process)
     kiln.run_kept("run", "--catch-up")
     last = kiln.sql("select epoch_us(max(observed_at)) as at from frames group by connection")
     ends = [int(str(row["at"])) for row in last]
@@ -133,14 +132,14 @@ def scene(
     return Scene(kiln, bridge.peer, traces, ends, {peer.peer for peer in by_index.values()})
 
 
-def await_bridge(kiln: Kiln, run: subprocess.Popen[str], killed: int) -> BridgeStatus:
-    """The status of a bridge that is not the one killed, with all its peers."""
+def await_bridge(kiln: Kiln, process: subprocess.Popen[str]) -> BridgeStatus:
+    """The status of a bridge once it has all its peers."""
     found: list[BridgeStatus] = []
 
     def runs() -> bool:
-        assert run.poll() is None, (kiln.state / "started.out").read_text()
+        assert process.poll() is None, (kiln.state / "started.out").read_text()
         status = read_status(kiln.state / "bridge" / "status.json")
-        if status is not None and status.pid != killed and len(status.peers) == 4:
+        if status is not None and status.pid == process.pid and len(status.peers) == 4:
             found.append(status)
         return bool(found)
 
@@ -231,7 +230,7 @@ def test_a_backfill_fills_tables_that_were_emptied(scene: Scene) -> None:
     kiln.run_kept(
         "backfill", "run", "--run", "again", "--source", "frames", "--from", low.isoformat(), "--to", after.isoformat()
     )
-    kiln.run("backfill", "swap", "again")
+    kiln.run_kept("backfill", "swap", "again")
     assert check(scene)
     for table, rows in before.items():
         assert kiln.sql(f"select * from {table} order by all") == rows, table
