@@ -104,6 +104,7 @@ def kiln(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory)
     *ports, monitor, prometheus_port = free_ports(4)
     environment = {
         "LC_ALL": "C",  # which cannot write the name of the state folder
+        "KILN_DURABILITY": "power",  # as by default
         "KILN_MONITOR__LISTEN": f"127.0.0.1:{monitor}",
         "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
         "KILN_TRAFFIC__RATE": RATE,
