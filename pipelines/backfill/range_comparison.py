@@ -69,9 +69,9 @@ class RangeComparison:
 
     def open_version(self, table: str, version: int | None) -> TableSnapshot | None:
         """Open a version of a live table; `None` if its log entry or one of its data files was removed."""
-        opened = self.lake.open(table)
         if version is None:
             return None
+        opened = self.lake.open(table)
         try:
             opened.load_as_version(version)
         except DeltaError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -32,6 +33,15 @@ def corpus(*folders: Path) -> list[bytes]:
     return [path.read_bytes() for folder in folders if folder.is_dir() for path in sorted(folder.iterdir())]
 
 
+class _Run(NamedTuple):
+    """A run on the variant `number` of an input (`_repeats`)."""
+
+    seconds: float
+    size: int
+    data: bytes
+    number: int
+
+
 def cost(function: Target, inputs: Iterable[bytes], cuts: int, clock: Callable[[], float] = cpu_clock) -> Cost:
     """Run each input, each one repeated up to two sizes, and with a part of it repeated, `cuts` parts."""
 
@@ -40,18 +50,26 @@ def cost(function: Target, inputs: Iterable[bytes], cuts: int, clock: Callable[[
         function(data)
         return clock() - began
 
-    found = Cost(0.0, b"", 0.0)
-    for data in inputs:
-        for repeated in _repeats(data, cuts):
-            seconds = measure(repeated)
-            if len(repeated) >= _COUNTS and seconds / len(repeated) > found.per_byte:
-                seconds = min(seconds, *(measure(repeated) for _ in range(3)))
-                if seconds / len(repeated) > found.per_byte:
-                    found = found._replace(per_byte=seconds / len(repeated), worst=repeated)
-            if len(repeated) <= LONGEST and seconds > found.longest:
-                seconds = min(seconds, *(measure(repeated) for _ in range(2)))
-                found = found._replace(longest=max(seconds, found.longest))
-    return found
+    def find_most(found: Iterable[_Run], weigh: Callable[[float, int], float]) -> tuple[float, bytes]:
+        """Find the run with the highest cost. What seems highest is measured again: load may have added to it."""
+        most, worst = 0.0, b""
+        for run in sorted(found, key=lambda run: weigh(run.seconds, run.size), reverse=True):
+            if weigh(run.seconds, run.size) <= most:
+                break
+            variant = next(islice(_repeats(run.data, cuts), run.number, None))
+            seconds = min(run.seconds, *(measure(variant) for _ in range(3)))
+            if weigh(seconds, run.size) > most:
+                most, worst = weigh(seconds, run.size), variant
+        return most, worst
+
+    runs = [
+        _Run(measure(variant), len(variant), data, number)
+        for data in inputs
+        for number, variant in enumerate(_repeats(data, cuts))
+    ]
+    per_byte, worst = find_most((run for run in runs if run.size >= _COUNTS), lambda seconds, size: seconds / size)
+    longest, _ = find_most((run for run in runs if run.size <= LONGEST), lambda seconds, _: seconds)
+    return Cost(per_byte, worst, longest)
 
 
 def _repeats(data: bytes, cuts: int) -> Iterator[bytes]:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -41,13 +43,20 @@ class Example(NamedTuple):
     """the output that the page shows; `None` if it shows none"""
 
     def run(self, folder: Path, environment: Mapping[str, str] | None = None) -> str:
-        """Run the block in a folder, with `kiln` and the Python of the tests on the PATH, and return its output."""
+        """Run the block in a folder, with `kiln` and the Python of the tests on the PATH, and return its output.
+
+        A program runs in this process, because the imports take longer than the rest.
+        """
+        if self.language == "python":
+            printed = io.StringIO()
+            with chdir(folder), redirect_stdout(printed):
+                exec(self.code, {"__name__": "__main__"})
+            return printed.getvalue()
         bin_ = Path(sys.executable).parent
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("KILN_")}
         path = f"{bin_}{os.pathsep}{os.environ['PATH']}"
-        command = ["bash", "-euo", "pipefail", "-c"] if self.language == "sh" else [sys.executable, "-c"]
         done = subprocess.run(
-            [*command, self.code],
+            ["bash", "-euo", "pipefail", "-c", self.code],
             cwd=folder,
             env={**inherited, "PATH": path, **(environment or {})},
             stdin=subprocess.DEVNULL,

@@ -58,7 +58,7 @@ os.environ["OWNER"] = str(os.getpid()) + "."
 looking = threading.Thread(target=look, daemon=True)
 looking.start()
 spark = create_session(
-    "secrets", master="local[1]", driver_memory="512m", java_options=java_options, jars=list_jars("spark"),
+    "secrets", master="local[1]", driver_memory="768m", java_options=java_options, jars=list_jars("spark"),
     scratch=folder, logs=folder, log4j=Path("conf/log4j2-spark.properties").absolute(), extra=extra,
 )
 rows = spark.range(7).repartition(2).count()
@@ -121,10 +121,10 @@ def found(folder: Path) -> Found:
 
 
 def test_what_may_be_secret_is_on_no_command_line_and_the_rpc_refuses_strangers(found: Found, folder: Path) -> None:
-    assert (found["kept"], found["memory"]) == (EXTRA, "512m")
+    assert (found["kept"], found["memory"]) == (EXTRA, "768m")
     assert found["set"]["spark.hadoop.fs.azure.account.key.lake"] == "*********(redacted)"
     # what was looked at is what runs: the launcher, and the JVM with its memory and class path
-    assert any("org.apache.spark.deploy.SparkSubmit" in line and "-Xmx512m" in line for line in found["lines"])
+    assert any("org.apache.spark.deploy.SparkSubmit" in line and "-Xmx768m" in line for line in found["lines"])
     assert not [line for line in found["lines"] if "hunter2" in line]
     assert "hunter2" not in found["environment"]
     # the secret of the RPC is made by Spark, and stands nowhere
