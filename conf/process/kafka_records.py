@@ -11,14 +11,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping, Set
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import Consumer, KafkaException
 from confluent_kafka import KafkaError as LibrdkafkaError
 from confluent_kafka import TopicPartition as Assignment
-from kafka.errors import BrokerResponseError, KafkaError, for_code
 
-from kafka import TopicPartition
+if TYPE_CHECKING:  # not at the top: kafka-python is slow to import, and Spark starts a dozen processes that need none
+    from kafka.errors import BrokerResponseError, KafkaError
+
+    from kafka import TopicPartition
 
 READ_OPTIONS: Final[Mapping[str, str | int | bool]] = {
     "enable.auto.commit": False,
@@ -119,6 +121,8 @@ class RecordReader:
         Raises:
             KafkaError: the broker refuses a request.
         """
+        from kafka import TopicPartition
+
         first = self._consumer.poll(timeout)  # `consume` would wait until it has the maximum number of records
         messages = [] if first is None else [first]
         if first is not None and max_records > 1:
@@ -154,6 +158,8 @@ class RecordReader:
         Raises:
             KafkaError: no broker answers within `timeout` s.
         """
+        from kafka import TopicPartition
+
         try:
             found = self._consumer.list_topics(timeout=timeout).topics  # a request for one topic could create it
         except KafkaException as error:
@@ -166,6 +172,8 @@ class RecordReader:
         Raises:
             KafkaError: no broker answers within `timeout` s, or the partition has no leader during that time.
         """
+        from kafka.errors import KafkaError
+
         assignment, deadline = Assignment(part.topic, part.partition), time.monotonic() + timeout
         while True:
             try:
@@ -193,6 +201,8 @@ def describe_undecodable(error: LibrdkafkaError) -> bytes:
 
 def to_kafka_error(error: LibrdkafkaError) -> KafkaError:
     """Convert an error of librdkafka to one of kafka-python. Codes below 0 become a plain `KafkaError`."""
+    from kafka.errors import KafkaError, for_code
+
     if error.code() < 0:
         return KafkaError(error.str())
     kind: type[BrokerResponseError] = for_code(error.code())
