@@ -5,16 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from conftest import free_ports
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from kiln.bridge.bep50.carrier import publisher_key
 from kiln.bridge.bep50.store import TopicStore
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
@@ -37,7 +36,7 @@ from kit.batch_blocks import write_blocks
 from kit.broker_access import client
 from kit.chance import new_key
 from kit.kiln_process import Kiln, end
-from kit.log_feed import frames_producer, kiln_beside
+from kit.log_feed import await_end, frames_producer, kiln_beside
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
@@ -116,7 +115,7 @@ def received(kiln: Kiln) -> set[Tip]:
 
 
 class Side:
-    """A Kiln. Its bridge is a process of its own, and its queries run when there is something to read."""
+    """A Kiln, with its bridge and its queries as processes of their own."""
 
     def __init__(self, stack: ExitStack, kiln: Kiln, address: str, prefix: str) -> None:
         self.kiln = kiln
@@ -124,8 +123,6 @@ class Side:
         self._stack = stack
         self._address = address
         self._running: dict[str, subprocess.Popen[str]] = {}
-        self._records = Counter[str]()
-        """records in topics at the last time that the queries read them"""
 
     @property
     def key(self) -> bytes:
@@ -178,19 +175,6 @@ class Side:
         (self.kiln.state / "bridge" / "status.json").unlink(missing_ok=True)
         self.start("bridge")
         self.wait_until(lambda: self.status is not None, "the bridge")
-
-    def read(self, **more: int) -> None:
-        """Have the queries read all records, once topics have so many more than at the last time."""
-        self._records.update(more)
-        parts = {topic: TopicPartition(f"{self.prefix}{topic}", 0) for topic in more}
-        with closing(KafkaConsumer(**client(self._address))) as consumer:
-
-            def are_there() -> bool:
-                ends = consumer.end_offsets(list(parts.values()))
-                return all(ends[part] >= self._records[topic] for topic, part in parts.items())
-
-            self.wait_until(are_there, f"{more} more")
-        self.kiln.run_kept("run", "--catch-up")
 
     def end(self, command: str) -> None:
         process = self._running.pop(command)
@@ -246,6 +230,7 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
         "KILN_PUBLISH__TIMEOUT": "3s",
         "KILN_IPFS__TIMEOUT": "3s",
         "KILN_BEP50__ENABLED": "true",
+        "KILN_JOBS__SINK__TRIGGER": "1s",
     }
 
     def side(name: str, settings: dict[str, str]) -> Side:
@@ -271,7 +256,7 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{first}",
             "KILN_BEP50__FOLLOW": ",".join(follow),
             "KILN_BEP50__PUBLISH": "false",
-            "KILN_JOBS__QUERIES": "sink",
+            "KILN_JOBS__QUERIES": "updates,sink",
         },
     )
     return one, other
@@ -302,7 +287,8 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
     one.kiln.run_kept("run", "--catch-up")
     tips = {row["tip"]: row["batch_cid"] for row in rows(one.kiln, "batch_tips")}
     assert len(tips) == len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
-    one.read(publications=len(set(tips.values())))
+    await_end(address, f"{one.prefix}publications", len(set(tips.values())), PATIENCE)
+    one.kiln.run_kept("run", "--catch-up")
     receipts = {row["batch_cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
     assert receipts == set(tips.values())
     ours = {
@@ -311,8 +297,8 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
         if row["separator_value"] in {each.value for each in FOLLOWED}
     }
     assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
-    followed = [row for row in rows(one.kiln, "batches") if row["separator_value"] in {each.value for each in FOLLOWED}]
-    other.read(blocks=len(followed))
+    other.start("run", "--no-network")
+    other.wait_until(lambda: received(other.kiln) >= ours, f"all {len(ours)} tips", 180)
     assert received(other.kiln) == ours
     for side in (one, other):  # connected for the blocks alone
         assert side.status is not None
@@ -332,8 +318,9 @@ def what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is
     expected = received(other.kiln) | {tip for _, tip in come}
     assert received(other.kiln) < expected
     other.start_bridge()
-    other.read(blocks=len(come), quarantine=1)
+    other.wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile")
     assert received(other.kiln) == expected
+    other.wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap in quarantine")
     (row,) = rows(other.kiln, "quarantine")
     newest = list(unnamed)[-1]
     assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -108,6 +109,7 @@ def scene(broker: EmbeddedBroker, go_pubsub_built: Path, tmp_path_factory: pytes
             bridge = await_bridge(kiln, process)
             await_subscribed(peers, bridge.peer, (WHOLE, OTHER))
             publish(peers, range(ROUNDS), 0)
+            await_edge(kiln)
             kill_all(process)
             for peer in peers:
                 gone = partial(lacks, peer, WHOLE, bridge.peer)
@@ -121,6 +123,7 @@ def scene(broker: EmbeddedBroker, go_pubsub_built: Path, tmp_path_factory: pytes
                 peer.unsubscribe(OTHER)
             await_subscribed(peers, bridge.peer, (LAST,))
             publish(peers, range(2 * ROUNDS, 3 * ROUNDS), 2 * len(peers) * ROUNDS)
+            await_edge(kiln)
             end(process)
         finally:
             if process.poll() is None:
@@ -145,6 +148,17 @@ def await_bridge(kiln: Kiln, process: subprocess.Popen[str]) -> BridgeStatus:
 
     wait_until(runs, "a bridge with its peers", PATIENCE)
     return found[0]
+
+
+def await_edge(kiln: Kiln) -> None:
+    """Wait until the bridge reports a time by which all that was said is older than `EDGE`."""
+    said = time.time()
+
+    def is_past() -> bool:
+        status = read_status(kiln.state / "bridge" / "status.json")
+        return status is not None and status.at > said + EDGE / 1e6
+
+    wait_until(is_past, "a later status", PATIENCE)
 
 
 def await_subscribed(peers: list[ForeignPeer], bridge: str, topics: tuple[str, ...]) -> None:
@@ -189,6 +203,7 @@ def check(scene: Scene) -> Counter[tuple[str, str]]:
     for peer, path in scene.traces.items():
         trace = [(each.at // 1_000, each.entry) for each in read_trace(path, peer_bytes(scene.bridge))]
         rows = entries_of(scene.kiln, peer)
+        assert firm(trace, scene.ends), f"no entry to compare, of {peer}"
         assert firm(trace, scene.ends) - Counter(entry for _, entry in rows) == Counter(), f"missing, of {peer}"
         assert firm(rows, scene.ends) - Counter(entry for _, entry in trace) == Counter(), f"too many, of {peer}"
         seen.update((entry.direction, entry.kind) for _, entry in rows)

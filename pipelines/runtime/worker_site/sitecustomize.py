@@ -10,15 +10,18 @@ that imports nothing: half a second of CPU for each. So the hook lets the daemon
 Source: Python documentation, module `site`.
 """
 
-import importlib
 import os
 import sys
 
 if home := os.environ.get("SPARK_HOME"):
     sys.path[:] = [path for path in sys.path if not path.startswith(os.path.join(home, ""))]
 
-_FORKED = ("pyspark.sql.worker.create_data_source", "pyspark.sql.worker.plan_data_source_read")
+if sys.orig_argv[-2:] in (
+    ["pyspark.daemon", "pyspark.sql.worker.create_data_source"],
+    ["pyspark.daemon", "pyspark.sql.worker.plan_data_source_read"],
+):
+    # ruff: noqa: F401 - imported for the processes that are forked
+    import pyspark.sql.worker.create_data_source
+    import pyspark.sql.worker.plan_data_source_read
 
-if sys.orig_argv[-2:] in [["pyspark.daemon", module] for module in _FORKED]:
-    importlib.import_module(sys.orig_argv[-1])
-    importlib.import_module("kiln.pipelines.runtime.kafka")
+    import kiln.pipelines.runtime.kafka
