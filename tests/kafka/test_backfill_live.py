@@ -59,7 +59,8 @@ EQUAL = {
 def kiln(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Kiln:
     """A Kiln that was killed under live traffic, and caught up."""
     servers = broker.address
-    kiln = kiln_beside(servers, PREFIX, tmp_path_factory.mktemp("history"))
+    two_slots = {"KILN_SPARK__MASTER": "local[2]"}  # a run divides its chunks by the slots, and the chunks are small
+    kiln = kiln_beside(servers, PREFIX, tmp_path_factory.mktemp("history"), two_slots)
     feed = Feed(WORLD, RATE, lambda: frames_producer(servers, PREFIX))
     feed.start()
     for _ in range(KILLS):

@@ -37,6 +37,7 @@ from kit.broker_access import client
 from kit.chance import new_key
 from kit.kiln_process import Kiln, end
 from kit.log_feed import await_end, frames_producer, kiln_beside
+from kit.log_model import read_records
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
@@ -110,12 +111,18 @@ def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
     return found
 
 
+def announced(item: Item) -> Announcement:
+    read = read_announcement(item.value, NETWORK, item.salt)
+    assert isinstance(read, Announcement)
+    return read
+
+
 def received(kiln: Kiln) -> set[Tip]:
     return {(row["stream"], row["tip"]) for row in rows(kiln, "tips") if row["source"] == "batch"}
 
 
 class Side:
-    """A Kiln, with its bridge and its queries as processes of their own."""
+    """A Kiln. Its bridge is a process of its own, and its queries run when there is something to read."""
 
     def __init__(self, stack: ExitStack, kiln: Kiln, address: str, prefix: str) -> None:
         self.kiln = kiln
@@ -176,6 +183,38 @@ class Side:
         self.start("bridge")
         self.wait_until(lambda: self.status is not None, "the bridge")
 
+    def item(self, separator: Separator) -> Item:
+        """Return the item that its bridge has announced."""
+        target = compute_target(self.key, compute_salt(NETWORK, separator))
+        item = TopicStore(self.kiln.state / "bridge" / "bep50").load(target).item
+        assert item is not None
+        return item
+
+    def catch_up(self, *queries: str) -> None:
+        """Have these queries read all records in Kafka."""
+        self.kiln.environment["KILN_JOBS__QUERIES"] = ",".join(queries)
+        self.kiln.run_kept("run", "--catch-up")
+
+    def receive(self, newest: Iterable[bytes], blocks: int, gaps: int = 0) -> None:
+        """Have the queries read what its bridge receives.
+
+        Args:
+            newest: CID of the newest batch of each separator, whose item the bridge receives.
+            blocks: Number of batches that the bridge has fetched in all by the end.
+            gaps: Number of gaps that the bridge has found by the end.
+        """
+
+        def are_there() -> bool:
+            records = read_records(self._address, f"{self.prefix}frames").values()
+            frames = [value for part in records for _, _, value in part]
+            return all(any(cid in frame for frame in frames) for cid in newest)
+
+        self.wait_until(are_there, "the newest items")
+        self.catch_up("updates")
+        await_end(self._address, f"{self.prefix}blocks", blocks, PATIENCE)
+        await_end(self._address, f"{self.prefix}quarantine", gaps, PATIENCE)
+        self.catch_up("sink")
+
     def end(self, command: str) -> None:
         process = self._running.pop(command)
         process.terminate()
@@ -230,7 +269,6 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
         "KILN_PUBLISH__TIMEOUT": "3s",
         "KILN_IPFS__TIMEOUT": "3s",
         "KILN_BEP50__ENABLED": "true",
-        "KILN_JOBS__SINK__TRIGGER": "1s",
     }
 
     def side(name: str, settings: dict[str, str]) -> Side:
@@ -245,7 +283,6 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_BEP50__PUBLISH": "true",
             "KILN_BEP50__LISTEN": f"127.0.0.1:{first}",
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{second}",
-            "KILN_JOBS__QUERIES": "updates,batch,sink",
         },
     )
     follow = [f"{one.key.hex()}/{format_separator(each)}" for each in FOLLOWED]
@@ -256,7 +293,6 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{first}",
             "KILN_BEP50__FOLLOW": ",".join(follow),
             "KILN_BEP50__PUBLISH": "false",
-            "KILN_JOBS__QUERIES": "updates,sink",
         },
     )
     return one, other
@@ -269,12 +305,7 @@ def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], br
     other.kiln.environment["KILN_IPFS__PEERS"] = one.status.addresses[0]
     other.start_bridge()
     what_one_batches_the_other_has(one, other, broker.address)
-    older = (
-        TopicStore(one.kiln.state / "bridge" / "bep50")
-        .load(compute_target(one.key, compute_salt(NETWORK, FOLLOWED[0])))
-        .item
-    )
-    assert older is not None
+    older = one.item(FOLLOWED[0])
     what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is_one_gap(one, other, older)
     one.end("bridge")
     a_stored_item_is_served_and_an_older_one_refused(other, one.key, older)
@@ -284,11 +315,11 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
     with frames_producer(address, one.prefix) as producer:
         for frame in frames():
             producer.send(frame)
-    one.kiln.run_kept("run", "--catch-up")
+    one.catch_up("updates", "batch", "sink")
     tips = {row["tip"]: row["batch_cid"] for row in rows(one.kiln, "batch_tips")}
     assert len(tips) == len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
     await_end(address, f"{one.prefix}publications", len(set(tips.values())), PATIENCE)
-    one.kiln.run_kept("run", "--catch-up")
+    one.catch_up("sink")
     receipts = {row["batch_cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
     assert receipts == set(tips.values())
     ours = {
@@ -297,8 +328,8 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
         if row["separator_value"] in {each.value for each in FOLLOWED}
     }
     assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
-    other.start("run", "--no-network")
-    other.wait_until(lambda: received(other.kiln) >= ours, f"all {len(ours)} tips", 180)
+    followed = [row for row in rows(one.kiln, "batches") if row["separator_value"] in {each.value for each in FOLLOWED}]
+    other.receive([announced(one.item(each)).batch for each in FOLLOWED], len(followed))
     assert received(other.kiln) == ours
     for side in (one, other):  # connected for the blocks alone
         assert side.status is not None
@@ -309,6 +340,7 @@ def what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is
     one: Side, other: Side, older: Item
 ) -> None:
     """The item of one separator names all that was announced meanwhile, that of the other does not."""
+    earlier = len({row["batch_cid"] for row in rows(other.kiln, "tips") if row["source"] == "batch"})
     other.end("bridge")
     named, unnamed = batches_of(FOLLOWED[1], range(8)), batches_of(FOLLOWED[0], range(NAMED_BEFORE + 4))
     one.announce(named)
@@ -318,15 +350,13 @@ def what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is
     expected = received(other.kiln) | {tip for _, tip in come}
     assert received(other.kiln) < expected
     other.start_bridge()
-    other.wait_until(lambda: received(other.kiln) >= expected, "what was announced meanwhile")
+    blocks = [record.block for batches in (named, unnamed) for record, _ in list(batches.values())[-1:]]
+    other.receive([compute_cid(block) for block in blocks], earlier + len(come), gaps=1)
     assert received(other.kiln) == expected
-    other.wait_until(lambda: bool(rows(other.kiln, "quarantine")), "the gap in quarantine")
     (row,) = rows(other.kiln, "quarantine")
     newest = list(unnamed)[-1]
     assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
-    last = read_announcement(older.value, NETWORK, older.salt)
-    assert isinstance(last, Announcement)
-    for told in (one.key.hex(), format_separator(FOLLOWED[0]), cid_text(last.batch), newest):
+    for told in (one.key.hex(), format_separator(FOLLOWED[0]), cid_text(announced(older).batch), newest):
         assert told in str(row["detail"])
     assert isinstance(row["data"], bytes)
     read = read_announcement(row["data"], NETWORK, compute_salt(NETWORK, FOLLOWED[0]))
