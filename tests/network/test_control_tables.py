@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import time
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -152,13 +151,15 @@ def await_bridge(kiln: Kiln, process: subprocess.Popen[str]) -> BridgeStatus:
 
 def await_edge(kiln: Kiln) -> None:
     """Wait until the bridge reports a time by which all that was said is older than `EDGE`."""
-    said = time.time()
+    file = kiln.state / "bridge" / "status.json"
 
-    def is_past() -> bool:
-        status = read_status(kiln.state / "bridge" / "status.json")
-        return status is not None and status.at > said + EDGE / 1e6
+    def await_status(since: float) -> float:
+        wait_until(lambda: (status := read_status(file)) is not None and status.at > since, "a later status", PATIENCE)
+        status = read_status(file)
+        assert status is not None
+        return status.at
 
-    wait_until(is_past, "a later status", PATIENCE)
+    await_status(await_status(await_status(0)) + EDGE / 1e6)
 
 
 def await_subscribed(peers: list[ForeignPeer], bridge: str, topics: tuple[str, ...]) -> None:
