@@ -36,7 +36,8 @@ def test_queries_fill_tables_and_keep_checkpoints_there_and_go_on_after_a_kill(
         **{f"KILN_LAKE__STORAGE_OPTIONS__{key.upper()}": value for key, value in object_store.address.items()},
         **object_store.credentials,
     }
-    kiln = kiln_beside(broker.address, prefix, tmp_path / "state", store)
+    triggers = {f"KILN_JOBS__{query}__TRIGGER": "2s" for query in ("UPDATES", "BATCH")}  # each micro-batch writes there
+    kiln = kiln_beside(broker.address, prefix, tmp_path / "state", store | triggers)
     lake = Lake(store["KILN_LAKE__URI"], object_store.options)
 
     def sql(question: str) -> list[tuple[object, ...]]:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from conftest import free_ports
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from kiln.bridge.bep50.carrier import publisher_key
 from kiln.bridge.bep50.store import TopicStore
 from kiln.conf.process.bridge_status import BridgeStatus, OverlayStatus, OverlayTopicStatus, read_status
@@ -37,7 +36,8 @@ from kit.batch_blocks import write_blocks
 from kit.broker_access import client
 from kit.chance import new_key
 from kit.kiln_process import Kiln, end
-from kit.log_feed import frames_producer, kiln_beside
+from kit.log_feed import await_end, frames_producer, kiln_beside
+from kit.log_model import read_records
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(900)]
@@ -111,6 +111,12 @@ def rows(kiln: Kiln, table: str) -> list[dict[str, object]]:
     return found
 
 
+def announced(item: Item) -> Announcement:
+    read = read_announcement(item.value, NETWORK, item.salt)
+    assert isinstance(read, Announcement)
+    return read
+
+
 def received(kiln: Kiln) -> set[Tip]:
     return {(row["stream"], row["tip"]) for row in rows(kiln, "tips") if row["source"] == "batch"}
 
@@ -124,8 +130,6 @@ class Side:
         self._stack = stack
         self._address = address
         self._running: dict[str, subprocess.Popen[str]] = {}
-        self._records = Counter[str]()
-        """records in topics at the last time that the queries read them"""
 
     @property
     def key(self) -> bytes:
@@ -179,18 +183,37 @@ class Side:
         self.start("bridge")
         self.wait_until(lambda: self.status is not None, "the bridge")
 
-    def read(self, **more: int) -> None:
-        """Have the queries read all records, once topics have so many more than at the last time."""
-        self._records.update(more)
-        parts = {topic: TopicPartition(f"{self.prefix}{topic}", 0) for topic in more}
-        with closing(KafkaConsumer(**client(self._address))) as consumer:
+    def item(self, separator: Separator) -> Item:
+        """Return the item that its bridge has announced."""
+        target = compute_target(self.key, compute_salt(NETWORK, separator))
+        item = TopicStore(self.kiln.state / "bridge" / "bep50").load(target).item
+        assert item is not None
+        return item
 
-            def are_there() -> bool:
-                ends = consumer.end_offsets(list(parts.values()))
-                return all(ends[part] >= self._records[topic] for topic, part in parts.items())
-
-            self.wait_until(are_there, f"{more} more")
+    def catch_up(self, *queries: str) -> None:
+        """Have these queries read all records in Kafka."""
+        self.kiln.environment["KILN_JOBS__QUERIES"] = ",".join(queries)
         self.kiln.run_kept("run", "--catch-up")
+
+    def receive(self, newest: Iterable[bytes], blocks: int, gaps: int = 0) -> None:
+        """Have the queries read what its bridge receives.
+
+        Args:
+            newest: CID of the newest batch of each separator, whose item the bridge receives.
+            blocks: Number of batches that the bridge has fetched in all by the end.
+            gaps: Number of gaps that the bridge has found by the end.
+        """
+
+        def are_there() -> bool:
+            records = read_records(self._address, f"{self.prefix}frames").values()
+            frames = [value for part in records for _, _, value in part]
+            return all(any(cid in frame for frame in frames) for cid in newest)
+
+        self.wait_until(are_there, "the newest items")
+        self.catch_up("updates")
+        await_end(self._address, f"{self.prefix}blocks", blocks, PATIENCE)
+        await_end(self._address, f"{self.prefix}quarantine", gaps, PATIENCE)
+        self.catch_up("sink")
 
     def end(self, command: str) -> None:
         process = self._running.pop(command)
@@ -260,7 +283,6 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_BEP50__PUBLISH": "true",
             "KILN_BEP50__LISTEN": f"127.0.0.1:{first}",
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{second}",
-            "KILN_JOBS__QUERIES": "updates,batch,sink",
         },
     )
     follow = [f"{one.key.hex()}/{format_separator(each)}" for each in FOLLOWED]
@@ -271,7 +293,6 @@ def sides(peers: ExitStack, broker: EmbeddedBroker, prefix: str, tmp_path: Path)
             "KILN_BEP50__CONTACTS": f"127.0.0.1:{first}",
             "KILN_BEP50__FOLLOW": ",".join(follow),
             "KILN_BEP50__PUBLISH": "false",
-            "KILN_JOBS__QUERIES": "sink",
         },
     )
     return one, other
@@ -284,12 +305,7 @@ def test_batches_restarts_and_gaps_over_bep50_alone(sides: tuple[Side, Side], br
     other.kiln.environment["KILN_IPFS__PEERS"] = one.status.addresses[0]
     other.start_bridge()
     what_one_batches_the_other_has(one, other, broker.address)
-    older = (
-        TopicStore(one.kiln.state / "bridge" / "bep50")
-        .load(compute_target(one.key, compute_salt(NETWORK, FOLLOWED[0])))
-        .item
-    )
-    assert older is not None
+    older = one.item(FOLLOWED[0])
     what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is_one_gap(one, other, older)
     one.end("bridge")
     a_stored_item_is_served_and_an_older_one_refused(other, one.key, older)
@@ -299,10 +315,11 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
     with frames_producer(address, one.prefix) as producer:
         for frame in frames():
             producer.send(frame)
-    one.kiln.run_kept("run", "--catch-up")
+    one.catch_up("updates", "batch", "sink")
     tips = {row["tip"]: row["batch_cid"] for row in rows(one.kiln, "batch_tips")}
     assert len(tips) == len(SEPARATORS) * STREAMS_EACH * TIPS_EACH
-    one.read(publications=len(set(tips.values())))
+    await_end(address, f"{one.prefix}publications", len(set(tips.values())), PATIENCE)
+    one.catch_up("sink")
     receipts = {row["batch_cid"] for row in rows(one.kiln, "publications") if row["transport"] == "bep50"}
     assert receipts == set(tips.values())
     ours = {
@@ -312,7 +329,7 @@ def what_one_batches_the_other_has(one: Side, other: Side, address: str) -> None
     }
     assert len(ours) == len(FOLLOWED) * STREAMS_EACH * TIPS_EACH
     followed = [row for row in rows(one.kiln, "batches") if row["separator_value"] in {each.value for each in FOLLOWED}]
-    other.read(blocks=len(followed))
+    other.receive([announced(one.item(each)).batch for each in FOLLOWED], len(followed))
     assert received(other.kiln) == ours
     for side in (one, other):  # connected for the blocks alone
         assert side.status is not None
@@ -323,6 +340,7 @@ def what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is
     one: Side, other: Side, older: Item
 ) -> None:
     """The item of one separator names all that was announced meanwhile, that of the other does not."""
+    earlier = len({row["batch_cid"] for row in rows(other.kiln, "tips") if row["source"] == "batch"})
     other.end("bridge")
     named, unnamed = batches_of(FOLLOWED[1], range(8)), batches_of(FOLLOWED[0], range(NAMED_BEFORE + 4))
     one.announce(named)
@@ -332,14 +350,13 @@ def what_was_announced_meanwhile_comes_after_a_restart_and_what_no_item_names_is
     expected = received(other.kiln) | {tip for _, tip in come}
     assert received(other.kiln) < expected
     other.start_bridge()
-    other.read(blocks=len(come), quarantine=1)
+    blocks = [record.block for batches in (named, unnamed) for record, _ in list(batches.values())[-1:]]
+    other.receive([compute_cid(block) for block in blocks], earlier + len(come), gaps=1)
     assert received(other.kiln) == expected
     (row,) = rows(other.kiln, "quarantine")
     newest = list(unnamed)[-1]
     assert (row["stage"], row["reason"], row["cid"]) == ("bep50", "gap", newest)
-    last = read_announcement(older.value, NETWORK, older.salt)
-    assert isinstance(last, Announcement)
-    for told in (one.key.hex(), format_separator(FOLLOWED[0]), cid_text(last.batch), newest):
+    for told in (one.key.hex(), format_separator(FOLLOWED[0]), cid_text(announced(older).batch), newest):
         assert told in str(row["detail"])
     assert isinstance(row["data"], bytes)
     read = read_announcement(row["data"], NETWORK, compute_salt(NETWORK, FOLLOWED[0]))

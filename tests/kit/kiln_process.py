@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 from unittest import mock
 
 from kiln.conf.settings.model import Settings
@@ -19,6 +20,9 @@ from kiln.deploy.query.ask import query_lake
 from kiln.pipelines.delta.lake import Lake
 from kit import kept_jvm
 from kit.log_model import UNFOUNDED_REPEATS, read_records
+
+_RARE: Final = {"KILN_JOBS__BATCH__TRIGGER": "2s"}
+"""settings of kept commands, whose duration does not matter: fewer micro-batches while windows are open"""
 
 
 class Kiln:
@@ -86,7 +90,7 @@ class Kiln:
         """Run a command as `run_kept` does. The command may fail."""
         assert self.folder is None
         jvm = self.jvm or kept_jvm.shared()
-        return subprocess.CompletedProcess(arguments, *jvm.run(arguments, self.environment, timeout))
+        return subprocess.CompletedProcess(arguments, *jvm.run(arguments, _RARE | self.environment, timeout))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start a command in its own session, so that `kill_all` also kills all its children."""

@@ -108,6 +108,7 @@ def scene(broker: EmbeddedBroker, go_pubsub_built: Path, tmp_path_factory: pytes
             bridge = await_bridge(kiln, process)
             await_subscribed(peers, bridge.peer, (WHOLE, OTHER))
             publish(peers, range(ROUNDS), 0)
+            await_edge(kiln)
             kill_all(process)
             for peer in peers:
                 gone = partial(lacks, peer, WHOLE, bridge.peer)
@@ -121,6 +122,7 @@ def scene(broker: EmbeddedBroker, go_pubsub_built: Path, tmp_path_factory: pytes
                 peer.unsubscribe(OTHER)
             await_subscribed(peers, bridge.peer, (LAST,))
             publish(peers, range(2 * ROUNDS, 3 * ROUNDS), 2 * len(peers) * ROUNDS)
+            await_edge(kiln)
             end(process)
         finally:
             if process.poll() is None:
@@ -145,6 +147,19 @@ def await_bridge(kiln: Kiln, process: subprocess.Popen[str]) -> BridgeStatus:
 
     wait_until(runs, "a bridge with its peers", PATIENCE)
     return found[0]
+
+
+def await_edge(kiln: Kiln) -> None:
+    """Wait until the bridge reports a time by which all that was said is older than `EDGE`."""
+    file = kiln.state / "bridge" / "status.json"
+
+    def await_status(since: float) -> float:
+        wait_until(lambda: (status := read_status(file)) is not None and status.at > since, "a later status", PATIENCE)
+        status = read_status(file)
+        assert status is not None
+        return status.at
+
+    await_status(await_status(await_status(0)) + EDGE / 1e6)
 
 
 def await_subscribed(peers: list[ForeignPeer], bridge: str, topics: tuple[str, ...]) -> None:
@@ -189,6 +204,7 @@ def check(scene: Scene) -> Counter[tuple[str, str]]:
     for peer, path in scene.traces.items():
         trace = [(each.at // 1_000, each.entry) for each in read_trace(path, peer_bytes(scene.bridge))]
         rows = entries_of(scene.kiln, peer)
+        assert firm(trace, scene.ends), f"no entry to compare, of {peer}"
         assert firm(trace, scene.ends) - Counter(entry for _, entry in rows) == Counter(), f"missing, of {peer}"
         assert firm(rows, scene.ends) - Counter(entry for _, entry in trace) == Counter(), f"too many, of {peer}"
         seen.update((entry.direction, entry.kind) for _, entry in rows)
