@@ -1,4 +1,4 @@
-"""The end of a partition while its leader is elected; and what the readers of Spark import."""
+"""The end of a partition while its leader is elected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from kafka.errors import NotLeaderForPartitionError
 from kafka import TopicPartition
 from kiln.conf.process import kafka_records
 from kiln.conf.process.kafka_records import RecordReader
-from kit.import_closure import list_loaded_packages
 
 PART = TopicPartition("topic", 0)
 
@@ -39,9 +38,3 @@ def test_the_end_of_a_partition_is_read_once_a_broker_leads_it(reader: RecordRea
 def test_a_partition_that_no_broker_leads_is_an_error_after_the_timeout(reader: RecordReader) -> None:
     with pytest.raises(NotLeaderForPartitionError):
         reader.read_end(PART, timeout=0.0)
-
-
-def test_the_processes_of_a_source_import_no_kafka_python() -> None:
-    loaded = list_loaded_packages(["kiln.pipelines.runtime.kafka"])
-    assert "confluent_kafka" in loaded
-    assert "kafka" not in loaded
