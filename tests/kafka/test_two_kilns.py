@@ -6,6 +6,7 @@ No IPFS node runs beside the Kilns. The geneses come from a peer of both.
 from __future__ import annotations
 
 import base64
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -148,6 +149,7 @@ class Town:
         self._address = address
         self._prefix = prefix
         self._ports = free_ports(2)
+        self._bridges: dict[Path, subprocess.Popen[str]] = {}
 
     def first(self, bootstrap: str, author: str) -> Kiln:
         """The Kiln that batches the updates of one author and announces the batches."""
@@ -173,8 +175,13 @@ class Town:
         return kiln_beside(self._address, f"{name}.{self._prefix}", self._folder / name, environment | more)
 
     def start_bridge(self, kiln: Kiln) -> BridgeStatus:
-        self._stack.callback(end, kiln.start("bridge"))
+        self._bridges[kiln.state] = kiln.start("bridge")
+        self._stack.callback(end, self._bridges[kiln.state])
         return told(kiln)
+
+    def restart_bridge(self, kiln: Kiln) -> None:
+        end(self._bridges[kiln.state])
+        self.start_bridge(kiln)
 
 
 @pytest.fixture
@@ -245,9 +252,10 @@ def test_what_one_kiln_batches_the_other_has(town: Town, js_peer: NewPeer, helia
     ]
     assert first.count("quarantine", "reason = 'contradicts_genesis'") == 2
 
-    # the first Kiln's blocks are there to be fetched
+    # the first Kiln's blocks are there to be fetched, although its bridge has started again
     wanted = {row["batch_cid"] for row in of_followed(first, "batches")}
     wait_until(lambda: {each.batch for each in heard(second)} >= wanted, "all announcements", PATIENCE)
+    town.restart_bridge(first)
     catch_up(second, "updates")
     await_end(second.servers, second.settings().kafka.topic("blocks"), len(wanted), PATIENCE)
     catch_up(second, "updates", "batch", "sink")
