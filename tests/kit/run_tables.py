@@ -53,7 +53,8 @@ def row(table: str, **named: object) -> Row:
 
 def append(lake: Lake, table: str, rows: Iterable[Row], *, query: str | None = None) -> None:
     """Append rows to a table in one file and one commit, as a micro-batch does."""
-    lake.create([table])
+    if not lake.has(table):
+        lake.create([table])
     files = TableFiles(lake, table)
     for each in rows:
         files.add(tuple(each[column.name] for column in TABLES[table].columns))
