@@ -415,18 +415,19 @@ def _describe_lost_state(location: DamageLocation, name: str, checkpoint: Checkp
     if name == "batch" or folder is None or done < 0:
         return ""
     path = folder / FILE_NAME
+    has_read = checkpoint.ends(done) != checkpoint.first_offsets
     if path.exists():
         try:
             marked = read_marked_epoch(folder)
         except DedupStoreError as error:
             return str(error)
-        if marked.batch < done:
+        if marked.batch < done and has_read:  # a first micro-batch without records has no task that would mark the file
             return (
                 f"the deduplication file {path} ends with micro-batch {marked.batch}, but the checkpoint ends with "
                 f"micro-batch {done}"
             )
         return find_missing_digests(folder)
-    if has_dedup_state(folder) or checkpoint.ends(done) == checkpoint.first_offsets:
+    if has_dedup_state(folder) or not has_read:
         return ""  # a query creates the file with its first records
     return f"the deduplication file {path} is missing"
 

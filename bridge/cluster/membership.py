@@ -167,7 +167,10 @@ class Membership(SessionThread):
             elif time.monotonic() >= rejoin_at:
                 self._subscribe(consumer)
                 rejoin_at = time.monotonic() + _REJOIN_AFTER
-            consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
+            if joined is None or _is_active(consumer):
+                consumer.poll(timeout_ms=int(_POLL_TIMEOUT * 1_000))
+            else:
+                self._stop.wait(_POLL_TIMEOUT)
             if self._assignor.joined != joined and (joined := self._assignor.joined) is not None:
                 commit_at = time.monotonic()
                 self._authors |= frozenset(joined[0].authors)
@@ -204,3 +207,9 @@ class Membership(SessionThread):
             or (known.interests, known.leads) != (wanted.interests, wanted.leads)
             or not set(wanted.authors) <= set(view.authors)
         )
+
+
+def _is_active(consumer: KafkaConsumer) -> bool:
+    """Return false if the result of a rejoin was dropped. Polls would then not wait, but use a whole core."""
+    is_stable = consumer.group_metadata().state is MemberState.STABLE
+    return is_stable or bool(consumer._coordinator.need_rejoin())  # no public method reports this

@@ -35,6 +35,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import NoReturn, Protocol, TextIO, TypeVar
 
 from kiln.conf.process.extras import format_install_command
@@ -42,8 +43,9 @@ from kiln.schemas.reject import Rejected
 from kiln.schemas.wire.cid import CidError, cid_bytes, parse_cid
 from kiln.schemas.wire.pubsub import read_message
 
-# Seconds between two polls: the library has no blocking read.
-POLL_MESSAGES = 0.01
+# Seconds between two polls: the library has no blocking read, and keeps the messages in a queue without a limit. A poll
+# calls the library for each topic.
+_POLL_MESSAGES = 0.1
 
 # The library waits for a block without a timeout, so a block that no peer has occupies a thread for ever.
 FETCH_THREADS = 8
@@ -227,14 +229,17 @@ class _Driver:
 
     def run(self) -> None:
         self._emit({"event": "ready", "peer": self._node.peer, "addrs": self._node.addresses})
+        poll_at = 0.0
         while True:
             with suppress(queue.Empty):
-                line = self.commands.get(timeout=POLL_MESSAGES)
+                line = self.commands.get(timeout=max(0.0, poll_at - monotonic()))
                 if line is None:
                     return
                 self._execute(line)
-            self._report_messages()
-            self._report_fetched()
+            if monotonic() >= poll_at:
+                self._report_messages()
+                self._report_fetched()
+                poll_at = monotonic() + _POLL_MESSAGES
 
     def _emit(self, event: Mapping[str, object]) -> None:
         self._out.write(json.dumps(event) + "\n")

@@ -13,6 +13,12 @@ from kiln.pipelines.delta.files import DataFile
 from kiln.pipelines.delta.lake import Lake
 
 
+def has_mark(table: DeltaTable, mark: Transaction) -> bool:
+    """Return true if the step that `mark` identifies was committed to the table."""
+    newest = table.transaction_version(mark.app_id)
+    return newest is not None and newest >= mark.version
+
+
 class FileSwap:
     """Writer of commits that replace data files of live tables, without conflicts with appends of streaming queries."""
 
@@ -20,11 +26,6 @@ class FileSwap:
         """Create the writer. `durable`: true to sync each commit to disk before `commit` returns."""
         self._lake = lake
         self._durable = durable
-
-    def has_step(self, table: str, mark: Transaction) -> bool:
-        """Return true if the step that `mark` identifies was committed to the table."""
-        newest = self._lake.open(table).transaction_version(mark.app_id)
-        return newest is not None and newest >= mark.version
 
     def commit(
         self, table: str, opened: DeltaTable, removed: Collection[str], files: Sequence[DataFile], mark: Transaction

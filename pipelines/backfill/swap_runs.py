@@ -15,7 +15,7 @@ from deltalake import Transaction
 from kiln.conf.process.errors import KilnError
 from kiln.pipelines.backfill.range_comparison import RangeComparison, TableSnapshot, open_comparison
 from kiln.pipelines.backfill.run_log import RUN_TABLES, BackfillRun, append_event, claim_swap
-from kiln.pipelines.backfill.swap import FileSwap
+from kiln.pipelines.backfill.swap import FileSwap, has_mark
 from kiln.pipelines.delta.arrow_rows import build_arrow_schema
 from kiln.pipelines.delta.files import DataFile, TableFiles, delete_files
 from kiln.pipelines.delta.lake import Lake
@@ -120,9 +120,9 @@ def _check_ages(lake: Lake, run: BackfillRun) -> None:
     """Raise SwapError if a table of the lake or of the run is older than when the run used it, as after a restore from
     a backup. Rows would be missing."""
     for tables, versions in ((lake, run.begun_versions), (lake.locate_run(run.name), run.own_versions)):
-        for table in RUN_TABLES:
+        for table in filter(versions.__contains__, RUN_TABLES):
             newest = tables.open(table).version() if tables.has(table) else -1
-            if newest < versions.get(table, -1):
+            if newest < versions[table]:
                 end = "is missing" if newest < 0 else f"ends with version {newest}"
                 raise SwapError(
                     f"the table {table} in {tables.path} is older than backfill run {run.name}: the table {end}, and "
@@ -203,10 +203,10 @@ class _RunSwap:
         if not self._comparison.run_lake.has(table):
             return False  # a run of an earlier Kiln has no table that was added since
         for _ in range(_TRIES):
-            if self._file_swap.has_step(table, mark):
+            snapshot = self._comparison.open(self._comparison.lake, table)
+            if has_mark(snapshot.table, mark):
                 return False
             self._say(f"{'adding rows to' if table in _ONLY_ADDED else 'replacing rows of'} table {table}")
-            snapshot = self._comparison.open(self._comparison.lake, table)
             self._comparison.create_views(table)
             removed, queries = self._plan(step, table, snapshot)
             files = [file for rows in queries for file in self._write_rows(table, rows)]

@@ -1,4 +1,4 @@
-"""SIGKILL to the demo network: `kiln run` says so, starts it again, and listens to the new one."""
+"""SIGKILL to the demo network: the network of a run reports that, starts again, and the bridge joins the new one."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ from pathlib import Path
 
 import pytest
 
-from conftest import free_ports
-from kiln.conf.process.bridge_status import BridgeStatus, read_status
-from kiln.deploy.stack.embedded_broker import stop_running
+from kiln.conf.process.state_folder import claim_state_folder
+from kiln.deploy.run.network import LiveNetwork
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kit.awaiting import wait_until
-from kit.kiln_process import Kiln, kill_all
+from kit.log_feed import kiln_beside
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.network, pytest.mark.crash, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.crash, pytest.mark.timeout(600)]
 
 
-def test_a_killed_demo_network_comes_back(broker_classpath: list[Path], tmp_path: Path) -> None:
-    settings = {"KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0", "KILN_JOBS__QUERIES": "updates"}
-    kiln = Kiln(tmp_path / "state", free_ports(2), settings)
-    process = kiln.start("run")
+def test_a_killed_demo_network_comes_back(broker: EmbeddedBroker, prefix: str, tmp_path: Path) -> None:
+    listen = {"KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0"}
+    settings = kiln_beside(broker.address, prefix, tmp_path / "state", listen).settings()
+    claim_state_folder(settings.state)
+    live = LiveNetwork(settings, "demo")
 
-    def said() -> str:
-        return (kiln.state / "started.out").read_text()
-
-    def status() -> BridgeStatus | None:
-        return read_status(kiln.state / "bridge" / "status.json")
+    def describe() -> str:
+        return f"{live.errors}\n{live.status}"
 
     def flows(*not_of: int) -> bool:
-        assert process.poll() is None, said()
-        told = status()
-        return told is not None and told.pid not in not_of and len(told.peers) > 1 and told.frames_in > 50
+        live.check()
+        status = live.status
+        return status is not None and status.pid not in not_of and len(status.peers) > 1 and status.frames_in > 50
+
+    def is_reported() -> bool:
+        live.check()
+        return any("the demo network exited with code -9" in error for error in live.errors)
 
     try:
-        wait_until(flows, said, 120)
-        before = status()
-        assert before is not None
-        os.kill(int((kiln.state / "demo" / "locks" / "network").read_text()), signal.SIGKILL)
-        wait_until(lambda: flows(before.pid), said, 120)  # the bridge dials where the new one listens
-        wait_until(lambda: "the demo network exited with code -9" in said(), said)
-        process.terminate()
-        assert process.wait(timeout=90) == 0, said()
+        live.launch()
+        live.start()
+        wait_until(flows, describe, 120)
+        assert live.status is not None
+        before = live.status.pid
+        os.kill(int((settings.state / "demo" / "locks" / "network").read_text()), signal.SIGKILL)
+        wait_until(is_reported, describe)
+        wait_until(lambda: flows(before), describe, 120)  # the bridge dials where the new one listens
     finally:
-        if process.poll() is None:
-            kill_all(process)
-        stop_running(kiln.state)
+        live.stop()

@@ -52,7 +52,7 @@ NETWORK = "local-test"
 WHOLE = format_topic(NETWORK, None)
 SEPARATORS = [Separator("model", encode_separator_value(bytes([1, number]))) for number in range(16)]
 SPLIT = {format_topic(NETWORK, separator) for separator in SEPARATORS}
-EVERY = 0.1  # s between two batches
+EVERY = 0.2  # s between two batches
 SAID = [b"to the whole network %d" % number for number in range(10)]
 
 
@@ -107,6 +107,8 @@ class Log:
         self._prefix = prefix
         self._stop = threading.Event()
         self._feeder = threading.Thread(target=self._feed, daemon=True)
+        self._receipts: list[PublicationRecord] = []
+        self._publications = self._open("publications")
         self.written: dict[str, float] = {}
         """CID of each batch, and when it was written (`time.monotonic`)"""
 
@@ -117,6 +119,10 @@ class Log:
         self._stop.set()
         if self._feeder.ident is not None:
             self._feeder.join()
+
+    def close(self) -> None:
+        self.stop()
+        self._publications.close()
 
     def _feed(self) -> None:
         producer = KafkaProducer(**client(self._address), acks="all")
@@ -131,21 +137,34 @@ class Log:
             self.written[cid] = time.monotonic()
         producer.close()
 
-    def read(self, topic: str) -> list[bytes]:
-        """All values of a topic of one partition."""
+    def _open(self, topic: str) -> KafkaConsumer:
         consumer = KafkaConsumer(**client(self._address))
         part = TopicPartition(f"{self._prefix}{topic}", 0)
         consumer.assign([part])
         consumer.seek_to_beginning(part)
-        end = consumer.end_offsets([part])[part]
-        found: list[bytes] = []
-        while consumer.position(part) < end:
-            found += [record.value for record in consumer.poll(timeout_ms=500).get(part, [])]
+        return consumer
+
+    def frames(self) -> list[Frame]:
+        """All frames."""
+        consumer = self._open("frames")
+        values = read_new(consumer)
         consumer.close()
-        return found
+        return [Frame.FromString(value) for value in values]
 
     def receipts(self) -> list[PublicationRecord]:
-        return [decode_publication(value) for value in self.read("publications")]
+        """All receipts so far."""
+        self._receipts += map(decode_publication, read_new(self._publications))
+        return self._receipts
+
+
+def read_new(consumer: KafkaConsumer) -> list[bytes]:
+    """The values from a consumer's position to the end of its one partition."""
+    (part,) = consumer.assignment()
+    end = consumer.end_offsets([part])[part]
+    found: list[bytes] = []
+    while consumer.position(part) < end:
+        found += [record.value for record in consumer.poll(timeout_ms=500).get(part, [])]
+    return found
 
 
 class Together:
@@ -192,7 +211,7 @@ def log(broker: EmbeddedBroker, prefix: str) -> Iterator[Log]:
     )
     made = Log(address, prefix)
     yield made
-    made.stop()
+    made.close()
 
 
 @pytest.fixture
@@ -264,7 +283,7 @@ def test_they_split_the_topics_and_every_batch_is_announced(
         f"{KILLS} kills, {STOPS} stops: {len(receipts)} receipts of {len(log.written)} batches, {len(doubled)} doubled"
     )
     assert {receipt.error for receipt in receipts} == {None}
-    check_frames([Frame.FromString(value) for value in log.read("frames")], {b.peer for b in together.bridges})
+    check_frames(log.frames(), {b.peer for b in together.bridges})
 
 
 def take_over(log: Log, together: Together, *, stop: bool) -> None:

@@ -162,7 +162,9 @@ def test_listens_on_loopback_only(broker: EmbeddedBroker) -> None:
         assert all("//127.0.0.1:" in each for each in line.partition("=")[2].split(","))
 
 
-def test_records_survive_kill_9_and_new_ports(tmp_path: Path, new_broker: NewBroker) -> None:
+def test_records_survive_kill_9_new_ports_an_update_of_java_and_a_lost_password(
+    tmp_path: Path, new_broker: NewBroker
+) -> None:
     state = tmp_path / "Zustand, neu é"  # a name that is no valid Kafka log.dirs
     first = new_broker(state)
     assert find_running_broker(state) is None
@@ -170,14 +172,19 @@ def test_records_survive_kill_9_and_new_ports(tmp_path: Path, new_broker: NewBro
     assert find_running_broker(state) == first.address
     make_topics(first, "kiln.")
     write(first.address, "kiln.updates", b"before")
+    lost = first.client_options["sasl_plain_password"]
     assert first.pid is not None
     os.kill(first.pid, signal.SIGKILL)
     assert awaited(lambda: find_running_broker(state) is None)
     assert awaited(lambda: first.pid is None)  # the lock is free a moment before the process can be waited for
 
+    (state / "broker" / "password").write_text("")  # as a power cut can leave it
     second = new_broker(state)
     assert second.port != first.port
+    (tmp_path / "classes.jsa").write_bytes(b"of another JVM" * 1000)
+    second.jvm_options = (f"-XX:SharedArchiveFile={tmp_path / 'classes.jsa'}",)
     second.start()
+    assert second.client_options["sasl_plain_password"] not in ("", lost)
     assert make_topics(second, "kiln.") == []
     write(second.address, "kiln.updates", b"after")
     assert [value for value, _, _ in read(second.address, "kiln.updates", 2)] == [b"before", b"after"]
@@ -220,15 +227,6 @@ def test_broker_that_cannot_start_says_why(tmp_path: Path, new_broker: NewBroker
     with pytest.raises(BrokerError, match=r"(?s)log\.retention\.ms.*soon|soon.*log\.retention\.ms"):
         broker.start()
     assert find_running_broker(tmp_path) is None
-
-
-def test_class_archive_that_does_not_fit_is_ignored(tmp_path: Path, new_broker: NewBroker) -> None:
-    """As after an update of Java."""
-    broker = new_broker(tmp_path)
-    (tmp_path / "classes.jsa").write_bytes(b"of another JVM" * 1000)
-    broker.jvm_options = (f"-XX:SharedArchiveFile={tmp_path / 'classes.jsa'}",)
-    broker.start()
-    assert find_running_broker(tmp_path) == broker.address
 
 
 STARTER = """
@@ -281,16 +279,3 @@ def test_the_password_is_the_users_own(broker: EmbeddedBroker) -> None:
     assert logs
     assert password.encode() not in logs
     assert password not in Path(f"/proc/{broker.pid}/cmdline").read_text()
-
-
-def test_a_folder_without_a_password_gets_one_and_keeps_its_records(
-    tmp_path: Path, new_broker: NewBroker, prefix: str
-) -> None:
-    with new_broker(tmp_path) as first:
-        make_topics(first, prefix)
-        write(first.address, f"{prefix}updates", b"kept")
-        lost = first.client_options["sasl_plain_password"]
-    (tmp_path / "broker" / "password").write_text("")  # as a power cut can leave it
-    with new_broker(tmp_path) as second:
-        assert second.client_options["sasl_plain_password"] not in ("", lost)
-        assert [value for value, _, _ in read(second.address, f"{prefix}updates", 1)] == [b"kept"]

@@ -61,12 +61,23 @@ def test_a_broker_that_was_found_is_started_again_on_its_data(
 # ---------------------------------------------------------------- who ends it
 
 
+@pytest.fixture(scope="module")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two captures, `long.rpc.gz` of ten minutes and `short.rpc.gz`."""
+    folder = tmp_path_factory.mktemp("captures")
+    for name, length, rate in (("long", "600s", "1"), ("short", "1s", "5")):
+        capture = str(folder / f"{name}.rpc.gz")
+        assert run_command(("generate", capture, "--for", length, "--rate", rate, "--network", "mine")) == 0
+    return folder
+
+
 @pytest.fixture
-def kiln(tmp_path: Path, broker_classpath: list[Path]) -> Iterator[Kiln]:
-    """A state folder of its own, which the locale cannot write, and two captures in it. No broker outlives the test."""
+def kiln(tmp_path: Path, captures: Path, broker_classpath: list[Path]) -> Iterator[Kiln]:
+    """A state folder of its own, which the locale cannot write, and links to the captures beside it. No broker outlives
+    the test."""
     kiln = Kiln(tmp_path / "Straße ☃", free_ports(2), {"LC_ALL": "C"})
-    for name, length in (("long", "600s"), ("short", "1s")):
-        kiln.run("generate", str(tmp_path / f"{name}.rpc.gz"), "--for", length, "--rate", "5", "--network", "mine")
+    for capture in captures.iterdir():
+        (tmp_path / capture.name).symlink_to(capture)
     yield kiln
     stop_running(kiln.state)
 

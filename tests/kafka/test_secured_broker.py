@@ -154,7 +154,7 @@ def test_spark_reads_and_writes(broker: SecuredBroker, tmp_path: Path) -> None:
         tmp_path / "state", free_ports(2), {**variables(settings(broker)), "KILN_JOBS__QUERIES": "updates,sink"}
     )
     capture = str(tmp_path / "traffic.rpc.gz")
-    kiln.run("generate", capture, "--for", "5s")
-    kiln.run("replay", capture)
+    kiln.run_kept("generate", capture, "--for", "5s", "--rate", "10")
+    kiln.run_kept("replay", capture)
     kiln.run_kept("run", "--catch-up")
     assert kiln.count("updates") > 0

@@ -10,15 +10,15 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
+from conftest import free_ports
 from kafka import KafkaConsumer, TopicPartition
 from kiln.bridge.capture.sink import FrameSink
 from kiln.bridge.capture.spool import Spool
@@ -37,8 +37,18 @@ pytestmark = pytest.mark.kafka
 CONNECTIONS = 8
 
 
-class NewBroker(Protocol):
-    def __call__(self, state: Path) -> EmbeddedBroker: ...
+@pytest.fixture(scope="module")
+def own_broker(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    port, controller_port = free_ports(2)
+    with EmbeddedBroker(tmp_path_factory.mktemp("own"), port, controller_port, broker_classpath, "256m") as running:
+        yield running
+
+
+@pytest.fixture
+def faulty_broker(own_broker: EmbeddedBroker) -> EmbeddedBroker:
+    """A running broker of the tests of this module, which may pause it, kill it and start it again."""
+    own_broker.start()
+    return own_broker
 
 
 def new_sink(address: str, topic: str, folder: Path, limit: int = 256 << 20) -> FrameSink:
@@ -130,10 +140,9 @@ def make_topics(broker: EmbeddedBroker, prefix: str) -> str:
     return f"{prefix}frames"
 
 
-def test_broker_pauses(tmp_path: Path, new_broker: NewBroker) -> None:
-    broker = new_broker(tmp_path / "state")
-    broker.start()
-    topic = make_topics(broker, "kiln.")
+def test_broker_pauses(tmp_path: Path, faulty_broker: EmbeddedBroker, prefix: str) -> None:
+    broker = faulty_broker
+    topic = make_topics(broker, prefix)
     assert broker.pid is not None
     sink = new_sink(broker.address, topic, tmp_path / "spool")
     peers = Peers(sink, 2_000)
@@ -156,23 +165,20 @@ def test_broker_pauses(tmp_path: Path, new_broker: NewBroker) -> None:
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_broker_is_killed_and_comes_back(tmp_path: Path, new_broker: NewBroker) -> None:
-    broker = new_broker(tmp_path / "state")
-    broker.start()
-    topic = make_topics(broker, "kiln.")
+def test_broker_is_killed_and_comes_back(tmp_path: Path, faulty_broker: EmbeddedBroker, prefix: str) -> None:
+    broker = faulty_broker
+    topic = make_topics(broker, prefix)
     sink = new_sink(broker.address, topic, tmp_path / "spool")
-    peers = Peers(sink, 2_000)
-    assert awaited(lambda: sink.status().acknowledged > 1_000)
+    peers = Peers(sink, 400)
+    assert awaited(lambda: sink.status().acknowledged > 200)
     for _ in range(2):
         assert broker.pid is not None
         spooling = more_spooled(sink)
         os.kill(broker.pid, signal.SIGKILL)
-        assert awaited(lambda: find_running_broker(tmp_path / "state") is None)
+        assert awaited(lambda: find_running_broker(broker.state) is None)
+        assert awaited(lambda: broker.pid is None)
         assert awaited(spooling)
-        again = new_broker(tmp_path / "state")
-        again.port, again.controller_port = broker.port, broker.controller_port
-        again.start()
-        broker = again
+        broker.start()
         assert awaited(lambda: sink.status().waiting < 1_000)
     peers.stop()
     assert awaited(partial(all_there, sink))
@@ -181,11 +187,10 @@ def test_broker_is_killed_and_comes_back(tmp_path: Path, new_broker: NewBroker) 
     assert count_in_order(broker.address, topic) == peers.sent
 
 
-def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, new_broker: NewBroker) -> None:
+def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, faulty_broker: EmbeddedBroker, prefix: str) -> None:
     """A process that ends in peace, and one that is killed. Both at a time when Kafka is away."""
-    broker = new_broker(tmp_path / "state")
-    broker.start()
-    topic = make_topics(broker, "kiln.")
+    broker = faulty_broker
+    topic = make_topics(broker, prefix)
     address = broker.address
     broker.stop()
     sink = new_sink(address, topic, tmp_path / "ended")
@@ -199,9 +204,7 @@ def test_spool_outlives_the_process_and_the_broker(tmp_path: Path, new_broker: N
         in_spool = next(int(line) for line in child.stdout if int(line) > 1_000)
         child.kill()
 
-    again = new_broker(tmp_path / "state")
-    again.port, again.controller_port = broker.port, broker.controller_port
-    again.start()
+    broker.start()
     for name in ("ended", "killed"):
         sink = new_sink(address, topic, tmp_path / name)
         assert awaited(partial(all_there, sink))
@@ -232,10 +235,11 @@ for number in itertools.count():
 """
 
 
-def test_a_full_spool_stops_the_peers_until_kafka_is_back(tmp_path: Path, new_broker: NewBroker) -> None:
-    broker = new_broker(tmp_path / "state")
-    broker.start()
-    topic = make_topics(broker, "kiln.")
+def test_a_full_spool_stops_the_peers_until_kafka_is_back(
+    tmp_path: Path, faulty_broker: EmbeddedBroker, prefix: str
+) -> None:
+    broker = faulty_broker
+    topic = make_topics(broker, prefix)
     assert broker.pid is not None
     sink = new_sink(broker.address, topic, tmp_path / "spool", 16 << 20)
     peers = Peers(sink, 2_000, size=10_000)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kiln.conf.process.bridge_status import read_status
+from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.schemas.kafka.records import BatchRecord, PublicationRecord, SeparatorRecord, decode_publication, encode
 from kiln.schemas.wire.cid import cid_text, compute_cid
 from kiln.schemas.wire.streamid import StreamID
@@ -25,6 +25,7 @@ from kit.awaiting import wait_until
 from kit.broker_access import client
 from kit.foreign_peer import ForeignPeer, NewPeer
 from kit.kiln_process import Kiln, end
+from kit.log_feed import kiln_beside
 
 pytest_plugins = ["kit.foreign_fixtures"]
 pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(300)]
@@ -38,8 +39,9 @@ PATIENCE = 60.0
 class Running:
     """A bridge with both peers on it."""
 
-    def __init__(self, kiln: Kiln) -> None:
+    def __init__(self, kiln: Kiln, prefix: str) -> None:
         self._kiln = kiln
+        self._prefix = prefix
         self._written = 0
 
     def write(self, count: int) -> list[str]:
@@ -52,14 +54,14 @@ class Running:
             now = time.time_ns() // 1_000
             cids.append(cid_text(compute_cid(block)))
             record = BatchRecord(NETWORK, "LIVE", SeparatorRecord(*SEPARATOR), cids[-1], block, now - 1_000_000, now)
-            producer.send("kiln.batches", value=encode(record))
+            producer.send(f"{self._prefix}batches", value=encode(record))
         producer.close()
         return cids
 
     def receipts(self, count: int) -> list[PublicationRecord]:
         """Once there are so many."""
         consumer = KafkaConsumer(**client(self._kiln.servers))
-        part = TopicPartition("kiln.publications", 0)
+        part = TopicPartition(f"{self._prefix}publications", 0)
         consumer.assign([part])
         consumer.seek_to_beginning(part)
         found: list[PublicationRecord] = []
@@ -73,8 +75,11 @@ class Running:
 
 
 @contextmanager
-def bridge(folder: Path, old: ForeignPeer, new: ForeignPeer, settings: dict[str, str]) -> Iterator[Running]:
+def bridge(
+    broker: EmbeddedBroker, folder: Path, old: ForeignPeer, new: ForeignPeer, settings: dict[str, str]
+) -> Iterator[Running]:
     """Runs `kiln bridge`; the peers are on OLD and on NEW, and see it there."""
+    prefix = f"{folder.name}."
     environment = {
         "KILN_NETWORK": NETWORK,
         "KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0",
@@ -83,7 +88,7 @@ def bridge(folder: Path, old: ForeignPeer, new: ForeignPeer, settings: dict[str,
     }
     old.subscribe(OLD)
     new.subscribe(NEW)
-    kiln = Kiln(folder, free_ports(2), environment | settings)
+    kiln = kiln_beside(broker.address, prefix, folder, environment | settings)
     process = kiln.start("bridge")
     try:
         path = folder / "bridge" / "status.json"
@@ -95,7 +100,7 @@ def bridge(folder: Path, old: ForeignPeer, new: ForeignPeer, settings: dict[str,
         assert status is not None
         old.wait_subscriber(OLD, status.peer)
         new.wait_subscriber(NEW, status.peer)
-        yield Running(kiln)
+        yield Running(kiln, prefix)
     finally:
         end(process)
 
@@ -105,10 +110,10 @@ def heard(peer: ForeignPeer, topic: str) -> list[str]:
 
 
 def test_during_duplicate_a_peer_on_either_topic_gets_every_batch_once(
-    js_peer: NewPeer, broker_classpath: list[Path], tmp_path: Path
+    js_peer: NewPeer, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
     old, new = js_peer(), js_peer()
-    with bridge(tmp_path / "kiln", old, new, {"KILN_TRANSITION__MODE": "duplicate"}) as running:
+    with bridge(broker, tmp_path / "duplicate", old, new, {"KILN_TRANSITION__MODE": "duplicate"}) as running:
         cids = running.write(20)
         old.wait_received(20, OLD)
         new.wait_received(20, NEW)
@@ -121,17 +126,18 @@ def test_during_duplicate_a_peer_on_either_topic_gets_every_batch_once(
 
 
 def test_at_the_cutover_nothing_is_lost_and_nothing_is_said_twice(
-    js_peer: NewPeer, broker_classpath: list[Path], tmp_path: Path
+    js_peer: NewPeer, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    for lead in (25, 75, 225):
+    for lead in (15, 60, 225):
         old, new = js_peer(), js_peer()
         moment = datetime.now(UTC) + timedelta(seconds=lead)
         settings = {"KILN_TRANSITION__AT": moment.isoformat()}
-        with bridge(tmp_path / f"kiln{lead}", old, new, settings) as running:
+        with bridge(broker, tmp_path / f"cutover{lead}", old, new, settings) as running:
             cids = running.write(2)
             running.receipts(2)
             if datetime.now(UTC) >= moment:
                 continue  # the machine was too slow to publish before that moment: take a later one
+            wait_until(lambda: datetime.now(UTC) > moment - timedelta(seconds=2), "two seconds before", 2 * lead)  # noqa: B023
             while datetime.now(UTC) < moment + timedelta(seconds=2):  # on both sides of it
                 cids += running.write(2)
             receipts = running.receipts(len(cids))

@@ -37,9 +37,10 @@ from pathlib import Path
 from time import monotonic
 from typing import TextIO
 
-from kiln.deploy.demo.kubo_peer import FETCH_THREADS, POLL_MESSAGES, KuboError, KuboNode, locate_block, run_peer
+from kiln.deploy.demo.kubo_peer import FETCH_THREADS, KuboError, KuboNode, locate_block, run_peer
 from kiln.schemas.wire.cid import CidError
 
+_POLL_MESSAGES = 0.01  # s
 _POLL_PEERS = 0.1  # s
 # Go drops messages of a burst beyond 32, so a publisher behind its rate catches up with at most this many at once.
 _CATCH_UP = 16
@@ -159,9 +160,9 @@ class _Driver:
         report_peers_at = 0.0
         while True:
             now = monotonic()
-            due = min((publication.due() for publication in self._publications), default=now + POLL_MESSAGES)
+            due = min((publication.due() for publication in self._publications), default=now + _POLL_MESSAGES)
             try:
-                line = self.commands.get(timeout=min(max(due - now, 0.0), POLL_MESSAGES))
+                line = self.commands.get(timeout=min(max(due - now, 0.0), _POLL_MESSAGES))
             except queue.Empty:
                 pass
             else:
@@ -225,7 +226,7 @@ class _Driver:
         pending = []
         for publication in self._publications:
             # other commands run even if this publication is behind
-            until = (now := monotonic()) + POLL_MESSAGES
+            until = (now := monotonic()) + _POLL_MESSAGES
             publication.skip_backlog(now)
             while publication.done < publication.count and publication.due() <= (now := monotonic()) and now < until:
                 data = (

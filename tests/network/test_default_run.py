@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from socketserver import StreamRequestHandler, UnixStreamServer
+from threading import Thread
 from typing import NamedTuple
 
 import pytest
 
 from conftest import free_ports
-from kit import loopback
+from kit import kept_jvm, loopback
 from kit.doc_examples import TUTORIAL, examples
 from kit.kiln_process import Kiln
 
@@ -61,15 +69,47 @@ def test_at_its_end_a_run_drains(recorded: Recorded) -> None:
     assert recorded.kiln.sql(unbatched) == [], recorded.said
 
 
+PROGRAM = """#!{python} -IS
+import json, socket, sys
+with socket.socket(socket.AF_UNIX) as server:
+    server.connect({address!r})
+    server.sendall(json.dumps(sys.argv[1:]).encode() + b"\\n")
+    code, out, err = json.loads(server.makefile().read())
+sys.stdout.write(out)
+sys.stderr.write(err)
+sys.exit(code)
+"""
+
+
+@contextmanager
+def kept_program(kiln: Kiln) -> Iterator[str]:
+    """The folder of a program `kiln` that runs its commands as `Kiln.run_kept` does, without a new process for each."""
+
+    class Handler(StreamRequestHandler):
+        def handle(self) -> None:
+            answer = kept_jvm.run(json.loads(self.rfile.readline()), kiln.environment, 240)
+            self.wfile.write(json.dumps(answer).encode())
+
+    with tempfile.TemporaryDirectory() as folder, UnixStreamServer(f"{folder}/socket", Handler) as server:
+        program = Path(folder, "kiln")
+        program.write_text(PROGRAM.format(python=sys.executable, address=server.server_address))
+        program.chmod(0o700)
+        Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield folder
+        finally:
+            server.shutdown()
+
+
 def test_each_command_of_the_tutorial_runs_on_what_a_live_run_recorded(recorded: Recorded, tmp_path: Path) -> None:
     """All but its `kiln run`, which recorded the state of these tests."""
     (tmp_path / "state").symlink_to(recorded.kiln.state)
-    settings = {name: value for name, value in recorded.kiln.environment.items() if name.startswith("KILN_")}
-    del settings["KILN_STATE"]
     tried = [each for each in examples(TUTORIAL) if each.code != "kiln run --for 60s\n"]
     assert len(tried) >= 10
     (variables,) = (each for each in tried if each.code.startswith("from="))
-    printed = {each.code: each.run(tmp_path, settings) for each in tried}
+    with kept_program(recorded.kiln) as folder:
+        path = os.pathsep.join([folder, str(Path(sys.executable).parent), os.environ["PATH"]])
+        printed = {each.code: each.run(tmp_path, {"PATH": path}) for each in tried}
     assert "five-seconds  done" in printed[variables.code]
     silent = [code for code, words in printed.items() if not words]
     assert silent == ["kiln backfill drop five-seconds\n"]  # its words are on stderr

@@ -203,6 +203,13 @@ def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -
     assert outcome.error == "batch: Python worker failed to connect back"
 
 
+def test_errors_of_the_network_are_shown(run: Execute) -> None:
+    world = World()
+    world.errors = {"the demo network exited with code -9": ""}
+    run(world)
+    assert "the demo network exited with code -9" in world.shown[0].errors
+
+
 class DyingWorld(World):
     """A world whose JVM ends some times. `progress`: a micro-batch was finished each time before."""
 

@@ -11,7 +11,7 @@ from deltalake import DeltaTable, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from kiln.deploy.query.ask import query_lake
-from kiln.pipelines.backfill.swap import FileSwap
+from kiln.pipelines.backfill.swap import FileSwap, has_mark
 from kiln.pipelines.delta.commits import SecondWriterError, WriteId
 from kiln.pipelines.delta.delta_rs import DeltaRsCommits
 from kiln.pipelines.delta.files import DataFile, TableFiles
@@ -102,7 +102,7 @@ def test_an_append_goes_through_when_a_swap_takes_files_meanwhile(lake: Lake) ->
     assert commits.commit(TABLE, Meanwhile(files(lake, "b"), take), WriteId("query", 1))
     assert commits.commit(TABLE, files(lake, "c"), WriteId("query", 2))
     assert not DeltaRsCommits(lake).commit(TABLE, files(lake, "twice"), WriteId("query", 2))
-    assert FileSwap(lake).has_step(TABLE, Transaction(f"swap:run:{TABLE}", 1))
+    assert has_mark(lake.open(TABLE), Transaction(f"swap:run:{TABLE}", 1))
     assert held(lake) == ["b", "c", "new"]
     assert set(query_lake(lake, f"SELECT stream FROM {TABLE}").rows()) == {("b",), ("c",), ("new",)}
 

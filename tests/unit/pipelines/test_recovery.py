@@ -32,7 +32,7 @@ from kiln.pipelines.recovery import (
     set_files_aside,
 )
 from kiln.pipelines.runtime.checkpoint import Checkpoint, is_whole, read_topic_ids, save_topic_ids
-from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig
+from kiln.pipelines.runtime.dedup_store import FILE_NAME, DedupStore, DedupStoreConfig, build_dedup_store
 from kiln.pipelines.runtime.query_context import TableOutput, TableWriter
 from kiln.pipelines.runtime.table_ages import OlderTableError, check_tables
 from kiln.pipelines.runtime.topics import TopicState
@@ -489,10 +489,15 @@ def test_a_deduplication_file_that_lacks_digests_is_not_relied_on(
 
 @pytest.mark.parametrize("query", ["archive", "updates"])
 @pytest.mark.parametrize(("end", "is_damaged"), [(0, False), (1, True)])
-def test_a_query_that_has_read_no_record_needs_no_deduplication_file(
-    query: str, end: int, is_damaged: bool, tmp_path: Path
+@pytest.mark.parametrize("is_recovered", [False, True])
+def test_a_query_that_has_read_no_record_needs_nothing_in_its_deduplication_file(
+    query: str, end: int, is_damaged: bool, is_recovered: bool, tmp_path: Path
 ) -> None:
+    """No task has run that would create the file, or mark one that `kiln recover` created."""
     state = State(tmp_path, query)
+    if is_recovered:
+        state.path.mkdir(parents=True, exist_ok=True)
+        build_dedup_store(DedupStoreConfig(str(state.path / FILE_NAME), 1_000), [(b"%016d" % 1,)], Epoch(QUERY, -1), 1)
     state.begin(0, end)
     state.finish(0)
     assert bool(examine(state.place, [query])) == is_damaged
