@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from conftest import free_ports
-from kit import kept_jvm, loopback
+from kit import loopback
 from kit.doc_examples import TUTORIAL, examples
 from kit.kiln_process import Kiln
 
@@ -44,7 +44,7 @@ class Recorded(NamedTuple):
 @pytest.fixture(scope="module")
 def recorded(broker_classpath: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The whole, by default: broker, demo network, bridge, queries."""
-    settings = {"KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0"}
+    settings = {"KILN_BRIDGE__LISTEN": "/ip4/127.0.0.1/tcp/0", "KILN_DURABILITY": "power"}  # which is the default
     kiln = Kiln(tmp_path_factory.mktemp("default") / "state", free_ports(2), settings)
     for length in LENGTHS:
         status, packets, said = loopback.run(kiln.command("run", "--for", f"{length}s"), kiln.environment)
@@ -87,8 +87,8 @@ def kept_program(kiln: Kiln) -> Iterator[str]:
 
     class Handler(StreamRequestHandler):
         def handle(self) -> None:
-            answer = kept_jvm.run(json.loads(self.rfile.readline()), kiln.environment, 240)
-            self.wfile.write(json.dumps(answer).encode())
+            done = kiln.attempt_kept(*json.loads(self.rfile.readline()))
+            self.wfile.write(json.dumps([done.returncode, done.stdout, done.stderr]).encode())
 
     with tempfile.TemporaryDirectory() as folder, UnixStreamServer(f"{folder}/socket", Handler) as server:
         program = Path(folder, "kiln")
