@@ -18,9 +18,11 @@ from pathlib import Path
 
 import pytest
 import trio
+from kafka.coordinator.base import MemberState
 
 from conftest import free_ports
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kiln.bridge.cluster import membership
 from kiln.bridge.cluster.group import Member, interests_digest
 from kiln.bridge.cluster.membership import Membership
 from kiln.bridge.cluster.rendezvous import find_owner
@@ -386,3 +388,38 @@ def test_each_membership_learns_of_new_interests_and_of_who_leads(
         one.update(["model"], leads=False)
         other.update(["model"], leads=True)
         wait_until(lambda: [member.status().leader for member in members] == ["b", "b"], describe)
+
+
+def test_a_rejoin_whose_result_is_lost_costs_no_core_and_comes_again(
+    broker: EmbeddedBroker, prefix: str, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the state in which kafka-python leaves a member whose rejoin ended between two polls, a poll would not wait."""
+    polls: list[float] = []
+
+    class CountedConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
+        def _poll_once(self, *arguments: object, **options: object) -> object:
+            polls.append(time.monotonic())
+            return super()._poll_once(*arguments, **options)
+
+        def lose_rejoin(self) -> None:
+            self._coordinator.state = MemberState.REBALANCING
+            self._coordinator._disable_heartbeat()
+
+    consumers: list[CountedConsumer] = []
+
+    def open_counted(kind: object, **options: object) -> CountedConsumer:
+        consumers.append(CountedConsumer(**options))
+        return consumers[-1]
+
+    monkeypatch.setattr(membership, "open_client", open_counted)
+    config = KafkaConfig(client(broker.address), prefix)
+    member = Membership(config, NETWORK, Member("a", "host", interests_digest(["model"]), True))
+    with ExitStack() as stack:
+        stack.callback(member.stop)
+        member.start()
+        wait_until(lambda: bool(member.bridges), "the first round")
+        before, lost_at = member.status().round, time.monotonic()
+        consumers[0].lose_rejoin()
+        wait_until(lambda: member.status().round > before, "a round after the lost one")
+        seconds = time.monotonic() - lost_at
+    assert sum(at > lost_at for at in polls) < 20 * (seconds + 1)
