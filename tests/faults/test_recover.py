@@ -303,7 +303,8 @@ def test_a_checkpoint_of_updates_that_is_older_than_its_records(
     after = stack.announced()
     assert len(after) > len(announced)
     assert bool(stack.repeated()) == killed
-    assert max(stack.epochs().values()) == 1, "the batcher would take a repeat for another update"
+    again = {tip for tip, count in stack.epochs().items() if count > 1}
+    assert not again & stack.repeated(), "the batcher would take a repeat for another update"
     assert set(after) == stack.updates()
 
 

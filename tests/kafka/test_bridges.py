@@ -393,7 +393,7 @@ def test_each_membership_learns_of_new_interests_and_of_who_leads(
 def test_a_rejoin_whose_result_is_lost_costs_no_core_and_comes_again(
     broker: EmbeddedBroker, prefix: str, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the state in which kafka-python leaves a member whose rejoin ended between two polls, a poll would not wait."""
+    """kafka-python leaves a member whose rejoin ended between two polls in a state in which its polls do not wait."""
     polls: list[float] = []
 
     class CountedConsumer(KafkaConsumer):  # type: ignore[misc]  # kafka-python has no types
