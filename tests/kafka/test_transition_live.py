@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.network, pytest.mark.timeout(300)]
 NETWORK = "local-transition"
 SEPARATOR = Separator("model", StreamID(2, compute_cid(b"model")).text)
 OLD, NEW = format_topic(NETWORK, None), format_topic(NETWORK, SEPARATOR)
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 class Running:

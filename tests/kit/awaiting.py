@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import trio
 
-PATIENCE = 60.0
-"""default timeout in s, long enough for a busy machine"""
+PATIENCE = 240.0
+"""default timeout in s, long enough for a start of Spark on one core with other work"""
 
 
 def awaited(true: Callable[[], bool], seconds: float = PATIENCE) -> bool:

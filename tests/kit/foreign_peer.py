@@ -80,7 +80,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kiln-t
 """Folder of programs that take long to build or to fetch. All checkouts of this user share it."""
 
 # Nothing here takes a second; the machine may be busy with a JVM or two.
-PATIENCE = 60.0
+PATIENCE = 240.0
 
 
 class ForeignPeerError(AssertionError):

@@ -16,7 +16,7 @@ from nacl.signing import SigningKey
 from kiln.schemas.dht.items import Item
 from kiln.schemas.dht.krpc import DhtAddress
 
-PATIENCE = 20.0
+PATIENCE = 240.0
 """timeout in s, long enough for a busy machine"""
 
 LOOPBACK: lt.settings_pack = {

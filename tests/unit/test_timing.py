@@ -55,6 +55,7 @@ COMPARED: Final = {
     "network/test_bounds.py: test_to_a_peer_over_its_budget_is_sent_slowly_and_what_is_not_sent_is_counted": "bytes/s",
     "network/test_conduct.py: test_a_peer_that_prunes_us_is_left_alone_for_the_time_it_says": "back-off after PRUNE",
     "network/test_demo_network.py: test_the_rate_is_kept_and_shared": "messages/s",
+    "kafka/test_bridges.py: test_a_rejoin_whose_result_is_lost_costs_no_core_and_comes_again": "polls/s",
 }
 """comparisons of a time with a constant, as `file: function`, and why each is none of a machine's speed"""
 
