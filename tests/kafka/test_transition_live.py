@@ -137,7 +137,8 @@ def test_at_the_cutover_nothing_is_lost_and_nothing_is_said_twice(
             running.receipts(2)
             if datetime.now(UTC) >= moment:
                 continue  # the machine was too slow to publish before that moment: take a later one
-            wait_until(lambda: datetime.now(UTC) > moment - timedelta(seconds=2), "two seconds before", 2 * lead)  # noqa: B023
+            soon = moment - timedelta(seconds=2)
+            wait_until(lambda: datetime.now(UTC) > soon, "two seconds before", 2 * lead)  # noqa: B023 – awaited at once
             while datetime.now(UTC) < moment + timedelta(seconds=2):  # on both sides of it
                 cids += running.write(2)
             receipts = running.receipts(len(cids))
