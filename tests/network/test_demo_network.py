@@ -48,7 +48,7 @@ def find_library():
 kubo_node.find_library = find_library
 network.main()
 """
-# Kubo hears 2,000 of its own messages; prints by how many bytes C's heap grew with each of the last 1,500.
+# Kubo hears 4,000 of its own messages; prints by how many bytes C's heap grew with each of the last 3,000.
 HEARING = """
 import os, sys
 from pathlib import Path
@@ -64,10 +64,10 @@ node = KuboNode(Path("ipfs").resolve())
 node.subscribe("topic")
 node.peer = ""  # else the node leaves out its own
 heard = 0
-for number in range(2_000):
+for number in range(4_000):
     assert node.publish("topic", b"x" * 300)
     heard += len(list(node.receive()))
-    if number == 500:
+    if number == 1_000:
         before = heap(), heard
 os.write(out, b"%d" % ((heap() - before[0]) / (heard - before[1])))
 os._exit(0)
