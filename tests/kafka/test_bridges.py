@@ -147,14 +147,14 @@ class Log:
         return consumer
 
     def frames(self) -> list[Frame]:
-        """All frames."""
+        """Read all frames."""
         consumer = self._open("frames")
         values = read_new(consumer)
         consumer.close()
         return [Frame.FromString(value) for value in values]
 
     def receipts(self) -> list[PublicationRecord]:
-        """All receipts so far."""
+        """Read the new receipts, and return all so far."""
         self._receipts += map(decode_publication, read_new(self._publications))
         return self._receipts
 

@@ -98,7 +98,7 @@ def served(today: Path, broker_classpath: list[Path], tmp_path_factory: pytest.T
 
 @pytest.fixture
 def served_copy(today: Path, served: Kiln, capsys: pytest.CaptureFixture[str]) -> Copy:
-    """That copy, with tables and checkpoints as in the original."""
+    """The copy of `served`, with tables and checkpoints as in the original."""
     for name in ("lake", "checkpoints"):
         shutil.rmtree(served.state / name)
         shutil.copytree(today / name, served.state / name)

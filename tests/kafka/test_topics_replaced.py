@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 PREFIX = "replaced."
 LENGTHS = {"first": "5s", "second": "10s", "third": "15s"}
-"""of the captures: what is replayed into a new topic is longer than what was read of the old one"""
+"""lengths of the captures. The records replayed into a new topic are more than those read from the old one"""
 
 
 def create_again(kiln: Kiln, topics: Sequence[str]) -> None:

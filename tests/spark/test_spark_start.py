@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any  # what the program prints
+from typing import Any  # values of JSON
 from unittest import mock
 
 import pytest
@@ -92,7 +92,7 @@ print(json.dumps({
 }))
 """
 
-Found = dict[str, Any]  # what the program prints
+Found = dict[str, Any]  # values of JSON, of several types
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +103,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> Found:
-    """What a program with a session finds out."""
+    """The findings of a program with a Spark session."""
     options = f'{Spark().java_options} {spark._build_archive_option()} "-Xlog:class+load:file={folder / "loaded"}"'
     run = subprocess.run(
         [sys.executable, "-c", RUN, str(folder), options],
