@@ -129,6 +129,12 @@ def put(sink: FrameSink, records: Iterable[tuple[bytes, bytes]]) -> None:
         sink.put(connection, frame)
 
 
+def put_together(sink: FrameSink, records: Iterable[tuple[bytes, bytes]]) -> None:
+    """Put records so that the sink's thread finds them all, even if this thread stops between two of them."""
+    with sink._changed:
+        put(sink, records)
+
+
 def all_there(sink: FrameSink) -> bool:
     return sink.status().waiting == 0
 
@@ -196,7 +202,7 @@ def test_refused_frame_is_not_overtaken(kafka: Kafka, new_sink: Callable[..., Fr
     """Nor are the frames of its portion lost that come after it, wherever the portion is by then."""
     kafka.up = False
     sink = new_sink(spool_after=0.05 if spooled else 30.0)
-    put(sink, frames(50))
+    put_together(sink, frames(50))
     assert awaited(lambda: bool(kafka.producers) and len(kafka.producers[0].pending) == 50)
     put(sink, frames(50, start=50))
     assert awaited(lambda: sink.status().spooled == (100 if spooled else 0))
@@ -210,7 +216,7 @@ def test_refused_frame_is_not_overtaken(kafka: Kafka, new_sink: Callable[..., Fr
 def test_what_comes_before_the_answer_is_the_next_portion(kafka: Kafka, new_sink: Callable[..., FrameSink]) -> None:
     kafka.up = False
     sink = new_sink(spool_after=30.0)
-    put(sink, frames(5))
+    put_together(sink, frames(5))
     assert awaited(lambda: [len(each.pending) for each in kafka.producers] == [5])
     put(sink, frames(7, start=5))
     assert not awaited(lambda: len(kafka.producers[0].pending) > 5, 5 * sink_module.LINGER)
@@ -379,7 +385,7 @@ def test_close_tells_what_had_no_room(kafka: Kafka, new_sink: Callable[..., Fram
 def test_close_waits_for_kafka(kafka: Kafka, new_sink: Callable[..., FrameSink], tmp_path: Path) -> None:
     kafka.up = False
     sink = new_sink(spool_after=30.0)
-    put(sink, frames(20))
+    put_together(sink, frames(20))
     assert awaited(lambda: bool(kafka.producers) and len(kafka.producers[0].pending) == 20)
     threading.Timer(0.05, kafka.back).start()
     assert sink.close(20) == 0
