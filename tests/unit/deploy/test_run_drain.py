@@ -204,7 +204,7 @@ def test_a_query_that_is_down_at_the_end_is_the_error_of_the_run(run: Execute) -
 
 
 def test_errors_of_the_network_are_shown(run: Execute) -> None:
-    world = World()
+    world = World(behind=5)  # it is shown at least while it drains
     world.errors = {"the demo network exited with code -9": ""}
     run(world)
     assert "the demo network exited with code -9" in world.shown[0].errors
