@@ -27,6 +27,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
+from kiln.conf.settings.model import Kafka
 from kiln.deploy.stack import jars
 from kiln.deploy.stack.embedded_broker import EmbeddedBroker
 from kiln.deploy.stack.java import JavaError, find_java
@@ -361,9 +362,9 @@ def shared() -> Path:
 
 def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that nothing listens on, by TCP or UDP. Linux seldom gives a connection one of these ports, so
-    they stay free while other tests dial."""
+    they stay free while other tests dial. The default ports of Kiln are not among them."""
     first_dialled_from = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    last = max(first_dialled_from, 20_000)
+    last = min(max(first_dialled_from, 20_000), Kafka().embedded_port)
     found: list[int] = []
     while len(found) < count:
         port = SystemRandom().randrange(10_000, last)

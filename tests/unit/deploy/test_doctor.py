@@ -22,6 +22,7 @@ from msgspec import structs
 from packaging.requirements import Requirement
 from rich.console import Console
 
+from conftest import free_ports
 from kiln.conf.process.bridge_status import BridgeStatus, FetcherStatus, PublisherStatus, SpoolStatus, write_status
 from kiln.conf.process.location import parse_location
 from kiln.conf.process.state_folder import lock_state
@@ -165,10 +166,7 @@ def test_a_query_whose_topic_is_another_says_so_and_has_no_lag(tmp_path: Path) -
 
 
 def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports(1)[0]
 
 
 @pytest.fixture
