@@ -12,6 +12,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from random import SystemRandom
@@ -34,6 +35,7 @@ from kiln.deploy.stack.java import JavaError, find_java
 from kiln.pipelines.native.library import find_engine, find_rustc
 from kit import jdbc_driver, loopback, validators
 from kit.foreign_peer import CACHE
+from kit.stalls import stalls
 
 # jsonschema would build a parser of each rule of RFC 3987 at its import, in 3 s, for formats that no test checks.
 sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment]  # as the import system marks it
@@ -199,6 +201,13 @@ def _runs_without_network(item: pytest.Item, selected: set[str]) -> bool:
     return loopback.INSTALLED not in item.name and any(
         module == tests and f"{runner}[{name}]" in selected for name, tests in loopback.TESTS.items()
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    seed = os.environ.get("TEST_STALLS")
+    with stalls(f"{seed} {item.nodeid}") if seed else nullcontext():
+        return (yield)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

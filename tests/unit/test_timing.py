@@ -2,7 +2,8 @@
 
 A cost is a number of steps or a ratio within one process (`kit.cpu_time`), an order is asserted by events, and a
 time-out is a guard against a hang, of a minute or more. `TEST_SPEED=5 make test` runs with a CPU clock on which
-the machine is five times as fast, and 0.2 five times as slow.
+the machine is five times as fast, and 0.2 five times as slow. `TEST_STALLS=7 make test` stops threads at random calls
+(`kit.stalls`).
 """
 
 from __future__ import annotations

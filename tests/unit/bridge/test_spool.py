@@ -197,6 +197,37 @@ def test_no_broker_at_the_start(kafka: Kafka, new_sink: Callable[..., FrameSink]
     assert error_of(sink) == ""
 
 
+def test_a_producer_that_is_connected_meanwhile_is_not_replaced(
+    kafka: Kafka, new_sink: Callable[..., FrameSink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its frames in flight would count as acknowledged, since the second producer has none."""
+    asked_again = threading.Event()
+    connect, wait_for_producer = kafka.connect, FrameSink._await_producer
+
+    def connect_late() -> confluent_kafka.Producer:
+        asked_again.wait()
+        if kafka.producers:
+            awaited(lambda: bool(kafka.producers[0].pending))
+        return connect()
+
+    def wait_too_late(sink: FrameSink) -> None:
+        if sink._connector is not None:
+            asked_again.set()
+            sink._connector.join()
+        wait_for_producer(sink)
+
+    monkeypatch.setattr(kafka, "connect", connect_late)
+    monkeypatch.setattr(FrameSink, "_await_producer", wait_too_late)
+    kafka.up = False
+    sink = new_sink(spool_after=30.0)
+    put(sink, frames(5))
+    assert awaited(lambda: bool(kafka.producers and kafka.producers[0].pending))
+    assert not awaited(lambda: all_there(sink), 10 * sink_module.TICK)
+    kafka.back()
+    assert awaited(lambda: all_there(sink))
+    assert (kafka.log, len(kafka.producers)) == (frames(5), 1)
+
+
 @pytest.mark.parametrize("spooled", [False, True])
 def test_refused_frame_is_not_overtaken(kafka: Kafka, new_sink: Callable[..., FrameSink], spooled: bool) -> None:
     """Nor are the frames of its portion lost that come after it, wherever the portion is by then."""
@@ -561,7 +592,7 @@ def test_damage_anywhere_costs_frames_and_makes_none(
 def test_what_is_no_database_is_set_aside(kafka: Kafka, new_sink: Callable[..., FrameSink], tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "frames.sqlite").write_bytes(b"something else" * 100)
-    sink = new_sink()
+    sink = new_sink(spool_after=30.0)
     put(sink, frames(5))
     assert awaited(lambda: all_there(sink))
     assert kafka.log == frames(5)
