@@ -90,7 +90,7 @@ def write_log(ground: Ground, settings: Settings, count: int, separators: int) -
     ticker.start()
     try:
         until = time.monotonic() + _PATIENCE
-        while not ticker.is_quiet:
+        while ticker.quiet_ends is None:
             if time.monotonic() > until:
                 raise BenchError(ticker.error or f"the ticks did not end all windows within {_PATIENCE:g} s")
             time.sleep(0.1)

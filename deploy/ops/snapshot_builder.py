@@ -108,6 +108,7 @@ class SnapshotBuilder:
         counts = self._watch.counts
         with self._counting:
             messages, entries = dict(self._messages), dict(self._control_entries)
+            copies, core_differences = self._copies, self._core_differences
         return Snapshot(
             network=self._settings.network.name,
             is_ceramic=self._settings.is_ceramic,
@@ -117,8 +118,8 @@ class SnapshotBuilder:
             frames=self.frames,
             frames_rate=self._rate,
             messages=messages,
-            copies=self._copies,
-            core_differences=self._core_differences,
+            copies=copies,
+            core_differences=core_differences,
             control_entries=entries,
             control_rates=self._compute_rates(now, entries),
             open_separators=len(self._watch.open_windows),

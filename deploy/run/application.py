@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from types import FrameType
 
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
@@ -19,6 +16,7 @@ from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.logs import ProblemLog, log_event
 from kiln.conf.process.state_folder import claim_state_folder, lock_state
+from kiln.conf.process.stop_signal import StopSignal, stop_on_signals
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.run_monitor import Monitor
@@ -93,12 +91,11 @@ def run_application(
         KilnError: A problem that the user can fix.
     """
     started = time.monotonic()
-    stop = threading.Event()
     names = names or settings.queries
     if catch_up:
         settings = shorten_triggers(settings, names)
     with ExitStack() as stack:
-        stack.enter_context(_handle_signals(stop))
+        stop = stack.enter_context(stop_on_signals())
         claim_state_folder(settings.state)
         for name in names:
             stack.enter_context(lock_state(settings.state, name))
@@ -201,7 +198,7 @@ class _Run:
         self._open_windows = ""
         """error if a run with `catch_up` must end although windows are open"""
 
-    def execute(self, stop: threading.Event) -> RunOutcome:
+    def execute(self, stop: StopSignal) -> RunOutcome:
         """Run until `stop` is set, the duration is over, the queries have caught up, or their restarts are used up."""
         self._watch.start()
         log_event(_LOG, "run started")
@@ -228,7 +225,7 @@ class _Run:
             warnings=tuple(self._queries.warnings),
         )
 
-    def _run_queries(self, stop: threading.Event) -> str:
+    def _run_queries(self, stop: StopSignal) -> str:
         """Run the queries until the run ends. If Spark's JVM ends earlier, start another one and continue.
 
         Returns:
@@ -256,7 +253,7 @@ class _Run:
                     return str(jvm_error)
                 self._restart_spark(str(jvm_error), stop)
 
-    def _restart_spark(self, problem: str, stop: threading.Event) -> None:
+    def _restart_spark(self, problem: str, stop: StopSignal) -> None:
         log_event(_LOG, "Spark's JVM ended and is restarted", logging.WARNING, why=problem, in_a_row=self._jvm_ends)
         self._view.say(f"{problem}. Kiln starts the JVM again")
         self._stop_queries()
@@ -273,7 +270,7 @@ class _Run:
             if check_jvm(_DYING) is None:
                 raise
 
-    def _run_until_end(self, stop: threading.Event) -> None:
+    def _run_until_end(self, stop: StopSignal) -> None:
         shown = 0.0
         while not stop.wait(_CHECK_EVERY):
             now = time.monotonic()
@@ -367,20 +364,3 @@ class _Run:
         children = (error for child in self._children for error in child.errors)
         errors = (self._broker.error, *self._live.errors, *children, self._monitor.error, self._ends.error)
         return [error for error in errors if error]
-
-
-@contextmanager
-def _handle_signals(stop: threading.Event) -> Iterator[None]:
-    """Set `stop` on Ctrl-C (SIGINT) and SIGTERM. A second Ctrl-C raises KeyboardInterrupt."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

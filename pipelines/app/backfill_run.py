@@ -25,6 +25,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.kafka_clients import open_client
 from kiln.conf.process.librdkafka import librdkafka_options
+from kiln.conf.process.stop_signal import stop_on_signals
 from kiln.conf.settings.durations import micros
 from kiln.conf.settings.model import Settings
 from kiln.pipelines.app.launch import batch_config, decode_config
@@ -233,30 +234,23 @@ def cancel_on_signal(spark: SparkSession) -> Iterator[Callable[[], bool]]:
     Yields:
         A function that returns true after a signal has arrived.
     """
-    stop_requested, ended = threading.Event(), threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop_requested.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop_requested.set()
+    ended = threading.Event()
 
     def cancel() -> None:
-        stop_requested.wait()
+        stop.wait()
         while not ended.wait(_CANCEL_EVERY):  # repeated, as the next job may be about to start
             with suppress(Py4JError):
                 spark.sparkContext.cancelAllJobs()
 
-    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    watcher = threading.Thread(target=cancel, name="stop", daemon=True)
-    watcher.start()
-    try:
-        yield stop_requested.is_set
-    finally:
-        ended.set()
-        stop_requested.set()  # ends the thread
-        watcher.join()
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with stop_on_signals() as stop:
+        watcher = threading.Thread(target=cancel, name="stop", daemon=True)
+        watcher.start()
+        try:
+            yield stop.is_set
+        finally:
+            ended.set()
+            stop.set()  # ends the thread
+            watcher.join()
 
 
 def parse_source(texts: Sequence[str]) -> tuple[Source, tuple[Path, ...]]:

@@ -11,7 +11,6 @@ import itertools
 import json
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from kiln.conf.process.exporter import Exporter
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.logs import configure_logs
 from kiln.conf.process.state_folder import lock_state
+from kiln.conf.process.stop_signal import StopSignal
 from kiln.conf.settings.model import JobName, Settings
 from kiln.conf.settings.reading import load_settings
 from kiln.pipelines.app.launch import create_submitted_session
@@ -107,7 +107,7 @@ def main(name: JobName) -> int:
 
 def _run_query(name: JobName, settings: Settings) -> int:
     spark = create_submitted_session(f"kiln-{name}", settings)
-    stop = threading.Event()
+    stop = StopSignal()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     supervisor = Supervisor(spark, settings, [name])

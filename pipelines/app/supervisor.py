@@ -392,8 +392,8 @@ class Supervisor:
             )
         if self.ticker is not None and self.ticker.error:
             errors["ticks"] = self.ticker.error
-        if self.ticker is not None and self.ticker.clock_error:
-            errors["log time"] = self.ticker.clock_error
+        if self.ticker is not None and (clock_error := self.ticker.clock_error):
+            errors["log time"] = clock_error
         return errors
 
     def has_caught_up(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
@@ -404,8 +404,12 @@ class Supervisor:
         Args:
             ends: End offsets, by topic name with prefix and by partition.
         """
-        is_quiet = self.ticker is None or self.ticker.is_quiet or self.leaves_windows_open
-        return is_quiet and not self.count_unread(ends)
+        return not self._may_have_open_windows(ends) and not self.count_unread(ends)
+
+    def _may_have_open_windows(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
+        if self.ticker is None or self.leaves_windows_open:
+            return False
+        return self.ticker.quiet_ends != ends.get(self._settings.kafka.topic("updates"))
 
     @property
     def leaves_windows_open(self) -> bool:
@@ -421,7 +425,8 @@ class Supervisor:
         """
         if self.ticker is None or self.ticker.clock_lag <= micros(_WINDOW_PATIENCE) or self.count_unread(ends):
             return ""
-        return f"the last windows stay open: {self.ticker.clock_error}"
+        clock_error = self.ticker.clock_error
+        return f"the last windows stay open: {clock_error}" if clock_error else ""
 
     def count_unread(self, ends: Mapping[str, Mapping[int, int]]) -> dict[str, int | None]:
         """Count the records before `ends` that each query has not read.

@@ -45,7 +45,9 @@ class Ticker:
         self._span = -(-window // 1000)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
-        self._is_quiet = False
+        self.quiet_ends: Mapping[int, int] | None = None
+        """end offsets, by partition, at which no window was open, because a tick had passed the end of the last window
+        of each partition; None if a window is open"""
         self._clock = TrailingClock()
         self.error: str | None = None
 
@@ -55,11 +57,6 @@ class Ticker:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(timeout=10)
-
-    @property
-    def is_quiet(self) -> bool:
-        """True if no window is open: in each partition, a tick has passed the end of the last window."""
-        return self._is_quiet
 
     @property
     def clock_lag(self) -> int:
@@ -82,7 +79,7 @@ class Ticker:
                     "the driver of batch cannot append ticks, so a window ends only when a later update arrives: "
                     f"{reason}"
                 )
-                self._is_quiet = False
+                self.quiet_ends = None
                 self._stop.wait(max(self._interval, 0.5))
 
     def _tick_until_stopped(self) -> None:
@@ -106,7 +103,8 @@ class Ticker:
                     stamp = record.timestamp()[1]
                     partitions[record.partition() or 0].record_tick(record.offset() or 0, stamp, _now())
                 self._check_broker_clock(partitions.values())
-                self._is_quiet = not due and all(state.next_at == inf for state in partitions.values())
+                is_quiet = not due and all(state.next_at == inf for state in partitions.values())
+                self.quiet_ends = {name.partition: ends[name].offset for name in names} if is_quiet else None
                 self.error = None
         finally:
             producer.purge()

@@ -82,7 +82,7 @@ class ProgressListener(StreamingQueryListener):
         self._registered: JavaObject | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryProgress] = {}
-        self._names: dict[UUID, str] = {}  # names by id of the run
+        self._runs: dict[str, UUID] = {}  # ids of the newest runs, by query name
 
     @property
     def _jlistener(self) -> JavaObject:
@@ -100,7 +100,7 @@ class ProgressListener(StreamingQueryListener):
         """Clear the offsets, durations and rates of the query's earlier start, and keep the totals."""
         with self._lock:
             if event.name is not None:
-                self._names[event.runId] = event.name
+                self._runs[event.name] = event.runId
                 before = self._queries.get(event.name, QueryProgress(event.name, {}))
                 self._queries[event.name] = replace(
                     before, read={}, phases={}, input_rate=0.0, processed_rate=0.0, idle=False
@@ -112,8 +112,7 @@ class ProgressListener(StreamingQueryListener):
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Mark the query as idle, and keep the offsets of its last report."""
         with self._lock:
-            name = self._names.get(event.runId)
-            if name is not None:
+            for name in [name for name, run in self._runs.items() if run == event.runId]:
                 self._queries[name] = replace(self._queries[name], idle=True, input_rate=0.0, processed_rate=0.0)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
@@ -129,6 +128,9 @@ class ProgressListener(StreamingQueryListener):
         records = log.count_unread(starts, ends)  # Spark would count the rows that tasks make from the records
         with self._lock:
             before = self._queries.get(progress.name, QueryProgress(progress.name, {}))
+            if self._runs.get(progress.name, progress.runId) != progress.runId:  # a late report of an earlier run
+                self._queries[progress.name] = replace(before, records=before.records + records)
+                return
             began_at = int(datetime.fromisoformat(progress.timestamp).timestamp() * 1000)
             self._queries[progress.name] = replace(
                 before,

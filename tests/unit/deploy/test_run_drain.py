@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 from pyspark.sql import SparkSession
 
+from kiln.conf.process.stop_signal import StopSignal
 from kiln.conf.settings.model import Ipfs, Settings
 from kiln.deploy.ops.run_monitor import Monitor
 from kiln.deploy.ops.snapshot import Snapshot
@@ -133,7 +134,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
     monkeypatch.setattr(application, "check_jvm", lambda *_: None)
 
     def execute(
-        world: World, drain: str = "60s", stop: threading.Event | None = None, *, catch_up: bool = False
+        world: World, drain: str = "60s", stop: StopSignal | None = None, *, catch_up: bool = False
     ) -> RunOutcome:
         def start_spark() -> SparkSession:
             world.done.append("another JVM")
@@ -158,7 +159,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Execute:
             (),
             time.monotonic(),
         )
-        return made.execute(threading.Event() if stop is None else stop)
+        return made.execute(StopSignal() if stop is None else stop)
 
     return execute
 
@@ -186,7 +187,7 @@ def test_a_run_without_a_drain_and_one_that_is_stopped_end_at_once(run: Execute)
     world = World(behind=1_000_000)
     assert run(world, drain="0s").unread == {}
     assert "the input ends" not in world.done
-    stopped, world = threading.Event(), World(behind=1_000_000)
+    stopped, world = StopSignal(), World(behind=1_000_000)
     stopped.set()
     assert run(world, stop=stopped).unread == {}
     assert "the input ends" not in world.done

@@ -208,6 +208,11 @@ def test_a_run_that_catches_up_does_not_wait_for_the_end_of_long_windows(
     assert world.supervisor.leaves_windows_open is not waits
     assert world.supervisor.has_caught_up({"kiln.updates": {0: 3}}) is not waits
     assert not world.supervisor.has_caught_up({"kiln.updates": {0: 4}})
+    world.supervisor.ticker.quiet_ends = {0: 2}  # since the ticker looked, an update has opened a window
+    assert world.supervisor.has_caught_up({"kiln.updates": {0: 3}}) is not waits
+    world.supervisor.ticker.quiet_ends = {0: 3}
+    assert world.supervisor.has_caught_up({"kiln.updates": {0: 3}})
+    assert not world.supervisor.has_caught_up({"kiln.updates": {0: 4}})
 
 
 BROKEN = "Traceback:\npipelines.logic.breaker.DecodingBrokenError: their format is new"

@@ -21,11 +21,11 @@ def test_a_broker_that_refuses_is_asked_again_after_a_pause(
 
     monkeypatch.setattr(Ticker, "_tick_until_stopped", refuse)
     ticker = Ticker({}, "kiln.updates", interval=interval, window=1)
-    ticker._is_quiet = True  # until now
+    ticker.quiet_ends = {0: 1}  # until now
     monkeypatch.setattr(ticker._stop, "wait", events.append)
     ticker._run()
     assert events == ["refused", pause] * 3
-    assert not ticker.is_quiet
+    assert ticker.quiet_ends is None
     assert ticker.error == (
         "the driver of batch cannot append ticks, so a window ends only when a later update arrives: "
         "the broker does not know the topic kiln.updates"

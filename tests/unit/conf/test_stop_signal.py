@@ -1,0 +1,59 @@
+"""kiln.conf.process.stop_signal: a signal stops a waiting thread, wherever it interrupts the thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from itertools import count
+from types import FrameType
+
+import pytest
+
+from kiln.conf.process.stop_signal import StopSignal, stop_on_signals
+
+
+def test_it_can_be_set_at_each_instruction_of_a_wait_and_of_another_set() -> None:
+    for at in count():
+        stop = StopSignal()
+        if not interrupt(stop, at):
+            break
+        assert stop.is_set()
+        assert stop.wait(0)
+    assert at > 20
+
+
+def interrupt(stop: StopSignal, at: int) -> bool:
+    """Run `wait` and then `set`, and `set` once more before their instruction number `at`. Return false if they have
+    fewer."""
+    instructions = count()
+
+    def trace(frame: FrameType, event: str, _: object) -> object:
+        frame.f_trace_opcodes = True
+        if event == "opcode" and next(instructions) == at:
+            sys.settrace(None)
+            stop.set()
+        return trace
+
+    sys.settrace(trace)  # type: ignore[arg-type]  # a trace function may return any object
+    try:
+        stop.wait(0.001)
+        stop.set()
+    finally:
+        is_done = sys.gettrace() is None
+        sys.settrace(None)
+    return is_done
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_wait_and_a_second_ctrl_c_is_raised(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_on_signals() as stop:
+        assert not stop.wait(0.001)
+        threading.Timer(0.02, os.kill, (os.getpid(), number)).start()
+        assert stop.wait()
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(number) is before
