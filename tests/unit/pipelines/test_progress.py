@@ -1,4 +1,4 @@
-"""kiln.pipelines.runtime.progress: reports of a run that come after the next start, because Spark delivers them late."""
+"""kiln.pipelines.runtime.progress: reports that Spark delivers after the next start of the query count as earlier."""
 
 from __future__ import annotations
 
