@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
+from typing import Final
+
+_NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopSignal:
@@ -35,6 +38,17 @@ class StopSignal:
 
 
 @contextmanager
+def keep_handlers() -> Iterator[None]:
+    """Restore the handlers of the stop signals after a block, for libraries that replace them, such as PySpark."""
+    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
 def stop_on_signals() -> Iterator[StopSignal]:
     """Yield a flag that SIGTERM and Ctrl-C (SIGINT) set. A second Ctrl-C raises KeyboardInterrupt."""
     stop = StopSignal()
@@ -44,9 +58,7 @@ def stop_on_signals() -> Iterator[StopSignal]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with keep_handlers():
+        for number in _NUMBERS:
+            signal.signal(number, handle)
         yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -16,7 +16,7 @@ from kiln.conf.process.backoff import pause_after
 from kiln.conf.process.extras import read_version
 from kiln.conf.process.logs import ProblemLog, log_event
 from kiln.conf.process.state_folder import claim_state_folder, lock_state
-from kiln.conf.process.stop_signal import StopSignal, stop_on_signals
+from kiln.conf.process.stop_signal import StopSignal, keep_handlers, stop_on_signals
 from kiln.conf.settings.durations import duration_text
 from kiln.conf.settings.model import JobName, Settings
 from kiln.deploy.ops.run_monitor import Monitor
@@ -110,7 +110,8 @@ def run_application(
 
         def start_spark() -> SparkSession:
             sessions.close()
-            return sessions.enter_context(spark_session(settings))
+            with keep_handlers():  # PySpark's raises KeyboardInterrupt on the first Ctrl-C
+                return sessions.enter_context(spark_session(settings))
 
         spark = start_spark()
         broker.await_ready()
