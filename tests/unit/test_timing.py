@@ -67,6 +67,7 @@ SHORT: Final = {
     "unit/bridge/test_session_thread.py": "a thread that is well reports no error meanwhile",
     "unit/bridge/test_kubo_client.py": "pace of the drops of a slow server",
     "unit/bridge/test_spool.py": "any amount of progress is right",
+    "unit/conf/test_stop_signal.py": "a wait that ends without a signal",
     "unit/kit/test_awaiting.py": "the hang guard itself",
 }
 """files with waits of less than a minute that guard nothing, and their reasons"""
