@@ -281,7 +281,7 @@ class FrameSink:
     def _await_producer(self) -> None:
         """Start the thread that connects, if it is time, and wait up to TICK for the producer."""
         with self._changed:
-            if self._producer is not None:  # since the check without the lock. A second one would replace it
+            if self._producer is not None:  # connected after the caller's check. A second one would replace it
                 return
             is_connecting = self._connector is not None and self._connector.is_alive()
             if not is_connecting and time.monotonic() >= self._connect_at:

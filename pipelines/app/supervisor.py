@@ -407,6 +407,7 @@ class Supervisor:
         return not self._may_have_open_windows(ends) and not self.count_unread(ends)
 
     def _may_have_open_windows(self, ends: Mapping[str, Mapping[int, int]]) -> bool:
+        """Return false if the ticker found all windows closed at `ends`, or if this run does not wait for them."""
         if self.ticker is None or self.leaves_windows_open:
             return False
         return self.ticker.quiet_ends != ends.get(self._settings.kafka.topic("updates"))

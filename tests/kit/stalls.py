@@ -25,7 +25,10 @@ _CHECKOUT: Final = str(Path(__file__).parents[2])
 def stalls(seed: str) -> Iterator[None]:
     """Stop a thread of this process now and then, while the block runs, when it calls a function of the checkout.
 
-    The first calls are the likeliest, so that both short and long blocks get some stalls.
+    The first calls are the most likely to stop, so that both short and long blocks get some stalls.
+
+    Args:
+        seed: Determines at which calls, and for how long. The order in which threads make these calls is still chance.
     """
     chance = random.Random(seed)
     calls = made = 0

@@ -200,7 +200,7 @@ def test_no_broker_at_the_start(kafka: Kafka, new_sink: Callable[..., FrameSink]
 def test_a_producer_that_is_connected_meanwhile_is_not_replaced(
     kafka: Kafka, new_sink: Callable[..., FrameSink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its frames in flight would count as acknowledged, since the second producer has none."""
+    """A second producer has nothing to flush, so the frames in flight in the first would count as acknowledged."""
     asked_again = threading.Event()
     connect, wait_for_producer = kafka.connect, FrameSink._await_producer
 

@@ -8,10 +8,14 @@ import sys
 import threading
 from itertools import count
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import pytest
 
 from kiln.conf.process.stop_signal import StopSignal, stop_on_signals
+
+if TYPE_CHECKING:
+    from _typeshed import TraceFunction
 
 
 def test_it_can_be_set_at_each_line_of_a_wait_and_of_another_set() -> None:
@@ -29,13 +33,13 @@ def interrupt(stop: StopSignal, at: int) -> bool:
     fewer."""
     lines = count()
 
-    def trace(frame: FrameType, event: str, _: object) -> object:
+    def trace(frame: FrameType, event: str, _: object) -> TraceFunction:
         if event == "line" and next(lines) == at:
             sys.settrace(None)
             stop.set()
         return trace
 
-    sys.settrace(trace)  # type: ignore[arg-type]  # a trace function may return any object
+    sys.settrace(trace)
     try:
         stop.wait(0.001)
         stop.set()

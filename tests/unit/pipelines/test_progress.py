@@ -39,7 +39,7 @@ def newest(listener: ProgressListener) -> QueryProgress:
     return listener.snapshot()[NAME]
 
 
-def test_a_query_that_starts_again_has_read_nothing_whatever_comes_late_of_its_earlier_run() -> None:
+def test_late_reports_of_an_earlier_run_are_not_taken_for_reports_of_the_restarted_query() -> None:
     listener = ProgressListener()
     first = start(listener)
     listener.record(report(first, 0, 0, 20))
